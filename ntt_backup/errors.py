@@ -1,0 +1,107 @@
+"""One hierarchy of errors, so that every failure has an exit code and a next step.
+
+An operator reads three things: what happened, what the system said, and what to do about it. They are
+the three fields of every error here (`message`, `detail`, `hint`). The daemon reads two more: may this
+pass by itself (`retryable`), and with which code does the process end if it does not (`exit_code`).
+Both hang on the class, not on the place where it is raised, so no caller decides them again.
+
+Drivers' own exceptions (psycopg, OSError from a pipe, an ssh exit status) are translated once, at the
+edge that met them, and kept as `__cause__`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BackupError(Exception):
+    """Anything that ends or delays a run.
+
+    message: what happened, one line. detail: what the failing side said, bounded. hint: what to do.
+    """
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.detail}" if self.detail else self.message
+
+
+class ConfigError(BackupError):
+    """A setting is missing, malformed or contradicts another one."""
+
+    exit_code = 2
+
+
+class SourceError(BackupError):
+    """The store itself cannot be used: its root is missing, unreadable, or empty where it must not be.
+
+    Never a single blob's trouble: that is a `Failure` in a receipt.
+    """
+
+    exit_code = 2
+
+
+class LockHeld(BackupError):
+    """Another coordinator of this target runs on this host."""
+
+    exit_code = 3
+
+
+class CatalogError(BackupError):
+    """The catalog cannot do what it is asked."""
+
+    exit_code = 4
+
+
+class CatalogUnavailable(CatalogError):
+    """No connection to the catalog, or it was lost: it may come back."""
+
+    retryable = True
+
+
+class CatalogRefused(CatalogError):
+    """The catalog answered, and said no: schema, privilege, type. Waiting does not help."""
+
+
+class RemoteError(BackupError):
+    """The remote cannot be reached, or will not let us in."""
+
+    exit_code = 5
+
+
+class RemoteUnreachable(RemoteError):
+    """The link or the remote is down, busy or stalled: it may come back."""
+
+    retryable = True
+
+
+class RemoteDenied(RemoteError):
+    """Host key, authentication, or no usable shell: someone must change something."""
+
+
+class RemoteCannotStore(RemoteError):
+    """The remote let us in but cannot keep blobs: full, read-only, no permission, no tar."""
+
+    exit_code = 6
+
+
+class BatchRejected(BackupError):
+    """This one batch failed for itself; others may well pass. Retried, then split."""
+
+    exit_code = 7
+    retryable = True
+
+
+class Stopped(BackupError):
+    """A signal asked for the end, and what was in flight is finished. exit_code is 128 + signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}")
+        self.signum = signum

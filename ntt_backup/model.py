@@ -1,0 +1,116 @@
+"""The nouns of the system: frozen, plain, imported by everyone, importing nobody.
+
+A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits. The catalog may hold other
+things in that column (it belongs to another program), so a `Blob` carries whatever text stood there;
+`is_blobid` is asked before it becomes a path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+BLOBID_LENGTH = 64
+_BLOBID = re.compile(r"[0-9a-f]{64}")
+
+
+def is_blobid(text: str) -> bool:
+    """Whether text is exactly 64 lowercase hex digits (no newline, no prefix, no upper case)."""
+    return _BLOBID.fullmatch(text) is not None
+
+
+def relative_path(blobid: str) -> str:
+    """Where a blob lies below a store's root: `aa/bb/<blobid>`.
+
+    Raises ValueError for anything that is not a blobid: this is the only place where an id becomes a
+    path, so nothing from the catalog reaches a file system unchecked.
+    """
+    if not is_blobid(blobid):
+        raise ValueError(f"not a blobid: {blobid!r}")
+    return f"{blobid[:2]}/{blobid[2:4]}/{blobid}"
+
+
+class Reason(StrEnum):
+    """Why a single blob was failed. The words stand in JSONL and in `ntt_backup.failures`."""
+
+    BAD_BLOBID = "bad-blobid"
+    MISSING = "missing"
+    UNREADABLE = "unreadable"
+    NOT_A_FILE = "not-a-file"
+    WRONG_SIZE = "wrong-size"
+    CORRUPT_SOURCE = "corrupt-source"
+    REMOTE_REJECTED = "remote-rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One row of the catalog on its way. size is in bytes, None while the catalog does not know it."""
+
+    blobid: str
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRange:
+    """The blobids in [lo, hi) in the catalog's own order; hi None means no upper end.
+
+    index names the range for its advisory lock; it is the same on every host.
+    """
+
+    index: int
+    lo: str
+    hi: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Blobs that travel, and are retried, as a whole. attempt counts from 1.
+
+    ranges are the indexes of the claimed ranges the blobs came from; they stay locked until the batch
+    is settled.
+    """
+
+    name: str
+    blobs: tuple[Blob, ...]
+    ranges: frozenset[int] = frozenset()
+    attempt: int = 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of content, as far as sizes are known."""
+        return sum(blob.size or 0 for blob in self.blobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One blob that cannot be sent, and why. detail is one line for the operator."""
+
+    blobid: str
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The answer for a batch: one verdict a blob, given once what is stored is on stable storage.
+
+    stored carries the sizes that were sent, in bytes. wire_bytes is what was handed to the transport for
+    this batch. duration_s runs from the batch's start to the answer.
+    """
+
+    batch: Batch
+    stored: tuple[Blob, ...]
+    failed: tuple[Failure, ...]
+    wire_bytes: int
+    duration_s: float
+
+    @property
+    def stored_bytes(self) -> int:
+        return total_size(self.stored)
+
+
+def total_size(blobs: Iterable[Blob]) -> int:
+    """Bytes of the blobs whose size is known."""
+    return sum(blob.size or 0 for blob in blobs)
