@@ -1,17 +1,16 @@
 """One hierarchy of errors, so that every failure has an exit code and a next step.
 
-An operator reads three things: what happened, what the system said, and what to do about it. They are
-the three fields of every error here (`message`, `detail`, `hint`). The daemon reads two more: may this
-pass by itself (`retryable`), and with which code does the process end if it does not (`exit_code`).
-Both hang on the class, not on the place where it is raised, so no caller decides them again.
+An operator reads three things: what happened, what the system said, and what to do about it. They
+are the three fields of every error here (`message`, `detail`, `hint`). The daemon reads two more:
+may this pass by itself (`retryable`), and with which code does the process end if it does not
+(`exit_code`). Both hang on the class, not on the place where it is raised, so no caller decides
+them again.
 
-Drivers' own exceptions (psycopg, OSError from a pipe, an ssh exit status) are translated once, at the
-edge that met them, and kept as `__cause__`.
+Drivers' own exceptions (psycopg, OSError from a pipe, an ssh exit status) are translated once, at
+the edge that met them, and kept as `__cause__`.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 
 class BackupError(Exception):
@@ -20,8 +19,8 @@ class BackupError(Exception):
     message: what happened, one line. detail: what the failing side said, bounded. hint: what to do.
     """
 
-    exit_code: ClassVar[int] = 1
-    retryable: ClassVar[bool] = False
+    exit_code: int = 1
+    retryable: bool = False
 
     def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -40,7 +39,7 @@ class ConfigError(BackupError):
 
 
 class SourceError(BackupError):
-    """The store itself cannot be used: its root is missing, unreadable, or empty where it must not be.
+    """The store itself cannot be used: its root is missing, unreadable, or empty.
 
     Never a single blob's trouble: that is a `Failure` in a receipt.
     """
@@ -99,9 +98,19 @@ class BatchRejected(BackupError):
     retryable = True
 
 
+class WorkerFailed(BackupError):
+    """A worker process ended for good: with the exit code it had, or 1 when it died too often."""
+
+    def __init__(
+        self, message: str, *, detail: str = "", hint: str = "", exit_code: int = 1
+    ) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.exit_code = exit_code
+
+
 class Stopped(BackupError):
-    """A signal asked for the end, and what was in flight is finished. exit_code is 128 + signal."""
+    """A signal asked for the end, and what was in flight is finished."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")
-        self.signum = signum
+        self.exit_code = 128 + signum

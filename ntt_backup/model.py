@@ -1,8 +1,8 @@
 """The nouns of the system: frozen, plain, imported by everyone, importing nobody.
 
-A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits. The catalog may hold other
-things in that column (it belongs to another program), so a `Blob` carries whatever text stood there;
-`is_blobid` is asked before it becomes a path.
+A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits. The catalog may hold
+other things in that column (it belongs to another program), so a `Blob` carries whatever text stood
+there; `is_blobid` is asked before it becomes a path.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def is_blobid(text: str) -> bool:
 def relative_path(blobid: str) -> str:
     """Where a blob lies below a store's root: `aa/bb/<blobid>`.
 
-    Raises ValueError for anything that is not a blobid: this is the only place where an id becomes a
-    path, so nothing from the catalog reaches a file system unchecked.
+    Raises ValueError for anything that is not a blobid: this is the only place where an id becomes
+    a path, so nothing from the catalog reaches a file system unchecked.
     """
     if not is_blobid(blobid):
         raise ValueError(f"not a blobid: {blobid!r}")
@@ -46,7 +46,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One row of the catalog on its way. size is in bytes, None while the catalog does not know it."""
+    """One row of the catalog on its way. size is in bytes, None while the catalog does not
+    know it.
+    """
 
     blobid: str
     size: int | None = None
@@ -68,8 +70,8 @@ class BlobRange:
 class Batch:
     """Blobs that travel, and are retried, as a whole. attempt counts from 1.
 
-    ranges are the indexes of the claimed ranges the blobs came from; they stay locked until the batch
-    is settled.
+    ranges are the indexes of the claimed ranges the blobs came from; they stay locked until the
+    batch is settled.
     """
 
     name: str
@@ -96,8 +98,8 @@ class Failure:
 class Receipt:
     """The answer for a batch: one verdict a blob, given once what is stored is on stable storage.
 
-    stored carries the sizes that were sent, in bytes. wire_bytes is what was handed to the transport for
-    this batch. duration_s runs from the batch's start to the answer.
+    stored carries the sizes that were sent, in bytes. wire_bytes is what was handed to the
+    transport for this batch. duration_s runs from the batch's start to the answer.
     """
 
     batch: Batch

@@ -1,0 +1,60 @@
+"""The catalog: what is to be sent, who sends it, and the ledger of what came of it.
+
+The only package that speaks to PostgreSQL. Every error that leaves it is a `CatalogUnavailable` (it
+may come back), a `CatalogRefused` (someone must act) or a `ConfigError` (the connection string).
+"""
+
+from __future__ import annotations
+
+from ntt_backup.catalog.claim import Claims, Holder, holders
+from ntt_backup.catalog.db import Connection, connect, describe
+from ntt_backup.catalog.figures import (
+    Estimate,
+    Totals,
+    iter_pending,
+    pending_bytes_estimate,
+    pending_in,
+    status,
+)
+from ntt_backup.catalog.ledger import Ledger, requeue
+from ntt_backup.catalog.registry import (
+    ScanProgress,
+    begin_scan,
+    load_scan,
+    missing,
+    register,
+    save_scan,
+)
+from ntt_backup.catalog.runs import Run, end_run, last_run, start_run, update_run
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.shape import verify_schema
+
+__all__ = [
+    "Claims",
+    "Connection",
+    "Estimate",
+    "Holder",
+    "Ledger",
+    "Run",
+    "ScanProgress",
+    "Totals",
+    "begin_scan",
+    "connect",
+    "describe",
+    "end_run",
+    "holders",
+    "init_db",
+    "iter_pending",
+    "last_run",
+    "load_scan",
+    "missing",
+    "pending_bytes_estimate",
+    "pending_in",
+    "register",
+    "requeue",
+    "save_scan",
+    "start_run",
+    "status",
+    "update_run",
+    "verify_schema",
+]

@@ -1,0 +1,180 @@
+"""Claims: which ranges this worker may send, and the pending blobs in them, in order.
+
+Several workers, on several hosts, share one catalog. Marking rows "in progress" would need someone
+to clean up after a crash. A claim here is a session's advisory lock on a range instead: it vanishes
+with the connection, so none can go stale, and it costs no write. The price is that a claim is only
+as good as the connection: whoever loses it must stop handing out what it had taken.
+
+Life of a range, as one session sees it:
+
+    free --take--> open --read to its end--> exhausted --release--> free
+
+At most one range is open at a time. Exhausted ones stay locked while their blobs are under way,
+else another worker would send them again. A range that is claimed again starts at its beginning,
+since blobs may have been inserted behind the cursor.
+
+Called by `worker`; `holders` by `status`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ntt_backup.catalog.db import Connection, translated
+from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading
+from ntt_backup.catalog.queries import statement
+from ntt_backup.model import Blob
+from ntt_backup.planner import prefix_ranges
+
+
+def lock_class(name: str) -> int:
+    """The first key of our advisory locks: a signed 32-bit hash, the same on every host.
+
+    BLAKE2b of "ntt_backup:" + name, four bytes, big-endian. The second key is the range's index.
+    """
+    digest = hashlib.blake2b(f"ntt_backup:{name}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A session that holds a range. since is when it connected, None where we may not see it."""
+
+    index: int
+    application_name: str
+    pid: int
+    since: datetime | None
+
+
+class Claims:
+    """The ranges that one connection holds. order lists range indexes, those to try first in front.
+
+    Every method raises CatalogUnavailable when the connection is lost. All claims are lost with it:
+    make a new object on a new connection.
+    """
+
+    def __init__(self, conn: Connection, target: str, order: Sequence[int]) -> None:
+        ranges = prefix_ranges()
+        self._conn = conn
+        self._class = lock_class(target)
+        self._ranges = [ranges[index] for index in order]
+        self._held: set[int] = set()
+        self._open: Cursor | None = None
+        with translated(conn, "read its indexes"):
+            self._parts = read_parts(conn, target)
+
+    def take(self, limit: int) -> list[tuple[Blob, int]]:
+        """Up to limit pending blobs, each with its range's index; [] when nothing free is left.
+
+        Goes on in the open range, then claims free ranges until limit is reached. Blobs of a range
+        come in the catalog's order. Each blob is handed out once for a claim.
+        """
+        with translated(self._conn, "claim blobs"):
+            taken: list[tuple[Blob, int]] = []
+            while len(taken) < limit:
+                wanted = limit - len(taken)
+                cursors = [self._open] if self._open else self._claim(wanted)
+                if not cursors:
+                    break
+                taken += self._read(cursors, wanted)
+        return taken
+
+    def exhausted(self) -> frozenset[int]:
+        """The held ranges that give nothing more: release them once their blobs are settled."""
+        return frozenset(self._held - {self._open.range.index} if self._open else self._held)
+
+    def release(self, indexes: Iterable[int]) -> None:
+        """Free the ranges, so that anybody may claim them anew. Those not held are left alone."""
+        freed = self._held.intersection(indexes)
+        if not freed:
+            return
+        with translated(self._conn, "release ranges"):
+            self._run("unlock_ranges", {"indexes": sorted(freed)})
+        self._held -= freed
+        if self._open and self._open.range.index in freed:
+            self._open = None
+
+    def release_all(self) -> None:
+        """Free every range that this object holds."""
+        self.release(frozenset(self._held))
+
+    def any_pending(self) -> bool:
+        """Whether the catalog has a pending blob, claimed by anyone or not."""
+        with translated(self._conn, "look for pending blobs"):
+            return bool(self._run("first_pending", {}))
+
+    def listen(self) -> None:
+        """Have inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
+        with translated(self._conn, "listen for new blobs"):
+            self._conn.execute(statement("listen"))
+
+    def fileno(self) -> int:
+        """The connection's socket, to wait on: readable on a notification, or when it was lost."""
+        with translated(self._conn, "wait for new blobs"):
+            return self._conn.fileno()
+
+    def drain_notifications(self) -> bool:
+        """Whether blobs were inserted since the last call. Never waits."""
+        with translated(self._conn, "listen for new blobs"):
+            return bool(list(self._conn.notifies(timeout=0)))
+
+    def _claim(self, limit: int) -> list[Cursor]:
+        """Lock free ranges that together have about limit pending blobs; [] when there are none.
+
+        What is found free may be taken by another before we lock it; then it is not found again.
+        """
+        while found := self._find_free(limit):
+            rows = self._run("lock_ranges", {"indexes": found})
+            got = {index for (index,) in rows}
+            self._held |= got
+            if got:
+                return self._begin(got)
+        return []
+
+    def _find_free(self, limit: int) -> list[int]:
+        candidates = [one for one in self._ranges if one.index not in self._held]
+        rows = self._run("free_ranges", {**bounds(candidates), "limit": limit})
+        return [index for (index,) in rows]
+
+    def _begin(self, indexes: set[int]) -> list[Cursor]:
+        """The ranges from their beginnings, in order; the next search starts after the last one."""
+        places = [nth for nth, one in enumerate(self._ranges) if one.index in indexes]
+        cursors = [Cursor(self._ranges[nth]) for nth in places]
+        after = places[-1] + 1
+        self._ranges = self._ranges[after:] + self._ranges[:after]
+        return cursors
+
+    def _read(self, cursors: Sequence[Cursor], limit: int) -> list[tuple[Blob, int]]:
+        """Read the locked ranges on, until limit or their end; note which of them is open then.
+
+        The statement begins after the locks were taken, so it sees what their last holder
+        committed.
+        """
+        rows = self._run("pending_blobs", {**reading(cursors), "limit": limit})
+        self._open = None
+        if len(rows) == limit:
+            index, past, _ = rows[-1]
+            ranges = {cursor.range.index: cursor.range for cursor in cursors}
+            self._open = Cursor(ranges[index], past)
+        # Others may have emptied a range before we locked it, or inserts filled the batch before
+        # it.
+        fresh = {cursor.range.index for cursor in cursors if cursor.past is None}
+        self.release(fresh.difference(index for index, _, _ in rows))
+        # Without a unique index a blobid may stand there twice, next to each other. It is sent
+        # once.
+        return list({blobid: (Blob(blobid, size), index) for index, blobid, size in rows}.values())
+
+    def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
+        query = statement(name, **self._parts)
+        return self._conn.execute(query, {"class": self._class, **values}).fetchall()
+
+
+def holders(conn: Connection, target: str) -> list[Holder]:
+    """Who holds which range of the target at this moment, by index."""
+    with translated(conn, "list who holds its ranges"):
+        rows = conn.execute(statement("holders"), {"class": lock_class(target)}).fetchall()
+    return [Holder(*row) for row in rows]

@@ -1,0 +1,163 @@
+"""The connection to the catalog, and the one place where psycopg's errors become ours.
+
+A driver knows some two hundred errors; a daemon must know of each just two things: may it pass by
+itself, and what should the operator do? Both are decided here, by SQLSTATE, never by the caller.
+
+Errors at connecting are the exception: libpq hands over text without a SQLSTATE. What says that we
+are not let in is recognised by its English wording; anything else counts as an outage, since
+waiting out a refusal is a lesser harm than giving up on an outage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+LOCK_TIMEOUT_MS = 30_000
+_DETAIL_LENGTH = 500
+_KEEPALIVE: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+_TRANSIENT_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
+_TRANSIENT_STATES = frozenset({"25006", "25P03"})
+_NOT_LET_IN = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|rejects connection"
+    r"|role \".*\" does not exist|database \".*\" does not exist|is not permitted to log in"
+    r"|permission denied for database|does not support SSL|certificate verify failed"
+    r"|root certificate file"
+)
+_HINTS = {
+    "25006": "this server is read-only, perhaps a standby: point catalog.url at the primary",
+    "3D000": "create the database with createdb, or correct catalog.url (NTT_DB_URL)",
+    "42P01": "run `ntt-backup-remote init-db`",
+    "42703": "run `ntt-backup-remote init-db`",
+    "3F000": "run `ntt-backup-remote init-db`",
+    "42501": "run it as the owner of that object",
+    "53100": "free space on the database server",
+    "53300": "run fewer workers, or raise max_connections on the database server",
+    "55P03": "another session holds the lock: see pg_blocking_pids(pid) and pg_stat_activity",
+}
+
+
+def connect(url: str, application_name: str) -> Connection:
+    """A connection in autocommit mode that notices a dead peer within a minute or two.
+
+    url is a libpq connection string or URI; what it sets itself is left alone. application_name is
+    what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
+    CatalogRefused.
+
+    Statements are not prepared: a plan made for any range of blobids would be kept for this one,
+    and the partial index is chosen by the values at hand. It also keeps poolers usable.
+    """
+    given = _parameters(url)
+    options: dict[str, Any] = {key: value for key, value in _KEEPALIVE.items() if key not in given}
+    try:
+        conn = psycopg.connect(
+            url,
+            autocommit=True,
+            prepare_threshold=None,
+            client_encoding="utf8",
+            application_name=application_name,
+            **options,
+        )
+    except psycopg.Error as error:
+        raise _translate(error, f"connect to {describe(url)}", "") from error
+    with translated(conn, "set up the connection"):
+        configure(conn, "lock_timeout", LOCK_TIMEOUT_MS)
+    return conn
+
+
+def configure(conn: Connection, setting: str, value: object, *, local: bool = False) -> None:
+    """Set a server setting for this session, or with local for this transaction only."""
+    values = {"setting": setting, "value": str(value), "local": local}
+    conn.execute(statement("configure"), values)
+
+
+@contextmanager
+def translated(conn: Connection, doing: str) -> Iterator[None]:
+    """Raise CatalogUnavailable or CatalogRefused for what psycopg raises inside.
+
+    doing completes "the catalog refused to ...".
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _translate(error, doing, conn.info.user if not conn.closed else "") from error
+
+
+def describe(url: str) -> str:
+    """The catalog as a message may name it: never with a password."""
+    given = _parameters(url)
+    where = given.get("host") or given.get("hostaddr") or given.get("service") or "local socket"
+    return f"{given.get('dbname') or 'the default database'} on {where}"
+
+
+def _parameters(url: str) -> dict[str, Any]:
+    """The parts of url. Refused: a password of which an unescaped @ or / makes a host or port."""
+    hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # libpq quotes the part it stumbled over, which may be the password: its text is not shown.
+        raise ConfigError(
+            "catalog.url (NTT_DB_URL) is no PostgreSQL connection string", hint=hint
+        ) from None
+    host, port = str(given.get("host") or ""), str(given.get("port") or "")
+    if "@" in host.lstrip("@") or re.search(r"[^\d,]", port):
+        raise ConfigError("catalog.url (NTT_DB_URL) has no valid host and port", hint=hint)
+    return given
+
+
+def _translate(error: psycopg.Error, doing: str, user: str) -> CatalogError:
+    detail = " ".join((error.diag.message_primary or str(error)).split())[:_DETAIL_LENGTH]
+    if _is_transient(error):
+        return CatalogUnavailable(
+            f"the catalog is not available to {doing}",
+            detail=detail,
+            hint=_HINTS.get(error.sqlstate or "", ""),
+        )
+    return CatalogRefused(
+        f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail, user)
+    )
+
+
+def _is_transient(error: psycopg.Error) -> bool:
+    state = error.sqlstate
+    if state is not None:
+        return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
+    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return lost and not _NOT_LET_IN.search(str(error))
+
+
+def _refusal_hint(error: psycopg.Error, detail: str, user: str) -> str:
+    if error.sqlstate == "42501" and "must be owner" not in detail:
+        return "as the tables' owner: " + grants(user)
+    if error.sqlstate == "23502":
+        return f"the column {error.diag.column_name} of blobs needs a default value"
+    if error.sqlstate is not None:
+        return _HINTS.get(error.sqlstate, "")
+    if "database" in detail and "does not exist" in detail:
+        return _HINTS["3D000"]
+    return "check user, password and host in catalog.url (NTT_DB_URL), and pg_hba.conf there"
+
+
+def grants(user: str) -> str:
+    """The SQL that lets user run everything but init-db."""
+    return shown("mend_grants", user=sql.Identifier(user or "USER"))

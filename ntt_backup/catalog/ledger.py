@@ -1,0 +1,93 @@
+"""The ledger: what was stored, what failed and why. The only writer of the target's columns.
+
+A batch is recorded in one transaction, so that a crash leaves all of it or nothing. The transaction
+need not wait for the disk (`synchronous_commit = off`): if the database server crashes, the last
+marks may be lost, never reordered or torn, and a lost mark only means that a batch on stable
+storage is sent again. That something is marked without being stored cannot come of it, so invariant
+1 holds.
+
+Blobids are compared by equality only; the catalog may hold any text there, and it is recorded as
+is.
+
+`Ledger` is called by `worker`, `requeue` by the CLI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ntt_backup.catalog.db import Connection, configure, translated
+from ntt_backup.catalog.pending import columns, read_parts
+from ntt_backup.catalog.queries import statement
+from ntt_backup.model import Blob, Failure
+
+_REQUEUE_BATCH = 5000
+_DETAIL_LENGTH = 1000
+
+
+class Ledger:
+    """Records receipts over a connection of which it may change the settings."""
+
+    def __init__(self, conn: Connection, target: str) -> None:
+        self._conn = conn
+        self._target = target
+        self._parts = columns(target)
+        with translated(conn, "set up the ledger"):
+            configure(conn, "synchronous_commit", "off")
+
+    def record(self, stored: Sequence[Blob], failed: Sequence[Failure]) -> None:
+        """Commit the verdicts about a batch, all or none. Blobs gone from the catalog are no error.
+
+        stored: with the sizes sent; their earlier failures are forgotten. failed: each counts as
+        one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
+        recording the same again is harmless but for the count of attempts.
+        """
+        sizes = {blob.blobid: blob.size for blob in stored}
+        failures = {failure.blobid: failure for failure in failed}
+        with translated(self._conn, "record a batch"), self._conn.transaction():
+            self._run("lock_rows", blobids=[*sizes, *failures])
+            if sizes:
+                self._run("mark_copied", blobids=list(sizes), sizes=list(sizes.values()))
+                self._run("forget_failures", blobids=list(sizes))
+            if failures:
+                self._run("mark_failed", blobids=list(failures))
+                self._run(
+                    "record_failures",
+                    blobids=list(failures),
+                    reasons=[str(failure.reason) for failure in failures.values()],
+                    details=[_storable(failure.detail) for failure in failures.values()],
+                )
+
+    def _run(self, name: str, **values: Iterable[object]) -> None:
+        self._conn.execute(statement(name, **self._parts), {"target": self._target, **values})
+
+
+def _storable(detail: str) -> str:
+    """The detail as any database can keep it: no NUL, nothing that its encoding may lack.
+
+    It quotes file names and a remote's words. One odd character must not fail the whole batch.
+    """
+    return detail[:_DETAIL_LENGTH].replace("\0", "\\0").encode("ascii", "backslashreplace").decode()
+
+
+def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
+    """Make failed blobs pending again, all or those of one reason; returns how many.
+
+    Committed in batches, so no row is locked for long; interrupted, it can be called again. Without
+    a reason this includes blobs that some other program marked as failed.
+    """
+    requeued = 0
+    with translated(conn, "requeue failed blobs"):
+        parts = read_parts(conn, target)
+        values: dict[str, object] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
+        listed = _REQUEUE_BATCH
+        while listed == _REQUEUE_BATCH:
+            cursor = conn.execute(statement("requeue_listed", **parts), values)
+            listed, changed = cursor.fetchall()[0]
+            requeued += changed
+        unlisted, past = (_REQUEUE_BATCH if reason is None else 0), None
+        while unlisted == _REQUEUE_BATCH:
+            cursor = conn.execute(statement("requeue_unlisted", **parts), {**values, "past": past})
+            unlisted, past = cursor.fetchall()[0]
+            requeued += unlisted
+    return requeued

@@ -1,0 +1,203 @@
+"""What the catalog's table looks like, what is wrong with it, and the SQL that mends it.
+
+The table belongs to another program and may have any history. Finding out by failing in the middle
+of a night's run would be the obvious way; instead everything that the queries rely on is read from
+the system catalogs first: types, order, keys, privileges, the index. A refusal names one problem
+and the statement to run.
+
+Called by `preflight` and the CLI (`verify_schema`), and by `schema.init_db`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from ntt_backup.catalog.db import Connection, grants, translated
+from ntt_backup.catalog.pending import bounds, read_indexes
+from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.errors import CatalogRefused
+from ntt_backup.planner import prefix_ranges
+
+SCHEMA_VERSION = 1
+OWN_TABLES = frozenset({"failures", "runs", "scans", "schema_version"})
+
+_INTEGERS = frozenset({"bigint", "integer", "numeric"})
+_TIMES = frozenset({"timestamp with time zone", "timestamp without time zone"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of `blobs`. type is the server's word for it, without a length."""
+
+    type: str
+    not_null: bool
+    collation: sql.Identifier
+    deterministic: bool
+    selectable: bool
+    insertable: bool
+    updatable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table `blobs`. owned: whether we may alter it."""
+
+    kind: str
+    owner: str
+    owned: bool
+    columns: Mapping[str, Column]
+
+
+def our_columns(target: str) -> dict[str, str]:
+    """The columns that we need besides blobid, and the types we give them."""
+    return {
+        "size": "bigint",
+        f"{target}_copied": "boolean",
+        f"{target}_last_checked": "timestamptz",
+        f"{target}_copy_failed": "boolean",
+    }
+
+
+def read_table(conn: Connection) -> Table | None:
+    """The table `blobs` as the search path finds it; None if there is none."""
+    row = conn.execute(statement("table")).fetchone()
+    if row is None:
+        return None
+    kind, owner, owned = row
+    columns = {
+        name: Column(type_name, not_null, sql.Identifier(schema or "", collation or ""), *rest)
+        for name, type_name, not_null, schema, collation, *rest in conn.execute(
+            statement("table_columns")
+        )
+    }
+    return Table(kind, owner, owned, columns)
+
+
+def verify_schema(conn: Connection, target: str, *, scan: bool = False) -> list[str]:
+    """Check that everything a run relies on is there; with scan also that rows may be inserted.
+
+    Returns warnings, one line each. Raises CatalogRefused for the first problem, with the SQL or
+    the command that mends it.
+    """
+    with translated(conn, "show its schema"):
+        table = read_table(conn)
+        if table is None:
+            raise CatalogRefused(
+                "the catalog has no table blobs",
+                hint=f"run `{_init_db(target)}`, or correct catalog.url",
+            )
+        check_table(conn, table, target)
+        absent = [name for name in our_columns(target) if name not in table.columns]
+        if absent:
+            raise CatalogRefused(
+                f"the table blobs lacks {', '.join(absent)}", hint=f"run `{_init_db(target)}`"
+            )
+        _check_own_schema(conn, target)
+        _check_privileges(conn, table, target, scan=scan)
+        indexes = read_indexes(conn, target)
+        if not any(index.valid and index.form for index in indexes):
+            raise CatalogRefused(
+                "the table blobs has no usable index of what is pending",
+                detail="an unfinished one is there" if any(not i.valid for i in indexes) else "",
+                hint=f"run `{_init_db(target)}`",
+            )
+        return _warnings(conn, table)
+
+
+def check_table(conn: Connection, table: Table, target: str) -> None:
+    """Raise CatalogRefused where the table is of a kind that adding columns cannot mend."""
+    if table.kind not in ("r", "p"):
+        raise CatalogRefused(
+            "blobs is not a table", hint="the search path must find the table first"
+        )
+    blobid = table.columns.get("blobid")
+    if blobid is None:
+        raise CatalogRefused("the table blobs has no column blobid", hint="correct catalog.url")
+    if blobid.type not in ("text", "character varying"):
+        mend = {"bytea": "mend_blobid_bytea", "uuid": "mend_blobid_uuid"}
+        raise CatalogRefused(
+            f"blobs.blobid is of type {blobid.type}",
+            detail="it must be text",
+            hint=shown(mend.get(blobid.type, "mend_blobid_other")),
+        )
+    ascend = conn.execute(
+        statement("bounds_ascend", collation=blobid.collation), bounds(prefix_ranges())
+    ).fetchall()[0][0]
+    if not (ascend and blobid.deterministic):
+        raise CatalogRefused(
+            "the collation of blobs.blobid does not suit hex digits",
+            detail="it does not sort 00 to ff in order, or takes different text for equal",
+            hint=shown("mend_collation"),
+        )
+    for name, wanted in our_columns(target).items():
+        column = table.columns.get(name)
+        if column and column.type not in _accepted(wanted):
+            raise CatalogRefused(
+                f"blobs.{name} is of type {column.type}",
+                detail=f"it must be {wanted}",
+                hint=shown("mend_column_type", column=sql.Identifier(name), type=sql.SQL(wanted)),
+            )
+
+
+def _accepted(wanted: str) -> frozenset[str]:
+    return {"bigint": _INTEGERS, "timestamptz": _TIMES}.get(wanted, frozenset({wanted}))
+
+
+def check_version(conn: Connection, target: str) -> None:
+    """Raise CatalogRefused where our schema was made by a newer program."""
+    rows = conn.execute(statement("schema_version")).fetchall()
+    version = rows[0][0] if rows else 0
+    if version > SCHEMA_VERSION:
+        raise CatalogRefused(
+            f"the schema ntt_backup is of version {version}, this program knows {SCHEMA_VERSION}",
+            hint="upgrade ntt_backup on this host",
+        )
+    if version < SCHEMA_VERSION:
+        raise CatalogRefused(
+            f"the schema ntt_backup is of the old version {version}",
+            hint=f"run `{_init_db(target)}`",
+        )
+
+
+def _check_own_schema(conn: Connection, target: str) -> None:
+    there, usable, *_, user = conn.execute(statement("own_schema")).fetchall()[0]
+    if there and not usable:
+        raise CatalogRefused(f"{user} may not use the schema ntt_backup", hint=grants(user))
+    tables: dict[str, bool] = dict(conn.execute(statement("own_tables")).fetchall())
+    absent = sorted(OWN_TABLES - tables.keys())
+    if absent:
+        raise CatalogRefused(
+            f"the schema ntt_backup lacks {', '.join(absent)}", hint=f"run `{_init_db(target)}`"
+        )
+    if not all(tables[name] for name in OWN_TABLES):
+        raise CatalogRefused(f"{user} may not use our tables", hint=grants(user))
+    check_version(conn, target)
+
+
+def _check_privileges(conn: Connection, table: Table, target: str, *, scan: bool) -> None:
+    ours = our_columns(target)
+    read = all(table.columns[name].selectable for name in ("blobid", *ours))
+    update = all(table.columns[name].updatable for name in ours)
+    insert = all(table.columns[name].insertable for name in ("blobid", "size"))
+    if not (read and update and (insert or not scan)):
+        lacking = "read" if not read else "update" if not update else "insert into"
+        user = conn.info.user
+        raise CatalogRefused(f"{user} may not {lacking} the table blobs", hint=grants(user))
+
+
+def _warnings(conn: Connection, table: Table) -> list[str]:
+    warnings = []
+    if not conn.execute(statement("blobid_unique")).fetchall()[0][0]:
+        warnings.append(
+            f"blobs.blobid has no unique index, marking blobs is slow: {shown('mend_unique')}"
+        )
+    if not table.columns["blobid"].not_null:
+        warnings.append("blobs.blobid may be NULL; such rows are never sent")
+    return warnings
+
+
+def _init_db(target: str) -> str:
+    return f"ntt-backup-remote --target {target} init-db"

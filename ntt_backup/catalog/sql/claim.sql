@@ -1,0 +1,89 @@
+-- Claiming ranges and reading what is pending in them. A range is [lo, hi); hi null means no end.
+--
+-- A range without an end is a branch of its own in each query: `hi is null or blobid < hi` could
+-- not end an index scan, and every range would be read to the end of the table.
+
+-- name: free_ranges
+-- Of the given ranges, those that nobody holds and that have pending blobs: in the given order,
+-- only as many as it takes to fill `limit`. One probe of the index for a range without pending
+-- blobs.
+select found.index
+from (
+    select r.index, r.nth
+    from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[])
+        with ordinality as r (index, lo, hi, nth)
+    cross join lateral (
+        (
+            select 1 from blobs
+            where {pending} and blobid >= r.lo and blobid < r.hi
+            order by blobid limit %(limit)s
+        )
+        union all
+        (
+            select 1 from blobs
+            where {pending} and blobid >= r.lo and r.hi is null
+            order by blobid limit %(limit)s
+        )
+    ) as one
+    where not exists (
+        select from pg_locks l
+        where l.locktype = 'advisory' and l.objsubid = 2
+            and l.database = (select oid from pg_database where datname = current_database())
+            and l.classid::bigint = %(class)s::bigint & 4294967295
+            and l.objid::bigint = r.index
+    )
+    order by r.nth
+    limit %(limit)s
+) as found
+group by found.index, found.nth
+order by found.nth;
+
+-- name: lock_ranges
+-- Takes the locks of the given ranges, as far as they are free. Returns those taken.
+select index from unnest(%(indexes)s::int[]) as index where pg_try_advisory_lock(%(class)s, index);
+
+-- name: unlock_ranges
+-- Gives the locks of the given ranges back.
+select pg_advisory_unlock(%(class)s, index) from unnest(%(indexes)s::int[]) as index;
+
+-- name: pending_blobs
+-- The next pending blobs of the given ranges, range by range in the given order, after the blobid
+-- `past` where it is not null. lo then is that blobid, so that neither blobs under way nor dead
+-- entries of the index before it are walked again.
+select r.index, b.blobid, b.size::bigint
+from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[], %(pasts)s::text[])
+    with ordinality as r (index, lo, hi, past, nth)
+cross join lateral (
+    (
+        select blobid, size from blobs
+        where {pending} and blobid >= r.lo and blobid < r.hi and blobid is distinct from r.past
+        order by blobid limit %(limit)s
+    )
+    union all
+    (
+        select blobid, size from blobs
+        where {pending} and blobid >= r.lo and r.hi is null and blobid is distinct from r.past
+        order by blobid limit %(limit)s
+    )
+) as b
+order by r.nth, b.blobid
+limit %(limit)s;
+
+-- name: first_pending
+-- One pending blob, if there is any. Asked for in order, so that the planner walks the index.
+select blobid from blobs where {pending} and blobid is not null order by blobid limit 1;
+
+-- name: listen
+-- Has the server tell us when blobs are inserted (see `notify_trigger`).
+listen ntt_backup_blobs;
+
+-- name: holders
+-- Who holds which range of the target: index, application_name, pid, start of the session (null
+-- where another role's session is not ours to see).
+select l.objid::int, coalesce(a.application_name, ''), l.pid, a.backend_start
+from pg_locks l
+left join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+    and l.database = (select oid from pg_database where datname = current_database())
+    and l.classid::bigint = %(class)s::bigint & 4294967295
+order by l.objid::int;

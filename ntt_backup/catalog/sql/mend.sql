@@ -1,0 +1,37 @@
+-- SQL for the operator: shown in hints, never executed by us.
+
+-- name: mend_grants
+-- Everything that running, scanning and requeueing needs; init-db needs the owner.
+grant select, insert, update on blobs to {user};
+grant usage on schema ntt_backup to {user};
+grant select, insert, update, delete on all tables in schema ntt_backup to {user};
+
+-- name: mend_grant_create
+-- What init-db needs to create its own schema, where its user does not own the database.
+grant create on database {database} to {user};
+
+-- name: mend_blobid_bytea
+-- Turns a binary id into the text we need. Rewrites the table under an exclusive lock.
+alter table blobs alter column blobid type text using encode(blobid, 'hex');
+
+-- name: mend_blobid_uuid
+-- Turns a uuid into its hex digits. Rewrites the table under an exclusive lock.
+alter table blobs alter column blobid type text using replace(blobid::text, '-', '');
+
+-- name: mend_blobid_other
+-- Turns an id of another type, such as char(64), into text. Rewrites the table under an exclusive
+-- lock.
+alter table blobs alter column blobid type text using blobid::text;
+
+-- name: mend_collation
+-- Gives blobid an order in which 00, 01 ... ff ascend. Builds the indexes anew under an exclusive
+-- lock.
+alter table blobs alter column blobid type text collate "C";
+
+-- name: mend_unique
+-- Makes blobid the key it is meant to be; needs the rows to be free of NULL and repetition.
+alter table blobs add primary key (blobid);
+
+-- name: mend_column_type
+-- Gives one of our columns the type it must have. Rewrites the table under an exclusive lock.
+alter table blobs alter column {column} type {type} using {column}::{type};

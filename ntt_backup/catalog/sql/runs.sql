@@ -1,0 +1,26 @@
+-- The history of runs.
+
+-- name: start_run
+-- Notes that a run begins.
+insert into ntt_backup.runs (run_id, target, host, pid, strategy, workers)
+values (%(run_id)s, %(target)s, %(host)s, %(pid)s, %(strategy)s, %(workers)s);
+
+-- name: update_run
+-- Notes what a run has done so far; a run without a recent update has died.
+update ntt_backup.runs
+set updated_at = now(), copied = %(copied)s, failed = %(failed)s, bytes = %(bytes)s
+where run_id = %(run_id)s;
+
+-- name: end_run
+-- Notes how a run ended.
+update ntt_backup.runs
+set updated_at = now(), ended_at = now(), outcome = %(outcome)s, exit_code = %(exit_code)s,
+    copied = %(copied)s, failed = %(failed)s, bytes = %(bytes)s
+where run_id = %(run_id)s;
+
+-- name: last_run
+-- The target's latest run.
+select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
+    exit_code, copied, failed, bytes
+from ntt_backup.runs where target = %(target)s
+order by started_at desc, run_id limit 1;

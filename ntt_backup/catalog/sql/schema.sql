@@ -1,0 +1,112 @@
+-- What init-db creates.
+
+-- name: create_table
+-- The catalog, where there is none yet. Elsewhere it belongs to another program.
+create table if not exists blobs (
+    blobid text primary key,
+    size bigint,
+    created_at timestamptz default now(),
+    {copied} boolean,
+    {last_checked} timestamptz,
+    {copy_failed} boolean
+);
+
+-- name: add_column
+-- One column more, as a part of ALTER TABLE. Without a default no row is rewritten.
+add column if not exists {column} {type};
+
+-- name: alter_table
+-- All missing columns at once: one short exclusive lock.
+alter table blobs {changes};
+
+-- name: default_created_at
+-- New rows get a date; the rows that are there keep none, since nobody knows it any more.
+alter column created_at set default now();
+
+-- name: create_index
+-- The index of what is still to be sent. Failed blobs are in it too: they are few, and requeued.
+create index concurrently {index} on blobs (blobid) where {uncopied};
+
+-- name: drop_index
+-- Removes what an interrupted CREATE INDEX CONCURRENTLY left.
+drop index concurrently if exists {index};
+
+-- name: create_schema
+-- Where our own tables are.
+create schema ntt_backup;
+
+-- name: create_failures
+-- Why blobs failed. A blob is failed because its row in blobs says so; this is what we know about
+-- it.
+create table if not exists ntt_backup.failures (
+    target text not null,
+    blobid text not null,
+    reason text not null,
+    detail text not null default '',
+    attempts integer not null default 1,
+    first_at timestamptz not null default now(),
+    last_at timestamptz not null default now(),
+    primary key (target, blobid)
+);
+
+-- name: create_runs
+-- The history of runs.
+create table if not exists ntt_backup.runs (
+    run_id uuid primary key,
+    target text not null,
+    host text not null,
+    pid integer not null,
+    strategy text not null,
+    workers integer not null,
+    started_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    ended_at timestamptz,
+    outcome text,
+    exit_code integer,
+    copied bigint not null default 0,
+    failed bigint not null default 0,
+    bytes bigint not null default 0
+);
+
+-- name: create_scans
+-- How far the scan of a store got. directory is the last one that is done with.
+create table if not exists ntt_backup.scans (
+    root text primary key,
+    directory text,
+    registered bigint not null default 0,
+    strays bigint not null default 0,
+    started_at timestamptz not null default now(),
+    finished_at timestamptz
+);
+
+-- name: create_version
+-- Which version of our schema this is: one row.
+create table if not exists ntt_backup.schema_version (
+    singleton boolean primary key default true check (singleton),
+    version integer not null
+);
+
+-- name: set_version
+-- Notes the version, where none is noted.
+insert into ntt_backup.schema_version (version) values (%(version)s) on conflict do nothing;
+
+-- name: has_trigger
+-- Whether inserts already wake the daemon.
+select exists (
+    select from pg_trigger where tgrelid = to_regclass('blobs') and tgname = 'ntt_backup_notify'
+);
+
+-- name: create_notify
+-- The function that wakes the daemon.
+create or replace function ntt_backup.notify_blobs() returns trigger language plpgsql as $$
+begin
+    perform pg_notify('ntt_backup_blobs', '');
+    return null;
+end
+$$;
+
+-- name: create_trigger
+-- Wakes the daemon once a statement. Asked for by --notify only: transactions that notify commit
+-- one after the other, in the whole cluster, which a busy writer may not want.
+create trigger ntt_backup_notify after insert on blobs
+for each statement execute function ntt_backup.notify_blobs();

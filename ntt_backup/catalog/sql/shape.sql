@@ -1,0 +1,70 @@
+-- What the catalog looks like, and what we may do in it.
+
+-- name: table
+-- The table, as the search path finds it: its kind, its owner, and whether we may act as the owner.
+select c.relkind::text, pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'usage')
+from pg_class c where c.oid = to_regclass('blobs');
+
+-- name: table_columns
+-- Its columns: name, type without length, not null, collation (schema, name, whether equal means
+-- the same bytes), and whether we may read, insert and update them.
+select a.attname, format_type(a.atttypid, null), a.attnotnull,
+    n.nspname, l.collname, coalesce(l.collisdeterministic, true),
+    has_column_privilege(a.attrelid, a.attnum, 'select'),
+    has_column_privilege(a.attrelid, a.attnum, 'insert'),
+    has_column_privilege(a.attrelid, a.attnum, 'update')
+from pg_attribute a
+left join pg_collation l on l.oid = a.attcollation
+left join pg_namespace n on n.oid = l.collnamespace
+where a.attrelid = to_regclass('blobs') and a.attnum > 0 and not a.attisdropped;
+
+-- name: blobid_unique
+-- Whether a valid unique index covers exactly blobid, for all rows.
+select exists (
+    select from pg_index i
+    join pg_attribute a on a.attrelid = i.indrelid and a.attname = 'blobid'
+    where i.indrelid = to_regclass('blobs') and i.indisunique and i.indisvalid
+        and i.indpred is null and i.indnkeyatts = 1 and i.indkey[0] = a.attnum
+);
+
+-- name: bounds_ascend
+-- Whether the ranges' bounds ascend in the order of blobid. Not all languages agree: Danish sorts
+-- aa after z, and ranges would overlap.
+select bool_and(r.lo collate {collation} < r.hi collate {collation})
+from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
+where r.hi is not null;
+
+-- name: own_schema
+-- Our schema: whether it is there, whether we may look into it, whether we could create it.
+select to_regnamespace('ntt_backup') is not null,
+    coalesce(has_schema_privilege(to_regnamespace('ntt_backup')::oid, 'usage'), false),
+    has_database_privilege(current_database(), 'create'),
+    current_database(), current_user;
+
+-- name: own_tables
+-- Our tables that are there, and whether we may do with them all that we do.
+select c.relname,
+    has_table_privilege(c.oid, 'select') and has_table_privilege(c.oid, 'insert')
+        and has_table_privilege(c.oid, 'update') and has_table_privilege(c.oid, 'delete')
+from pg_class c
+where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r';
+
+-- name: schema_version
+-- Which version of our schema this is.
+select version from ntt_backup.schema_version;
+
+-- name: building
+-- Sessions that are building an index on the table at this moment.
+select p.pid from pg_stat_progress_create_index p
+join pg_locks l on l.pid = p.pid and l.relation = to_regclass('blobs')
+    and l.database = (select oid from pg_database where datname = current_database())
+where p.pid <> pg_backend_pid()
+group by p.pid;
+
+-- name: lock_holders
+-- Sessions that hold a lock on the table: pid, application_name.
+select l.pid, coalesce(max(a.application_name), '')
+from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+where l.relation = to_regclass('blobs') and l.granted and l.pid <> pg_backend_pid()
+    and l.database = (select oid from pg_database where datname = current_database())
+group by l.pid order by l.pid;

@@ -1,0 +1,43 @@
+-- Figures. Exact ones read the whole table; they are for people who ask, not for the send loop.
+
+-- name: totals
+-- All blobs by their state: how many, the bytes of those with a known size, and how many lack a
+-- size. Rows without a blobid are in no state.
+select
+    count(*) filter (where {pending}),
+    count(*) filter (where {copied}),
+    count(*) filter (where {uncopied} and {copy_failed}),
+    coalesce(sum(size) filter (where {pending}), 0)::bigint,
+    coalesce(sum(size) filter (where {copied}), 0)::bigint,
+    coalesce(sum(size) filter (where {uncopied} and {copy_failed}), 0)::bigint,
+    count(*) filter (where {pending} and size is null),
+    (select count(*) from blobs where blobid is null)
+from blobs
+where blobid is not null;
+
+-- name: failed_by_reason
+-- Failed blobs by reason; 'unknown' are those that another program marked.
+select coalesce(f.reason, 'unknown'), count(*)
+from blobs
+left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
+where {uncopied} and {copy_failed} and blobs.blobid is not null
+group by 1
+order by 2 desc, 1;
+
+-- name: pending_in_ranges
+-- The pending blobs of the given ranges: how many, their known bytes, and how many lack a size.
+select coalesce(sum(one.blobs), 0)::bigint, coalesce(sum(one.bytes), 0)::bigint,
+    coalesce(sum(one.unsized), 0)::bigint
+from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
+cross join lateral (
+    select count(*) as blobs, sum(size) as bytes, count(*) - count(size) as unsized
+    from blobs where {pending} and blobid >= r.lo and blobid < r.hi
+    union all
+    select count(*), sum(size), count(*) - count(size)
+    from blobs where {pending} and blobid >= r.lo and r.hi is null
+) as one;
+
+-- name: pending_total
+-- All pending blobs: how many, their known bytes, and how many lack a size.
+select count(*), coalesce(sum(size), 0)::bigint, count(*) - count(size)
+from blobs where {pending} and blobid is not null;

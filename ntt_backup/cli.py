@@ -1,0 +1,205 @@
+"""The command line: parses, calls, prints errors, exits. No decision is taken here.
+
+Every command ends through `main`, which turns an error into one line of what happened and one of
+what to do, and into the exit code of the contract.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, TypeVar
+
+import click
+from rich.console import Console
+
+from ntt_backup import __version__, coordinator, identity, preflight
+from ntt_backup.catalog import claim, db, figures, ledger, runs, schema, verify_schema
+from ntt_backup.config import CatalogConfig, Settings, load, misspelt
+from ntt_backup.console import make_view, render_error
+from ntt_backup.errors import BackupError
+from ntt_backup.model import Reason
+from ntt_backup.report import plan, plan_lines, status_json, status_table
+from ntt_backup.wording import printable
+
+ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """The options before the command."""
+
+    config: Path | None
+    target: str
+
+    def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
+        return load(model, flags=flags, file=self.config, target=self.target)
+
+
+def _connect(settings: CatalogConfig, command: str) -> db.Connection:
+    return db.connect(settings.catalog.url, f"{identity.application(settings)}/{command}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file (TOML); default NTT_CONFIG, else /etc/ntt/backup-remote.toml.",
+)
+@click.option("--target", default="remote", show_default=True, help="Which remote, by name.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an unforeseen error.")
+@click.version_option(__version__, prog_name="ntt-backup-remote")
+@click.pass_context
+def cli(context: click.Context, config: Path | None, target: str, verbose: bool) -> None:
+    """Back up a content-addressed store to a remote over ssh.
+
+    Exit codes: 0 done, 2 usage or configuration, 3 another coordinator runs, 4 catalog, 5 remote
+    unreachable, 6 remote cannot store, 7 finished but some blobs failed, 130/143 stopped by a
+    signal.
+    """
+    context.obj = _Common(config, target)
+    if not verbose:
+        sys.excepthook = _unforeseen
+
+
+@cli.command()
+@click.pass_obj
+def check(common: _Common) -> None:
+    """Check everything a run needs, with a real transfer into a scratch directory."""
+    settings = common.load(Settings)
+    first: BackupError | None = None
+    for step in preflight.check(settings):
+        verdict = "FAILED" if step.error else "warning" if step.warning else "ok"
+        said = str(step.error) if step.error else step.warning or step.text
+        click.echo(f"{verdict:<8}{step.name:<10}{printable(said)}")
+        if step.error and step.error.hint:
+            click.echo(f"{'':<18}{printable(step.error.hint)}")
+        first = first or step.error
+    if first is not None:
+        sys.exit(first.exit_code)
+
+
+@cli.command("init-db")
+@click.option("--notify", is_flag=True, help="Have inserts into blobs wake a watching daemon.")
+@click.pass_obj
+def init_db(common: _Common, notify: bool) -> None:
+    """Create the catalog, or add to a live one what is missing."""
+    settings = common.load(CatalogConfig)
+    with _connect(settings, "init-db") as conn:
+        schema.init_db(conn, settings.target, notify=notify, report=click.echo)
+    click.echo(f"the catalog is ready for target {settings.target}")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def status(common: _Common, as_json: bool) -> None:
+    """Show what is pending, copied and failed, the last run, and who is at work."""
+    settings = common.load(CatalogConfig)
+    with _connect(settings, "status") as conn:
+        verify_schema(conn, settings.target)
+        answers = (
+            settings.target,
+            figures.status(conn, settings.target),
+            runs.last_run(conn, settings.target),
+            claim.holders(conn, settings.target),
+        )
+    if as_json:
+        click.echo(json.dumps(status_json(*answers)))
+    else:
+        Console(highlight=False).print(status_table(*answers))
+
+
+@cli.command()
+@click.option(
+    "--reason", type=click.Choice([one.value for one in Reason]), help="Only those failed for this."
+)
+@click.pass_obj
+def requeue(common: _Common, reason: str | None) -> None:
+    """Make failed blobs pending again."""
+    settings = common.load(CatalogConfig)
+    with _connect(settings, "requeue") as conn:
+        verify_schema(conn, settings.target)
+        count = ledger.requeue(conn, settings.target, reason)
+    click.echo(f"{count} blobs are pending again")
+
+
+@cli.command()
+@click.option(
+    "--once", "mode", flag_value="once", default="once", help="Send what is pending, end."
+)
+@click.option("--watch", "mode", flag_value="watch", help="Go on for ever, waiting for new blobs.")
+@click.option("--workers", help="How many workers send side by side.")
+@click.option("--batch-size", help="Blobs in a batch, at most.")
+@click.option("--batch-bytes", help="Content of a batch, at most, for example 256MiB.")
+@click.option("--strategy", help="How batches travel: auto or tar.")
+@click.option("--bwlimit", metavar="RATE", help="Bytes a second, all workers together: 10MB.")
+@click.option("--skip-pgdump", is_flag=True, help="Send no dump of the catalog.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
+@click.pass_obj
+def run(
+    common: _Common,
+    mode: str,
+    workers: str | None,
+    batch_size: str | None,
+    batch_bytes: str | None,
+    strategy: str | None,
+    bwlimit: str | None,
+    skip_pgdump: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Send what is pending to the remote."""
+    settings = common.load(
+        Settings,
+        {
+            "run.workers": workers,
+            "run.batch_size": batch_size,
+            "run.batch_bytes": batch_bytes,
+            "run.strategy": strategy,
+            "run.bwlimit": bwlimit,
+        },
+    )
+    if dry_run:
+        with _connect(settings, "dry-run") as conn:
+            verify_schema(conn, settings.target)
+            pending = figures.iter_pending(conn, settings.target)
+            planned = plan(pending, settings.run.batch_size, settings.run.batch_bytes)
+        click.echo("\n".join(plan_lines(settings, planned)))
+        return
+    view = make_view(sys.stdout, quiet=quiet)
+    sys.exit(coordinator.run(settings, watch=mode == "watch", view=view))
+
+
+def _unforeseen(
+    kind: type[BaseException], error: BaseException, _traceback: TracebackType | None
+) -> None:
+    click.echo(
+        f"unforeseen {kind.__name__}: {printable(str(error))}\n"
+        "hint: this is a defect; the same command with -v shows where it happened",
+        err=True,
+    )
+
+
+def main() -> NoReturn:
+    """The entry point `ntt-backup-remote`."""
+    for warning in misspelt(os.environ):
+        click.echo(f"warning: {warning}", err=True)
+    try:
+        cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
+    except BackupError as error:
+        click.echo(render_error(error), err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)

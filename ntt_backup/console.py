@@ -1,0 +1,220 @@
+"""What a person sees of a run: a live picture on a terminal, plain lines everywhere else.
+
+The JSONL file is for machines; a terminal wants figures in place, and a cron mail or the journal
+wants few lines that say something. All three are fed by the same events. A view never ends a run:
+where the terminal or the pipe behind it goes away, it falls silent. There is no thread; the
+coordinator calls `refresh` a few times a second from its own loop.
+
+Called by `cli`, which makes a view and renders errors, and by `coordinator`, which feeds the view.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol, TextIO
+
+from rich.console import Console, ConsoleDimensions, Group, JustifyMethod, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ntt_backup.errors import BackupError
+from ntt_backup.progress import Snapshot, WorkerLine
+from ntt_backup.wording import describe, duration, printable, size
+
+FAILURES_SHOWN: Final = 20
+_RECENT: Final = 5
+_BAR_WIDTH: Final = 40
+# The lines that are no worker's: header, bar, figures, recent events, and one for the cursor.
+_OTHER_LINES: Final = 4 + _RECENT
+_COLUMNS: Final[tuple[JustifyMethod, ...]] = ("left", "left", "right", "right", "left")
+_STATE_STYLES: Final = {"sending": "green", "waiting": "cyan", "outage": "red", "stopped": "dim"}
+
+
+class View(Protocol):
+    """Shows a run. `event` takes what goes into the log, `refresh` the figures of the moment."""
+
+    def event(self, event: Mapping[str, Any]) -> None: ...
+    def refresh(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_view(stream: TextIO, *, quiet: bool = False, no_color: bool = False) -> View:
+    """The view that fits: nothing when quiet, a live picture on a terminal, else plain lines."""
+    if quiet:
+        return SilentView()
+    if isinstance(stream, io.TextIOWrapper):
+        # A terminal in the C locale must not end a backup over a file name.
+        stream.reconfigure(errors="backslashreplace")
+    console = Console(file=stream, no_color=True if no_color else None, highlight=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveView(console)
+    return PlainView(stream)
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def event(self, event: Mapping[str, Any]) -> None: ...
+
+    def refresh(self, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainView:
+    """One line an event that an operator would want in a mail; no colours, no cursor."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self._failures = 0
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "blob_failed":
+            self._failures += 1
+            if self._failures == FAILURES_SHOWN + 1:
+                self._print("more blobs failed, see the log")
+            if self._failures > FAILURES_SHOWN:
+                return
+        line = describe(event)
+        if line is not None:
+            self._print(line)
+
+    def refresh(self, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _print(self, line: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError:  # nobody reads any more; the backup matters, not the view
+            self._stream = None
+
+
+class LiveView:
+    """A picture that is drawn over itself, and in its place at the end a short summary."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._header = "starting"
+        self._summary = "ended"
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._snapshot: Snapshot | None = None
+        self._live: Live | None = Live(
+            console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        line = describe(event)
+        if line is None or event["event"] == "progress":
+            return
+        if event["event"] == "run_start":
+            self._header = line
+        elif event["event"] == "run_stop":
+            self._summary = line
+        else:
+            self._recent.append(line)
+        if self._snapshot is None:  # before the workers start, only events move the picture
+            self._draw(self._picture())
+
+    def refresh(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._draw(self._picture())
+
+    def close(self) -> None:
+        summary = Group(*(Text(line) for line in (*self._recent, self._summary)))
+        self._draw(summary, last=True)
+        self._live = None
+
+    def _draw(self, picture: RenderableType, *, last: bool = False) -> None:
+        if self._live is None:
+            return
+        try:
+            # Rich would ask stdin, which may be another terminal or none; and windows are resized.
+            size_now = os.get_terminal_size(self._console.file.fileno())
+            if all(size_now):  # a terminal that does not know its size says 0
+                self._console.size = ConsoleDimensions(*size_now)
+            self._live.start()  # does nothing the second time
+            self._live.update(picture, refresh=True)
+            if last:
+                self._live.stop()
+        except OSError:  # the terminal has gone; the backup matters, not the view
+            self._live = None
+
+    def _picture(self) -> RenderableType:
+        recent = [_line(line, "yellow") for line in self._recent]
+        snapshot = self._snapshot
+        if snapshot is None:
+            return Group(_line(self._header, "bold"), *recent)
+        return Group(
+            _line(self._header, "bold"),
+            self._bar(snapshot),
+            _line(_figures(snapshot)),
+            *self._workers(snapshot.workers),
+            *recent,
+        )
+
+    def _bar(self, snapshot: Snapshot) -> RenderableType:
+        done = snapshot.copied + snapshot.failed
+        grid = Table.grid(padding=(0, 2))
+        if snapshot.pending is None:
+            grid.add_row(_line(f"{done:,} blobs, counting what is pending"))
+        else:
+            total = done + snapshot.pending
+            share = done / total if total else 1.0
+            width = min(_BAR_WIDTH, self._console.width // 3)
+            grid.add_row(
+                ProgressBar(total=1.0, completed=share, width=width),
+                _line(f"{share:.0%}, {done:,} of {total:,} blobs"),
+            )
+        return grid
+
+    def _workers(self, workers: tuple[WorkerLine, ...]) -> Iterator[RenderableType]:
+        """A line a worker, as many as the terminal has room for."""
+        room = max(1, self._console.height - _OTHER_LINES)
+        shown = workers if len(workers) <= room else workers[: room - 1]
+        table = Table.grid(padding=(0, 2))
+        for justify in _COLUMNS:
+            table.add_column(justify=justify, no_wrap=True, overflow="crop")
+        for worker in shown:
+            table.add_row(
+                f"worker {worker.index}",
+                Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
+                f"{worker.mb_per_s:.1f} MB/s",
+                f"{worker.copied:,} blobs",
+                Text(printable(worker.batch)),
+            )
+        yield table
+        if len(shown) < len(workers):
+            yield _line(f"and {len(workers) - len(shown)} workers more")
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="crop")
+
+
+def _figures(snapshot: Snapshot) -> str:
+    parts = [
+        f"{size(snapshot.bytes)} in {duration(snapshot.elapsed_s)}",
+        f"{snapshot.mb_per_s:.1f} MB/s over the last minute",
+        f"{snapshot.blobs_per_s:,.0f} files/s",
+    ]
+    if snapshot.failed:
+        parts.insert(0, f"{snapshot.failed:,} failed")
+    if snapshot.eta_s is not None:
+        parts.append(f"about {duration(snapshot.eta_s)} left")
+    return ", ".join(parts)
+
+
+def render_error(error: BackupError) -> str:
+    """What happened and why on one line, what to do on a second one where there is a hint."""
+    lines = [f"error: {error}"]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return "\n".join(printable(line) for line in lines)

@@ -1,0 +1,307 @@
+"""The daemon's head: holds the lock, keeps the workers alive, writes the log, answers signals.
+
+It moves no data. The workers are processes of their own, each in its own session, so that a Ctrl-C
+on the terminal reaches only the coordinator, and so that everything a worker has started can be
+ended with one signal. It is one thread around poll(2): the workers' events, signals and the clock.
+
+Signals: the first SIGINT or SIGTERM lets the workers finish what is in flight and then ends; a
+second one ends them now. SIGHUP reopens the log. A worker that dies is started again, with backoff,
+a bounded number of times. An error that waiting cannot mend ends the run with its exit code, again
+after what is in flight.
+
+Called by `cli`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import sdnotify
+
+from ntt_backup import __version__, identity, preflight
+from ntt_backup.config import Settings
+from ntt_backup.errors import BackupError, Stopped, WorkerFailed
+from ntt_backup.events import EventLog
+from ntt_backup.lock import pid_lock
+from ntt_backup.planner import Backoff, OutageClock
+from ntt_backup.process import wait_for
+from ntt_backup.progress import Progress, Snapshot
+from ntt_backup.runbook import RunBook
+from ntt_backup.signals import SignalInbox
+from ntt_backup.strategy import resolve
+from ntt_backup.supervisor import SupervisedWorker
+from ntt_backup.worker_process import Orders
+
+_REFRESH_SECONDS: Final = 0.25
+_WATCHDOG_SECONDS: Final = 5.0
+_INTERNAL: Final = frozenset({"tick", "fatal", "worker_died"})
+SOME_FAILED: Final = 7
+
+
+class View(Protocol):
+    """What a person sees of the run."""
+
+    def event(self, event: Mapping[str, object]) -> None: ...
+    def refresh(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+def run(settings: Settings, *, watch: bool, view: View) -> int:
+    """Send what is pending; the exit code of the contract.
+
+    watch: go on for ever, until a signal. Raises BackupError only for what is wrong before the run
+    has a log to say it in (lock, log file); everything later is logged, shown, and returned as the
+    code.
+    """
+    run_id = str(uuid.uuid4())
+    with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
+        log = EventLog(settings.log.jsonl, run_id)
+        try:
+            return _Run(settings, watch, view, run_id, inbox, log).go()
+        finally:
+            log.close()
+            view.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: Settings,
+        watch: bool,
+        view: View,
+        run_id: str,
+        inbox: SignalInbox,
+        log: EventLog,
+    ) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._view = view
+        self._run_id = run_id
+        self._inbox = inbox
+        self._log = log
+        self._started = time.monotonic()
+        self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
+        self._progress = Progress(self._started, settings.run.workers)
+        self._book = RunBook(settings, run_id)
+        self._workers: list[SupervisedWorker] = []
+        self._error: BackupError | None = None
+        self._asked_to_stop = False
+        self._killed = False
+        self._next_progress = self._started + settings.log.progress_interval
+        self._next_watchdog = 0.0
+        self._systemd = sdnotify.SystemdNotifier()
+
+    def go(self) -> int:
+        settings = self._settings
+        self._tell(
+            "run_start",
+            version=__version__,
+            target=settings.target,
+            strategy=resolve(settings.run.strategy),
+            workers=settings.run.workers,
+            watch=self._watch,
+            source=str(settings.source.root),
+            remote=f"{settings.remote.host}:{settings.remote.path}",
+        )
+        try:
+            if self._preflight():
+                self._book.start(resolve(settings.run.strategy))
+                self._systemd.notify("READY=1")
+                if self._watch or self._book.any_pending():
+                    self._work()
+        except BackupError as error:
+            self._error = error
+        finally:
+            for worker in self._workers:
+                worker.kill()
+        return self._finish()
+
+    def _preflight(self) -> bool:
+        """Whether the run may begin; watching, an outage is waited out. False when told to stop."""
+        clock = OutageClock(self._backoff, None, random.random)
+        while not self._inbox.stops:
+            try:
+                for warning in preflight.require(self._settings, self._run_id):
+                    self._tell("warning", reason=warning)
+                return True
+            except BackupError as error:
+                wait_s = clock.next_wait(time.monotonic())
+                if not (self._watch and error.retryable) or wait_s is None:
+                    raise
+                self._tell(
+                    "outage",
+                    what="preflight",
+                    reason=error.message,
+                    detail=error.detail,
+                    attempt=clock.attempt,
+                    wait_s=round(wait_s, 3),
+                )
+                self._systemd.notify(f"STATUS=waiting: {error.message}")
+                wait_for(reading=[self._inbox.fd], timeout=wait_s)
+        return False
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        settings = self._settings
+        self._workers = [
+            SupervisedWorker(
+                Orders(
+                    settings=settings,
+                    worker=index,
+                    run_id=self._run_id,
+                    owner=identity.owner(settings),
+                    application=identity.application(settings),
+                    strategy=settings.run.strategy,
+                    watch=self._watch,
+                ),
+                self._backoff,
+            )
+            for index in range(settings.run.workers)
+        ]
+        while any(worker.running or worker.due is not None for worker in self._workers):
+            now = time.monotonic()
+            for worker in self._workers:
+                if worker.due is not None and worker.due <= now:
+                    worker.start()
+            fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
+            ready = wait_for(reading=fds, timeout=_REFRESH_SECONDS)
+            for worker in self._workers:
+                if not ready.isdisjoint(worker.fds):
+                    self._hear(worker)
+            self._mind_signals()
+            self._keep_time(time.monotonic())
+
+    def _hear(self, worker: SupervisedWorker) -> None:
+        for event in worker.hear():
+            now = time.monotonic()
+            self._progress.event(worker.index, event, now)
+            match event["event"]:
+                case "fatal":
+                    self._fail(
+                        WorkerFailed(
+                            event["message"],
+                            detail=event["detail"],
+                            hint=event["hint"],
+                            exit_code=event["exit_code"],
+                        )
+                    )
+                case "worker_died":
+                    self._died(worker, event, now)
+            if event["event"] not in _INTERNAL:
+                name = event.pop("event")
+                self._tell(name, worker=worker.index, **event)
+
+    def _died(self, worker: SupervisedWorker, event: Mapping[str, Any], now: float) -> None:
+        if self._asked_to_stop:
+            return
+        try:
+            wait_s = worker.plan_restart(now, random.random())
+        except BackupError as error:
+            self._fail(error)
+            return
+        self._tell(
+            "worker_restart",
+            worker=worker.index,
+            pid=event["pid"],
+            status=event["status"],
+            detail=event["detail"],
+            attempt=worker.restarts,
+            wait_s=round(wait_s, 3),
+        )
+
+    def _fail(self, error: BackupError) -> None:
+        """Keep the first error and let the workers finish what is in flight."""
+        if self._error is None:
+            self._error = error
+        self._stop_workers()
+
+    def _stop_workers(self) -> None:
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
+            self._systemd.notify("STOPPING=1")
+            for worker in self._workers:
+                worker.stop()
+
+    def _mind_signals(self) -> None:
+        self._inbox.drain()
+        if self._inbox.take_hangup():
+            self._log.reopen()
+        if self._inbox.stops and not self._asked_to_stop:
+            self._tell("stopping", signal=self._inbox.first_stop)
+            self._stop_workers()
+        if self._inbox.stops > 1 and not self._killed:
+            self._killed = True
+            for worker in self._workers:
+                worker.kill()
+
+    def _keep_time(self, now: float) -> None:
+        self._book.count_some(self._progress, now)
+        snapshot = self._progress.snapshot(now)
+        self._view.refresh(snapshot)
+        if now >= self._next_watchdog:
+            self._next_watchdog = now + _WATCHDOG_SECONDS
+            self._systemd.notify("WATCHDOG=1")
+            self._systemd.notify(
+                f"STATUS=copied {snapshot.copied}, failed {snapshot.failed},"
+                f" {snapshot.mb_per_s:.1f} MB/s"
+            )
+        if now >= self._next_progress:
+            self._next_progress = now + self._settings.log.progress_interval
+            self._book.update(snapshot)
+            self._tell("progress", **_progress_fields(snapshot))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _finish(self) -> int:
+        if self._error is None and self._inbox.stops:
+            self._error = Stopped(self._inbox.first_stop)
+        snapshot = self._progress.snapshot(time.monotonic())
+        if isinstance(self._error, Stopped):
+            outcome, code = "stopped", self._error.exit_code
+        elif self._error is not None:
+            outcome, code = "error", self._error.exit_code
+            self._tell(
+                "error",
+                exit_code=code,
+                message=self._error.message,
+                detail=self._error.detail,
+                hint=self._error.hint,
+            )
+        elif snapshot.failed:
+            outcome, code = "some_failed", SOME_FAILED
+        else:
+            outcome, code = "done", 0
+        self._book.end(snapshot, outcome, code)
+        self._tell(
+            "run_stop",
+            outcome=outcome,
+            exit_code=code,
+            copied=snapshot.copied,
+            failed=snapshot.failed,
+            bytes=snapshot.bytes,
+            duration_s=round(snapshot.elapsed_s, 3),
+        )
+        return code
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self._log.emit(event, fields)
+        self._view.event({"event": event, **fields})
+
+
+def _progress_fields(snapshot: Snapshot) -> dict[str, object]:
+    eta = snapshot.eta_s
+    return {
+        "copied": snapshot.copied,
+        "failed": snapshot.failed,
+        "pending": snapshot.pending,
+        "bytes": snapshot.bytes,
+        "mb_per_s": round(snapshot.mb_per_s, 3),
+        "blobs_per_s": round(snapshot.blobs_per_s, 3),
+        "eta_s": None if eta is None else round(eta, 1),
+        "active_workers": snapshot.active_workers,
+    }

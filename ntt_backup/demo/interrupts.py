@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM as an exception, but never between starting a process and noting it.
+
+The demo starts servers and fills a directory; whenever it is stopped, both must go. An exception out
+of a signal handler unwinds to the cleaning up from anywhere, which is what a script wants, except in
+the few lines that take something and note how to give it back. Those are `held`: a signal that comes
+there is raised at their end.
+
+Called by `demo` and `demo.play`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from ntt_backup.errors import Stopped
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Raises `Stopped` in the main thread for the first SIGINT, SIGTERM or SIGHUP; ignores more."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending: int | None = None
+        self._raised = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals here while the context lasts, then as before."""
+        before = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise nothing inside; a signal that came is raised at the end."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        self._raise_pending()
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if self._pending is None:
+            self._pending = signum
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pending is not None and not self._depth and not self._raised:
+            self._raised = True
+            raise Stopped(self._pending)

@@ -1,0 +1,39 @@
+"""The names by which this host's work for a target is known elsewhere.
+
+On the remote, a session's scratch directory carries `owner`, so that the next run can remove what a
+dead one left and touches nobody else's. In the catalog, connections carry `application`, so that
+`status` can say who holds which range. Called by `coordinator`, `preflight` and `cli`.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from blake3 import blake3
+
+from ntt_backup.config import CatalogConfig
+
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+def owner(settings: CatalogConfig) -> str:
+    """12 hex digits for this machine, its store and the target. Two runs of one lock share it."""
+    try:
+        machine = _MACHINE_ID.read_text(encoding="ascii")
+    except OSError:
+        machine = ""
+    root = settings.source.root if settings.source is not None else ""
+    parts = (
+        socket.gethostname(),
+        machine.strip(),
+        str(settings.lock.file),
+        str(root),
+        settings.target,
+    )
+    return blake3("\0".join(parts).encode()).hexdigest(length=6)
+
+
+def application(settings: CatalogConfig) -> str:
+    """The start of the application_name of our connections: `ntt-backup-remote/HOST`."""
+    return f"ntt-backup-remote/{socket.gethostname()[:30]}"

@@ -1,0 +1,68 @@
+"""One coordinator a host and target: a PID file held with flock(2).
+
+A PID file alone goes stale when its writer is killed, and then needs hands. The kernel's lock ends
+with the process, so what a dead coordinator leaves is an unlocked file that means nothing; the PID
+in it is only there to be named in the message. The file stays: removing it would let two processes
+lock two files of the same name.
+
+The default path lies in /tmp, where others may put things: a symlink in its place is refused.
+Called by `coordinator` and `preflight`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ntt_backup.errors import ConfigError, LockHeld
+
+
+@contextmanager
+def pid_lock(path: Path) -> Iterator[None]:
+    """Hold the lock while the context lasts; the file holds our PID meanwhile, and is empty afterwards.
+
+    Raises LockHeld naming the holder's PID, or ConfigError where the file cannot be used.
+    """
+    fd = _open(path)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise LockHeld(
+                f"another coordinator runs here, with PID {holder}",
+                detail=f"it holds {path}",
+                hint="wait for it or stop it; for another target use --target, which has its own lock",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o644)
+    except OSError as error:
+        why = "a symlink stands there" if error.errno == errno.ELOOP else error.strerror
+        raise ConfigError(
+            f"the lock file {path} cannot be opened",
+            detail=why or str(error),
+            hint="remove what stands there, or set lock.file (NTT_LOCK_FILE) to a path in a directory"
+            " that belongs to this user",
+        ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ConfigError(
+            f"the lock file {path} is not a regular file",
+            hint="remove what stands there, or set lock.file (NTT_LOCK_FILE)",
+        )
+    return fd

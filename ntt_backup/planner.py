@@ -1,0 +1,242 @@
+"""Every decision that needs no database and no network: ranges, cutting, waiting, splitting, ETA.
+
+These are the rules an operator argues about ("why was this batch split?", "why does it wait a
+minute?"), so they are pure functions of plain values: they can be read in one sitting and tested
+with thousands of generated cases. The worker and the coordinator act on what is returned here and
+decide nothing themselves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
+
+RANGES = 256
+
+
+def prefix_ranges() -> tuple[BlobRange, ...]:
+    """The whole space of blobids, cut at the two-digit hex prefixes.
+
+    The first range starts at '' and the last has no end, so that every text, also one that is no
+    blobid, lies in exactly one range, whatever the database's collation makes of it. The number is
+    fixed: the index of a range is its advisory lock, and all hosts must mean the same by it.
+    """
+    bounds = ["", *(f"{index:02x}" for index in range(1, RANGES)), None]
+    return tuple(
+        BlobRange(index, bounds[index] or "", bounds[index + 1]) for index in range(RANGES)
+    )
+
+
+def claim_order(worker: int, workers: int) -> tuple[int, ...]:
+    """In which order a worker (counted from 0) tries the ranges: all of them, from its own share
+    on.
+
+    Workers start evenly spread, so they meet only when a share is done; the locks settle who gets
+    what.
+    """
+    start = worker * RANGES // workers % RANGES
+    return tuple((start + step) % RANGES for step in range(RANGES))
+
+
+def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -> bool:
+    """Whether a batch of count blobs and size bytes ends before this blob.
+
+    It holds at most max_blobs, and at most max_bytes of content, except that a single blob larger
+    than max_bytes travels alone. Blobs of unknown size count as empty.
+    """
+    return count == max_blobs or (count > 0 and size + (blob.size or 0) > max_bytes)
+
+
+def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
+    """How many blobs from the front make the next batch; 0 only for no blobs."""
+    size = 0
+    for count, blob in enumerate(blobs):
+        if is_full(count, size, blob, max_blobs, max_bytes):
+            return count
+        size += blob.size or 0
+    return len(blobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with full jitter, in seconds: uniform in (0, min(cap, base * 2**(n-1))].
+
+    Full jitter, because all workers lose the same link at the same moment and must not come back at
+    the same moment. A tenth of the ceiling is kept as a floor so that no wait is none.
+    """
+
+    base: float
+    cap: float
+
+    def wait(self, attempt: int, random: Callable[[], float]) -> float:
+        """attempt counts from 1; random() is uniform in [0, 1)."""
+        ceiling = min(self.cap, self.base * 2.0 ** min(attempt - 1, 60))
+        return ceiling * (0.1 + 0.9 * random())
+
+
+class OutageClock:
+    """How long to wait while a side is away, and when to stop waiting.
+
+    limit: seconds since the first failure after which `next_wait` says None; None: never.
+    """
+
+    def __init__(self, backoff: Backoff, limit: float | None, random: Callable[[], float]) -> None:
+        self._backoff = backoff
+        self._limit = limit
+        self._random = random
+        self._since: float | None = None
+        self.attempt = 0
+
+    def next_wait(self, now: float) -> float | None:
+        """Count one more failure; seconds to wait, or None when the limit is passed."""
+        if self._since is None:
+            self._since = now
+        if self._limit is not None and now - self._since >= self._limit:
+            return None
+        self.attempt += 1
+        return self._backoff.wait(self.attempt, self._random)
+
+    def over(self) -> None:
+        """The side has answered: the next failure is a new outage."""
+        self._since = None
+        self.attempt = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Send the same blobs again, after wait_s seconds."""
+
+    batch: Batch
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Send the halves, each as a batch of its own, counting attempts anew."""
+
+    parts: tuple[Batch, Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The bad blob stands alone: it is failed."""
+
+    failure: Failure
+
+
+Decision = Retry | Split | GiveUp
+
+
+def after_rejection(
+    batch: Batch, detail: str, attempts: int, backoff: Backoff, random: Callable[[], float]
+) -> Decision:
+    """What to do with a batch that the remote (or the local tar) refused for itself.
+
+    It is retried as a whole until it was sent `attempts` times; then it is halved, until a single
+    blob is left that keeps failing. Halves get one attempt less to waste: the whole has shown that
+    waiting does not help, so they are split again at once if they fail.
+    """
+    if batch.attempt < attempts:
+        return Retry(replace(batch, attempt=batch.attempt + 1), backoff.wait(batch.attempt, random))
+    if len(batch.blobs) > 1:
+        return Split(split(batch, attempt=attempts))
+    return GiveUp(Failure(batch.blobs[0].blobid, Reason.REMOTE_REJECTED, detail))
+
+
+def after_link_loss(batch: Batch, attempts: int) -> tuple[Batch, ...]:
+    """What to send once the link is back, for a batch that had no receipt when it broke.
+
+    A broken link is no blob's failure, so nothing is ever given up here. But a link that breaks
+    again and again under the same large batch may carry a smaller one: after every `attempts`
+    losses it is halved.
+    """
+    if batch.attempt % attempts == 0 and len(batch.blobs) > 1:
+        return split(batch, attempt=1)
+    return (replace(batch, attempt=batch.attempt + 1),)
+
+
+def split(batch: Batch, attempt: int) -> tuple[Batch, Batch]:
+    """The two halves of a batch of at least two blobs; names grow by 'a' and 'b'."""
+    middle = len(batch.blobs) // 2
+    return (
+        replace(batch, name=batch.name + "a", blobs=batch.blobs[:middle], attempt=attempt),
+        replace(batch, name=batch.name + "b", blobs=batch.blobs[middle:], attempt=attempt),
+    )
+
+
+class Throttle:
+    """A token bucket: how many bytes may go now under a limit, holding at most a tenth of a
+    second.
+    """
+
+    def __init__(self, bytes_per_second: float, now: float) -> None:
+        self._rate = bytes_per_second
+        self._burst = max(1.0, bytes_per_second / 10)
+        self._tokens = self._burst
+        self._then = now
+
+    def allowance(self, now: float) -> int:
+        """Bytes that may be sent at this moment; 0 for none."""
+        self._tokens = min(self._burst, self._tokens + (now - self._then) * self._rate)
+        self._then = now
+        return int(self._tokens)
+
+    def spend(self, sent: int) -> None:
+        self._tokens -= sent
+
+    def delay(self) -> float:
+        """Seconds until a useful amount may be sent again."""
+        return max(0.0, (self._burst / 2 - self._tokens) / self._rate)
+
+
+class RateWindow:
+    """Amounts over the last `span` seconds, in constant memory: one bucket a second."""
+
+    def __init__(self, span: float = 60.0) -> None:
+        self._span = span
+        self._buckets: deque[tuple[float, float]] = deque()
+        self._total = 0.0
+        self._start: float | None = None
+
+    def add(self, now: float, amount: float) -> None:
+        if self._start is None:
+            self._start = now
+        self._expire(now)
+        self._total += amount
+        if self._buckets and now - self._buckets[-1][0] < 1.0:
+            start, before = self._buckets[-1]
+            self._buckets[-1] = (start, before + amount)
+        else:
+            self._buckets.append((now, amount))
+
+    def rate(self, now: float) -> float:
+        """Per second, over the span, or over the time since the first amount where that is
+        shorter.
+        """
+        if self._start is None:
+            return 0.0
+        self._expire(now)
+        return self._total / max(1.0, min(self._span, now - self._start))
+
+    def _expire(self, now: float) -> None:
+        while self._buckets and now - self._buckets[0][0] > self._span:
+            self._total -= self._buckets.popleft()[1]
+
+
+def eta_seconds(pending: int | None, settled: int, elapsed_s: float) -> float | None:
+    """Seconds until pending blobs are done at the run's own pace; None while that cannot be said.
+
+    Counted in blobs, not bytes: blobids are hashes, so what is still to come has the same sizes as
+    what has been, and the run so far is a fair sample of it. Small runs say nothing for the first
+    seconds.
+    """
+    if pending is None or elapsed_s < 1.0:
+        return None
+    if pending == 0:
+        return 0.0
+    if settled == 0:
+        return None
+    return pending * elapsed_s / settled

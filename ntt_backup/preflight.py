@@ -1,0 +1,330 @@
+"""Is everything in place? Asked by `check`, by the systemd unit, and by every run before it starts.
+
+A test connection that only says `echo` proves little: the real job once hung in X11 forwarding, and
+in an account's own RemoteCommand, where the echo had passed by another way. So the preflight does
+what the job does, with the same options: it opens the job's own session, sends two real batches in
+a row into a scratch directory on the remote, fetches them back and compares. Two in a row, because
+that shows that the far side finds the border between them.
+
+Each step says ok, a warning, or what is wrong and what to do. Steps are independent where they can
+be, so that one call shows all that is wrong. Called by `cli` (check) and `coordinator` (run).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import humanize
+from blake3 import blake3
+
+from ntt_backup import __version__, identity
+from ntt_backup.catalog import db, figures, verify_schema
+from ntt_backup.config import Settings
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, SourceError
+from ntt_backup.events import EventLog
+from ntt_backup.lock import pid_lock
+from ntt_backup.model import Batch, Blob, Reason, Receipt, relative_path
+from ntt_backup.process import output_of
+from ntt_backup.store import Store
+from ntt_backup.strategy import open_session, resolve
+from ntt_backup.strategy.session import SessionPlan
+from ntt_backup.transport.shell import ask
+from ntt_backup.transport.ssh import Ssh
+
+_TRIAL_SIZES: Final = ((1, 513, 70_000), (0, 4096))
+_TRIAL_SECONDS: Final = 60.0
+_SKEW_SECONDS: Final = 5.0
+_LEAST_FREE: Final = 64 * 1024 * 1024
+_SAMPLE: Final = 8
+_ESTIMATE_MS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step found. error is set where it failed, warning where it only deserves a look."""
+
+    name: str
+    text: str = ""
+    warning: str = ""
+    error: BackupError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the remote says about itself. Bytes and epoch seconds."""
+
+    free_bytes: int | None
+    skew_s: float
+    system: str
+    tar: str
+
+
+def check(settings: Settings) -> Iterator[Step]:
+    """All steps, as they are done; none raises."""
+    yield _guarded("log", lambda: _log(settings))
+    yield _guarded("lock", lambda: _lock(settings))
+    yield from _steps(settings, f"check-{os.getpid()}")
+
+
+def require(settings: Settings, run_id: str) -> list[str]:
+    """What a run needs, its own lock and log apart; the warnings. Raises the first step's error."""
+    warnings = []
+    for step in _steps(settings, run_id):
+        if step.error is not None:
+            raise step.error
+        if step.warning:
+            warnings.append(f"{step.name}: {step.warning}")
+    return warnings
+
+
+def _steps(settings: Settings, run_id: str) -> Iterator[Step]:
+    yield _guarded("source", lambda: _source(settings))
+    catalog = _guarded("catalog", lambda: _catalog(settings))
+    yield catalog
+    if catalog.error is None:
+        yield _guarded("pending", lambda: _pending(settings))
+    facts: list[_Facts] = []
+
+    def remote() -> Step:
+        facts.append(_remote_facts(settings))
+        return Step("remote", f"{settings.remote.host}: {facts[0].system}, {facts[0].tar}")
+
+    step = _guarded("remote", remote)
+    yield step
+    if step.error is None:
+        yield _guarded("transfer", lambda: _transfer(settings, run_id))
+        yield _guarded("clock", lambda: _clock(facts[0]))
+        if catalog.error is None:
+            yield _guarded("space", lambda: _space(settings, facts[0]))
+    yield _guarded("versions", _versions)
+
+
+def _guarded(name: str, work: Callable[[], Step]) -> Step:
+    try:
+        return replace(work(), name=name)
+    except BackupError as error:
+        return Step(name, error=error)
+
+
+def _log(settings: Settings) -> Step:
+    EventLog(settings.log.jsonl, "check").close()
+    return Step("", str(settings.log.jsonl))
+
+
+def _lock(settings: Settings) -> Step:
+    with pid_lock(settings.lock.file):
+        return Step("", f"{settings.lock.file} is free")
+
+
+def _source(settings: Settings) -> Step:
+    return Step("", Store(settings.source.root).probe())
+
+
+def _catalog(settings: Settings) -> Step:
+    conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
+    try:
+        warnings = verify_schema(conn, settings.target)
+        server = conn.info.parameter_status("server_version") or "unknown"
+        text = f"{db.describe(settings.catalog.url)}, PostgreSQL {server}"
+        return Step("", text, warning="; ".join(warnings))
+    finally:
+        conn.close()
+
+
+def _pending(settings: Settings) -> Step:
+    """A few pending blobs are looked for in the store: a wrong source.root shows here."""
+    conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
+    try:
+        blobs = list(islice(figures.iter_pending(conn, settings.target), _SAMPLE))
+    finally:
+        conn.close()
+    if not blobs:
+        return Step("", "nothing is pending")
+    checked = Store(settings.source.root).inspect(blobs, verify=False)
+    missing = [one for one in checked.failed if one.reason is Reason.MISSING]
+    if len(missing) == len(blobs):
+        return Step(
+            "",
+            "",
+            warning=f"none of {len(blobs)} pending blobs looked for is in {settings.source.root}",
+        )
+    return Step("", f"{len(checked.ready)} of {len(blobs)} pending blobs looked at can be sent")
+
+
+def _remote_facts(settings: Settings) -> _Facts:
+    script = resources.files("ntt_backup.transport").joinpath("probe.sh").read_text("utf-8")
+    before = time.time()
+    answer = ask(
+        Ssh(settings.remote),
+        script,
+        {"root": settings.remote.path},
+        doing="its system and free space",
+        timeout=2.0 * settings.remote.connect_timeout,
+    )
+    after = time.time()
+    said = dict(
+        line.split("=", 1) for line in answer.decode("utf-8", "replace").splitlines() if "=" in line
+    )
+    if problem := said.get("problem"):
+        raise RemoteCannotStore(
+            f"remote.path {settings.remote.path} cannot be used",
+            detail=problem,
+            hint="create it there and give it to the remote account; it is never created for you, because"
+            " a missing directory may mean a disk that is not mounted",
+        )
+    theirs = float(said["clock"]) if said.get("clock", "").isdigit() else before
+    # Their clock was read somewhere between, and shows whole seconds.
+    skew = max(0.0, before - theirs - 1, theirs - after)
+    free = said.get("free_kib", "")
+    return _Facts(
+        free_bytes=int(free) * 1024 if free.isdigit() else None,
+        skew_s=skew,
+        system=said.get("system", "unknown system"),
+        tar=said.get("tar", "no tar"),
+    )
+
+
+def _transfer(settings: Settings, run_id: str) -> Step:
+    """Two batches in a row through the job's own session, fetched back, compared, and removed."""
+    scratch = f"{settings.remote.path}/.ntt-check-{run_id}"
+    transport = Ssh(settings.remote)
+
+    def there(script: str, doing: str) -> bytes:
+        return ask(transport, script, {"scratch": scratch}, doing=doing, timeout=_TRIAL_SECONDS)
+
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ntt-check-") as place:
+        batches = [_make_batch(Path(place), sizes) for sizes in _TRIAL_SIZES]
+        there('mkdir "$scratch"', "a scratch directory")
+        try:
+            _send(settings, Path(place), scratch, batches)
+            archive = there('cd "$scratch" && tar -c -f - by-hash', "the trial blobs back")
+        finally:
+            there('rm -rf "$scratch"', "removing the scratch directory")
+    sent = {blob.blobid for batch in batches for blob in batch.blobs}
+    _compare(archive, sent)
+    return Step(
+        "",
+        f"{len(sent)} trial blobs in {len(batches)} batches by {resolve(settings.run.strategy)},"
+        f" identical, {time.monotonic() - began:.1f} s",
+    )
+
+
+def _make_batch(place: Path, sizes: tuple[int, ...]) -> Batch:
+    blobs = []
+    for size in sizes:
+        content = os.urandom(size)
+        blobid = blake3(content).hexdigest()
+        path = place / relative_path(blobid)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        blobs.append(Blob(blobid, size))
+    return Batch("trial", tuple(blobs))
+
+
+def _send(settings: Settings, place: Path, scratch: str, batches: list[Batch]) -> None:
+    session = open_session(
+        settings.run.strategy,
+        SessionPlan(
+            transport=Ssh(settings.remote),
+            store=Store(place),
+            root=scratch,
+            owner="check",
+            run_id="check",
+            slot="0",
+            run=settings.run,
+            bytes_per_second=None,
+            on_bytes=lambda _: None,
+        ),
+    )
+    try:
+        for batch in batches:
+            session.put(batch)
+        deadline = time.monotonic() + _TRIAL_SECONDS
+        while session.in_flight:
+            for outcome in session.collect(1.0):
+                if not isinstance(outcome, Receipt):
+                    raise outcome.error
+            if time.monotonic() > deadline:
+                raise RemoteDenied(
+                    "the remote gave no receipt for the trial batches",
+                    detail=f"waited {_TRIAL_SECONDS:.0f} s for it to extract and sync them",
+                )
+    except BaseException:
+        session.abort()
+        raise
+    session.close()
+
+
+def _compare(archive: bytes, sent: set[str]) -> None:
+    arrived: set[str] = set()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+        for member in members:
+            content = members.extractfile(member) if member.isreg() else None
+            if content is not None and blake3(content.read()).hexdigest() == Path(member.name).name:
+                arrived.add(Path(member.name).name)
+                if member.mode != 0o644:
+                    raise RemoteCannotStore(
+                        f"files arrive with mode {member.mode:o} instead of 644"
+                    )
+    if arrived != sent:
+        raise RemoteCannotStore(
+            "what arrived is not what was sent",
+            detail=f"{len(arrived)} of {len(sent)} trial blobs are identical",
+            hint="do not run the backup before this is understood",
+        )
+
+
+def _clock(facts: _Facts) -> Step:
+    if facts.skew_s > _SKEW_SECONDS:
+        return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP there")
+    return Step("", "the clocks agree")
+
+
+def _space(settings: Settings, facts: _Facts) -> Step:
+    conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
+    try:
+        estimate = figures.pending_bytes_estimate(conn, settings.target, _ESTIMATE_MS)
+    finally:
+        conn.close()
+    if estimate is None:
+        return Step("", warning="the catalog took too long to say how much is pending")
+    if facts.free_bytes is None:
+        return Step("", warning="the remote does not say how much space is free")
+    about = "" if estimate.exact else "about "
+    need = humanize.naturalsize(estimate.bytes)
+    free = humanize.naturalsize(facts.free_bytes)
+    text = f"{free} free, {about}{need} pending"
+    if facts.free_bytes < min(_LEAST_FREE, max(estimate.bytes, 1)):
+        raise RemoteCannotStore("the remote is full", detail=text, hint="free space there")
+    if facts.free_bytes < estimate.bytes:
+        return Step("", warning=f"not all will fit: {text}")
+    return Step("", text)
+
+
+def _versions() -> Step:
+    tools = [_version(["tar", "--version"]), _version(["ssh", "-V"])]
+    return Step(
+        "", f"ntt-backup {__version__}, Python {platform.python_version()}, " + ", ".join(tools)
+    )
+
+
+def _version(argv: list[str]) -> str:
+    said = output_of(argv, timeout=5.0)
+    if said is None:
+        raise SourceError(
+            f"{argv[0]} is not installed on this machine",
+            hint=f"apt-get install {'openssh-client' if argv[0] == 'ssh' else argv[0]}",
+        )
+    return said.splitlines()[0] if said else f"{argv[0]} of unknown version"

@@ -1,0 +1,143 @@
+"""What a run has done so far, as told by its workers' events; what the log and the screen show of
+it.
+
+Pure: fed with events and the time, asked for figures. The number of pending blobs is not known at
+the start, because counting 42 million rows takes longer than most runs; the coordinator counts
+range by range beside the work, over and over (`count_range`), since other programs insert rows
+meanwhile. Until the first count is complete, `pending` and the ETA are None.
+
+Called by `coordinator`; the views draw `Snapshot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ntt_backup.planner import RANGES, RateWindow, eta_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """One worker at a moment. state: starting, sending, waiting, idle, outage, stopped."""
+
+    index: int
+    state: str
+    batch: str
+    copied: int
+    mb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at a moment. Bytes and seconds; mb_per_s is 10^6 bytes a second over the last
+    minute.
+    """
+
+    elapsed_s: float
+    copied: int
+    failed: int
+    pending: int | None
+    bytes: int
+    mb_per_s: float
+    blobs_per_s: float
+    eta_s: float | None
+    workers: tuple[WorkerLine, ...]
+
+    @property
+    def active_workers(self) -> int:
+        return sum(1 for worker in self.workers if worker.state in ("sending", "waiting"))
+
+
+@dataclass(slots=True)
+class _Worker:
+    state: str = "starting"
+    batch: str = ""
+    copied: int = 0
+    rate: RateWindow = field(default_factory=lambda: RateWindow(10.0))
+
+
+class Progress:
+    """Adds up a run. Times are monotonic seconds."""
+
+    def __init__(self, started: float, workers: int) -> None:
+        self._started = started
+        self._workers = [_Worker() for _ in range(workers)]
+        self._bytes_rate = RateWindow()
+        self._blobs_rate = RateWindow()
+        self._counted = 0
+        self._sum = 0
+        self._pending_then: int | None = None
+        self._settled_then = 0
+        self.copied = 0
+        self.failed = 0
+        self.bytes = 0
+
+    def event(self, index: int, event: Mapping[str, Any], now: float) -> None:
+        """Take in one event of the worker with this index."""
+        worker = self._workers[index]
+        match event["event"]:
+            case "tick":
+                worker.state = event["state"]
+                worker.rate.add(now, event["sent"])
+                self._bytes_rate.add(now, event["sent"])
+            case "batch_complete":
+                worker.batch = event["batch"]
+                worker.copied += event["copied"]
+                self.copied += event["copied"]
+                self.failed += event["failed"]
+                self.bytes += event["bytes"]
+                self._blobs_rate.add(now, event["copied"] + event["failed"])
+            case "worker_start":
+                worker.state = "starting"
+            case "worker_stop":
+                worker.state = "stopped"
+
+    @property
+    def next_range(self) -> int:
+        """The index of the range to count next."""
+        return self._counted
+
+    def count_range(self, pending: int) -> bool:
+        """Take in the number of pending blobs of that range; whether that completes a count.
+
+        What is settled while a count goes on may be in it or not: the figure is that much too high
+        until the next count.
+        """
+        self._counted += 1
+        self._sum += pending
+        if self._counted < RANGES:
+            return False
+        self._pending_then, self._settled_then = self._sum, self._settled
+        self._counted = self._sum = 0
+        return True
+
+    @property
+    def _settled(self) -> int:
+        return self.copied + self.failed
+
+    @property
+    def pending(self) -> int | None:
+        """Blobs still to send; None until the first count is complete."""
+        if self._pending_then is None:
+            return None
+        return max(0, self._pending_then - (self._settled - self._settled_then))
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The figures of this moment."""
+        elapsed = now - self._started
+        return Snapshot(
+            elapsed_s=elapsed,
+            copied=self.copied,
+            failed=self.failed,
+            pending=self.pending,
+            bytes=self.bytes,
+            mb_per_s=self._bytes_rate.rate(now) / 1e6,
+            blobs_per_s=self._blobs_rate.rate(now),
+            eta_s=eta_seconds(self.pending, self._settled, elapsed),
+            workers=tuple(
+                WorkerLine(index, one.state, one.batch, one.copied, one.rate.rate(now) / 1e6)
+                for index, one in enumerate(self._workers)
+            ),
+        )

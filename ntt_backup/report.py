@@ -1,0 +1,134 @@
+"""What `status` and `run --dry-run` print: text for people, and the same as JSON.
+
+Pure, apart from printing: fed with what the catalog answered. Called by `cli`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import humanize
+from rich import box
+from rich.table import Table
+
+from ntt_backup.catalog.claim import Holder
+from ntt_backup.catalog.figures import Totals
+from ntt_backup.catalog.runs import Run
+from ntt_backup.config import Settings
+from ntt_backup.model import Blob
+from ntt_backup.planner import is_full
+from ntt_backup.strategy import resolve
+from ntt_backup.wording import printable, size
+
+
+def status_json(
+    target: str, totals: Totals, last: Run | None, holders: Sequence[Holder]
+) -> dict[str, Any]:
+    """The status as plain JSON values; bytes are integers, times RFC 3339."""
+    return {
+        "target": target,
+        **asdict(totals),
+        "last_run": None if last is None else {k: _plain(v) for k, v in asdict(last).items()},
+        "ranges": [
+            {"range": f"{one.index:02x}", "holder": one.application_name, "pid": one.pid}
+            for one in holders
+        ],
+    }
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, UUID) else _moment(value)
+
+
+def _moment(value: object) -> object:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def status_table(target: str, totals: Totals, last: Run | None, holders: Sequence[Holder]) -> Table:
+    """The status for a terminal."""
+    table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_row("pending", _amount(totals.pending, totals.pending_bytes))
+    table.add_row("copied", _amount(totals.copied, totals.copied_bytes))
+    table.add_row("failed", _amount(totals.failed, totals.failed_bytes))
+    for reason, count in sorted(totals.failed_by_reason.items()):
+        table.add_row("", f"{count:,} {printable(reason)}")
+    if totals.unsized:
+        table.add_row("", f"{totals.unsized:,} pending blobs have no size in the catalog yet")
+    if totals.without_blobid:
+        table.add_row("", f"{totals.without_blobid:,} rows have no blobid and are never sent")
+    table.add_row("last run", "none" if last is None else _run(last))
+    for who, ranges in _by_holder(holders).items():
+        table.add_row("at work", f"{printable(who)}: {_ranges(ranges)}")
+    return table
+
+
+def _amount(blobs: int, bytes_: int) -> str:
+    return f"{blobs:,} blobs, {size(bytes_)}"
+
+
+def _run(run: Run) -> str:
+    began = f"{run.started_at:%Y-%m-%d %H:%M} on {printable(run.host)}"
+    did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
+    if run.ended_at is None:
+        seen = humanize.naturaldelta(datetime.now(run.updated_at.tzinfo) - run.updated_at)
+        return f"{began}, PID {run.pid}: no end yet, last seen {seen} ago, {did}"
+    return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
+
+
+def _by_holder(holders: Sequence[Holder]) -> Mapping[str, list[int]]:
+    grouped: dict[str, list[int]] = {}
+    for one in holders:
+        grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
+    return grouped
+
+
+def _ranges(indexes: Sequence[int]) -> str:
+    names = [f"{index:02x}" for index in indexes[:16]]
+    more = f" and {len(indexes) - 16} more" if len(indexes) > 16 else ""
+    return "ranges " + " ".join(names) + more
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would send. Bytes are of blobs with a known size."""
+
+    blobs: int
+    bytes: int
+    unsized: int
+    batches: int
+
+
+def plan(pending: Iterable[Blob], max_blobs: int, max_bytes: int) -> Plan:
+    """Cut all pending blobs as one worker would; constant memory."""
+    blobs = total = unsized = batches = 0
+    count = size_so_far = 0
+    for blob in pending:
+        if count == 0 or is_full(count, size_so_far, blob, max_blobs, max_bytes):
+            batches += 1
+            count = size_so_far = 0
+        count += 1
+        size_so_far += blob.size or 0
+        blobs += 1
+        total += blob.size or 0
+        unsized += blob.size is None
+    return Plan(blobs, total, unsized, batches)
+
+
+def plan_lines(settings: Settings, planned: Plan) -> list[str]:
+    """The plan for a terminal."""
+    run = settings.run
+    limit = f", at most {size(run.bwlimit)}/s" if run.bwlimit else ""
+    return [
+        f"would send {_amount(planned.blobs, planned.bytes)}"
+        + (f" ({planned.unsized:,} of unknown size)" if planned.unsized else ""),
+        f"from {settings.source.root} to {settings.remote.host}:{settings.remote.path}/by-hash",
+        f"in about {planned.batches:,} batches of at most {run.batch_size:,} blobs"
+        f" and {size(run.batch_bytes)}",
+        f"by {run.workers} workers, strategy {resolve(run.strategy)}{limit}",
+    ]

@@ -1,0 +1,110 @@
+"""The coordinator's own page in the catalog: its run's row, and how much is pending.
+
+None of it is needed to move blobs, so none of it may stop a run: when the catalog is away, what
+cannot be noted is skipped, and the connection is tried again with the next progress event. Counting
+pending rows is done one range at a time, with a bounded share of the time, so that neither the
+database nor the event loop notices 42 million rows.
+
+Called by `coordinator`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+from uuid import UUID
+
+from ntt_backup import identity
+from ntt_backup.catalog import db, figures, runs
+from ntt_backup.catalog.claim import Claims
+from ntt_backup.config import Settings
+from ntt_backup.errors import CatalogError
+from ntt_backup.planner import RANGES, prefix_ranges
+from ntt_backup.progress import Progress, Snapshot
+
+T = TypeVar("T")
+
+_COUNT_SHARE: Final = 0.05
+_RECOUNT_SECONDS: Final = 300.0
+
+
+class RunBook:
+    """One connection, opened by `start`."""
+
+    def __init__(self, settings: Settings, run_id: str) -> None:
+        self._settings = settings
+        self._run_id = UUID(run_id)
+        self._connection: db.Connection | None = None
+        self._count_due = 0.0
+        self._started = False
+
+    def start(self, strategy: str) -> None:
+        """Note that the run begins. Raises CatalogError: at the start the catalog must be there."""
+        settings = self._settings
+        runs.start_run(
+            self._open(),
+            self._run_id,
+            target=settings.target,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            strategy=strategy,
+            workers=settings.run.workers,
+        )
+        self._started = True
+
+    def any_pending(self) -> bool:
+        """Whether there is anything to send; never a full count. Raises CatalogError."""
+        return Claims(self._open(), self._settings.target, range(RANGES)).any_pending()
+
+    def count_some(self, progress: Progress, now: float) -> None:
+        """Count the next range, if it is time to."""
+        if now < self._count_due or self._connection is None:
+            return
+        one = prefix_ranges()[progress.next_range]
+        pending = self._try(lambda conn: figures.pending_in(conn, self._settings.target, one))
+        if pending is not None:
+            complete = progress.count_range(pending)
+            took = time.monotonic() - now
+            self._count_due = now + (_RECOUNT_SECONDS if complete else took / _COUNT_SHARE)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Note what the run has done so far; shows that it is alive."""
+        done = _figures(snapshot)
+        self._try(lambda conn: runs.update_run(conn, self._run_id, **done))
+
+    def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
+        """Note how the run ended, and let go of the catalog."""
+        done = _figures(snapshot)
+        if self._started:
+            self._try(
+                lambda conn: runs.end_run(
+                    conn, self._run_id, outcome=outcome, exit_code=exit_code, **done
+                )
+            )
+        self._close()
+
+    def _open(self) -> db.Connection:
+        if self._connection is None:
+            self._connection = db.connect(
+                self._settings.catalog.url, identity.application(self._settings)
+            )
+        return self._connection
+
+    def _try(self, work: Callable[[db.Connection], T]) -> T | None:
+        try:
+            return work(self._open())
+        except CatalogError:
+            self._close()
+            return None
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+def _figures(snapshot: Snapshot) -> dict[str, int]:
+    return {"copied": snapshot.copied, "failed": snapshot.failed, "bytes": snapshot.bytes}

@@ -1,0 +1,44 @@
+"""What every strategy is given, and the one outcome that is not a receipt.
+
+Kept apart from the registry, so that the strategies and the registry can both import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ntt_backup.config import RunSettings
+from ntt_backup.errors import BackupError
+from ntt_backup.model import Batch
+from ntt_backup.store import Store
+from ntt_backup.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The remote answered for this batch, and the answer is no. The session goes on."""
+
+    batch: Batch
+    error: BackupError
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """What a session is opened with.
+
+    root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
+    run and slot the worker: together they name the session's scratch space on the remote, so that
+    the next one can remove what a dead one left. bytes_per_second limits what is sent, None for no
+    limit. on_bytes is told, as they go, how many bytes were handed to the transport.
+    """
+
+    transport: Transport
+    store: Store
+    root: str
+    owner: str
+    run_id: str
+    slot: str
+    run: RunSettings
+    bytes_per_second: float | None
+    on_bytes: Callable[[int], None]

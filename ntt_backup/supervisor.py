@@ -1,0 +1,131 @@
+"""One worker process as the coordinator sees it: start, hear, stop, kill, start again.
+
+Called by `coordinator`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ntt_backup.errors import WorkerFailed
+from ntt_backup.planner import Backoff
+from ntt_backup.process import Child, write
+from ntt_backup.worker_process import Orders
+
+RESTARTS: Final = 5
+
+
+class SupervisedWorker:
+    """A worker process with a bounded number of restarts.
+
+    It is the leader of its own session and process group, so `kill` ends its tar and ssh with it.
+    """
+
+    def __init__(self, orders: Orders, backoff: Backoff) -> None:
+        self.orders = orders
+        self.restarts = 0
+        self.due: float | None = 0.0
+        self._backoff = backoff
+        self._child: Child | None = None
+        self._rest = b""
+        self._said_goodbye = False
+
+    @property
+    def index(self) -> int:
+        return self.orders.worker
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """What becomes readable when there is news of the process."""
+        if self._child is None:
+            return []
+        return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
+
+    def start(self) -> None:
+        """Start the process and give it its orders."""
+        argv = [sys.executable, "-m", "ntt_backup.worker_process"]
+        self._child = Child(argv, new_session=True)
+        self._rest = b""
+        self._said_goodbye = False
+        self.due = None
+        self._tell(self.orders.model_dump_json().encode() + b"\n")
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """The events that have arrived; afterwards `running` is False if the process has ended."""
+        child = self._child
+        if child is None:
+            return
+        child.drain_stderr()
+        ended = False
+        while (data := child.read()) is not None:
+            if not data:
+                ended = True
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                event = json.loads(line)
+                self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
+                yield event
+        if ended or child.status is not None:
+            yield from self._ended(child)
+
+    def _ended(self, child: Child) -> Iterator[dict[str, Any]]:
+        child.wait(5.0)
+        self._end_group(child.pid)
+        status = child.kill()
+        self._child = None
+        if not self._said_goodbye:
+            yield {
+                "event": "worker_died",
+                "pid": child.pid,
+                "status": status,
+                "detail": child.stderr.text[-2000:],
+            }
+
+    def stop(self) -> None:
+        """Ask it to finish what is in flight and end; not to be started again."""
+        self.due = None
+        self._tell(b"stop\n")
+
+    def kill(self) -> None:
+        """End it and all that it started, now."""
+        self.due = None
+        if self._child is not None:
+            self._end_group(self._child.pid)
+
+    def plan_restart(self, now: float, random: float) -> float:
+        """Count a restart and set when it is due; seconds until then. Raises WorkerFailed at the
+        limit.
+        """
+        if self.restarts == RESTARTS:
+            raise WorkerFailed(
+                f"worker {self.index} died {RESTARTS + 1} times",
+                hint="the reason is in the log, in the worker_restart events before this",
+            )
+        self.restarts += 1
+        wait = self._backoff.wait(self.restarts, lambda: random)
+        self.due = now + wait
+        return wait
+
+    def _tell(self, data: bytes) -> None:
+        if self._child is not None:
+            try:
+                write(self._child.stdin_fd, data)
+            except BrokenPipeError:
+                return  # It has ended; `hear` will say so.
+
+    @staticmethod
+    def _end_group(pid: int) -> None:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,36 @@
+"""How bytes reach the remote, and come back.
+
+A transport turns a remote command into an argv for a local process whose stdin and stdout are then
+the remote command's, and explains that process's failures. Strategies use nothing else of it, so
+the same strategy runs over ssh or, for tests and measurements, against a local directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ntt_backup.errors import BackupError
+
+
+class Transport(Protocol):
+    """What a strategy needs of the way to the remote."""
+
+    @property
+    def connect_timeout(self) -> float:
+        """Seconds within which the remote command must have started."""
+        ...
+
+    def argv(self, remote_command: str) -> list[str]:
+        """The local argv that runs remote_command there, with stdin and stdout wired through."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """The environment for that local process."""
+        ...
+
+    def explain(self, status: int | None, stderr: str) -> BackupError:
+        """The error for a local process that ended with status (None: we ended it) and said
+        stderr.
+        """
+        ...

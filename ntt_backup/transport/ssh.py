@@ -1,0 +1,196 @@
+"""The way to the remote: the OpenSSH client, with everything interactive switched off.
+
+Operators' ssh configurations are written for people. A `Host *` with `ForwardX11 yes` and an xauth
+that does not exist makes a scripted ssh hang; `RemoteCommand exec zsh` replaces our command;
+`RequestTTY yes` garbles binary data; a shared ControlMaster funnels all workers through one TCP
+connection. So nothing is left to the configuration that the job depends on: one pure function names
+every such option, and the command line wins over all files.
+
+Options that older clients do not know are announced with IgnoreUnknown first. Failures are told
+from OpenSSH's own words: it has one exit status (255) for everything from a wrong host key to a cut
+cable.
+
+Called by `strategy` (data) and `preflight` (the same options, on purpose).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ntt_backup.config import RemoteSettings
+from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
+
+# AES-GCM moves twice what OpenSSH's default cipher moves, where the CPU has AES instructions.
+_FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
+
+_FIXED_OPTIONS = (
+    "IgnoreUnknown=SessionType,StdinNull,ForkAfterAuthentication",
+    "BatchMode=yes",
+    "RequestTTY=no",
+    "RemoteCommand=none",
+    "SessionType=default",
+    "StdinNull=no",
+    "ForkAfterAuthentication=no",
+    "ForwardX11=no",
+    "ForwardX11Trusted=no",
+    "ForwardAgent=no",
+    "ClearAllForwardings=yes",
+    "Tunnel=no",
+    "PermitLocalCommand=no",
+    "ControlMaster=no",
+    "ControlPath=none",
+    "EscapeChar=none",
+    "Compression=no",
+    "LogLevel=ERROR",
+    "StrictHostKeyChecking=yes",
+    "TCPKeepAlive=yes",
+)
+
+
+def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
+    """The argv that runs command on the remote. Pure. aes: the CPU has AES instructions."""
+    argv = ["ssh"]
+    if remote.ssh_config is not None:
+        argv += ["-F", str(remote.ssh_config)]
+    argv.append("-T")
+    options = [
+        *_FIXED_OPTIONS,
+        f"ConnectTimeout={remote.connect_timeout}",
+        f"ServerAliveInterval={remote.alive_interval}",
+        f"ServerAliveCountMax={remote.alive_count}",
+    ]
+    if aes:
+        options.append(f"Ciphers={_FAST_CIPHERS}")
+    if remote.known_hosts is not None:
+        options.append(f"UserKnownHostsFile={_quoted(remote.known_hosts)}")
+    if remote.identity_file is not None:
+        options += [f"IdentityFile={_quoted(remote.identity_file)}", "IdentitiesOnly=yes"]
+    if remote.port is not None:
+        options.append(f"Port={remote.port}")
+    for option in options:
+        argv += ["-o", option]
+    return [*argv, "--", remote.host, command]
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh_config reads it: in double quotes, with its percent tokens escaped."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{text}"'
+
+
+@cache
+def cpu_has_aes() -> bool:
+    """Whether this CPU has AES instructions, as far as Linux tells."""
+    try:
+        return re.search(r"^(flags|Features)\s*:.*\baes\b", _cpuinfo(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def _cpuinfo() -> str:
+    return Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    pattern: str
+    error: type[BackupError]
+    message: str
+    hint: str
+
+
+_EXPLANATIONS = (
+    _Explanation(
+        r"host key verification failed|remote host identification has changed|host key is known",
+        RemoteDenied,
+        "the remote's host key is not the one we know",
+        "log in once by hand and compare the key's fingerprint, or set remote.known_hosts; if the key"
+        " changed and nobody changed it on purpose, do not go on",
+    ),
+    _Explanation(
+        r"permission denied \(|too many authentication failures|no such identity",
+        RemoteDenied,
+        "the remote does not accept our key",
+        "set remote.identity_file (NTT_SSH_KEY) to a key without a passphrase, and put its public half"
+        " into ~/.ssh/authorized_keys on the remote",
+    ),
+    _Explanation(
+        r"bad configuration option|bad owner or permissions|can't open user config file"
+        r"|bad key types|bad ssh2 cipher|missing argument|unsupported option",
+        ConfigError,
+        "ssh refuses its own configuration",
+        "mend the file that ssh names, or point remote.ssh_config (NTT_SSH_CONFIG) to another",
+    ),
+    _Explanation(
+        r"account is (currently )?not available|shell access|this service allows sftp",
+        RemoteDenied,
+        "the remote account may not run commands",
+        "give the account a login shell (usermod -s /bin/sh)",
+    ),
+    _Explanation(
+        r"could not resolve hostname",
+        RemoteUnreachable,
+        "the remote's name does not resolve",
+        "check remote.host (NTT_REMOTE_HOST) for a typing error, or name resolution on this host",
+    ),
+    _Explanation(
+        r"connection refused",
+        RemoteUnreachable,
+        "the remote refuses connections",
+        "check that sshd runs there, and remote.port (NTT_REMOTE_PORT)",
+    ),
+    _Explanation(
+        r"timed out|not responding",
+        RemoteUnreachable,
+        "the remote does not answer",
+        "check the network between here and there, and any firewall",
+    ),
+)
+
+
+def explain(status: int | None, stderr: str) -> BackupError:
+    """The error for an ssh process that ended with status (None: we ended it) and said stderr."""
+    said = stderr.lower()
+    last = stderr.splitlines()[-1].strip() if stderr else ""
+    for case in _EXPLANATIONS:
+        if re.search(case.pattern, said):
+            return case.error(case.message, detail=last, hint=case.hint)
+    if status in (126, 127):
+        return RemoteDenied(
+            "the remote cannot run our command",
+            detail=last,
+            hint="the remote account needs a login shell that finds sh (see PATH there)",
+        )
+    return RemoteUnreachable(
+        "the connection to the remote was lost",
+        detail=last or (f"ssh ended with status {status}" if status is not None else ""),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    """Transport over the ssh client; see `Transport`."""
+
+    remote: RemoteSettings
+
+    @property
+    def connect_timeout(self) -> float:
+        """ssh bounds the TCP connect itself; key exchange, login and rc files get as long again."""
+        return 2.0 * self.remote.connect_timeout
+
+    def argv(self, remote_command: str) -> list[str]:
+        return ssh_argv(self.remote, remote_command, aes=cpu_has_aes())
+
+    def environment(self) -> Mapping[str, str]:
+        """Ours, without what could make ssh ask a person (askpass) or speak another language."""
+        hidden = {"DISPLAY", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "LC_ALL", "LANG", "LANGUAGE"}
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        return {**kept, "LC_ALL": "C"}
+
+    def explain(self, status: int | None, stderr: str) -> BackupError:
+        return explain(status, stderr)

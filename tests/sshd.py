@@ -1,0 +1,524 @@
+"""The remote of the tests: a real OpenSSH server, in a container where an engine answers.
+
+A backup is only as good as what it does against a real sshd, a real tar and a real full disk. The
+container (tests/docker/sshd) gives accounts with odd login shells, a small file system and a
+read-only one. Where there is no container engine, an sshd started as the current user in a
+temporary directory serves the rest, and tests of what it cannot give are skipped with the reason.
+
+NTT_TEST_SSHD chooses: `docker` (fail where no engine answers), `local`, or `auto`, the default.
+
+Fixtures: `remote`, an `Sshd` for the whole session. After each test that used it the server is set
+running again, so a test may stop, pause or kill it and leave it so.
+"""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import itertools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytest
+
+HOST = "127.0.0.1"
+ALIAS = "ntt-test"
+FULL_SIZE = 16 * 1024**2
+ACCOUNTS = ("backup", "csh", "fishy", "busy", "noisy")
+_DOCKER = Path(__file__).parent / "docker"
+_KEYS_IN_CONTAINER = "/etc/ntt-test"
+_START_TIMEOUT = 30
+
+Kind = Literal["docker", "local"]
+
+
+@dataclass(frozen=True)
+class RemoteDir:
+    """A directory on the remote: `path` there; `local` is where its files can be read here."""
+
+    path: str
+    local: Path
+
+
+class Server(Protocol):
+    """The machine behind an `Sshd`: what can be done to it, as opposed to through it."""
+
+    kind: Kind
+    accounts: tuple[str, ...]
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def pause(self) -> None: ...
+    def unpause(self) -> None: ...
+    def kill_sessions(self) -> None: ...
+    def log(self) -> str: ...
+    def directory(self, name: str) -> RemoteDir: ...
+    def full_directory(self) -> RemoteDir: ...
+    def read_only_directory(self) -> RemoteDir: ...
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """One way into the test server, with the files an ssh client needs. All paths are absolute.
+
+    known_hosts pins the server's key. ssh_config holds `Host ntt-test` (`alias`) with all the rest.
+    """
+
+    server: Server
+    work: Path
+    port: int
+    user: str
+    identity_file: Path
+    public_host_key: str
+    host: str = HOST
+    alias: str = ALIAS
+
+    @property
+    def kind(self) -> Kind:
+        return self.server.kind
+
+    @property
+    def known_hosts(self) -> Path:
+        return self._client_directory / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self._client_directory / "config"
+
+    @property
+    def _client_directory(self) -> Path:
+        return self.work / f"client-{self.user}-{self.port}"
+
+    def __post_init__(self) -> None:
+        self._client_directory.mkdir(exist_ok=True)
+        self.known_hosts.write_text(f"[{self.host}]:{self.port} {self.public_host_key}\n")
+        self.ssh_config.write_text(
+            f"Host {self.alias}\n"
+            f"    HostName {self.host}\n"
+            f"    Port {self.port}\n"
+            f"    User {self.user}\n"
+            f'    IdentityFile "{self.identity_file}"\n'
+            "    IdentitiesOnly yes\n"
+            f'    UserKnownHostsFile "{self.known_hosts}"\n'
+            "    GlobalKnownHostsFile /dev/null\n"
+            "    StrictHostKeyChecking yes\n"
+        )
+
+    def as_user(self, user: str) -> Sshd:
+        """The same server through another account: csh, fishy, busy or noisy (container only)."""
+        if user not in self.server.accounts:
+            pytest.skip(f"account {user} needs the sshd in a container, this one is {self.kind}")
+        return self._with(user=user)
+
+    def through(self, port: int) -> Sshd:
+        """The same server behind another port of 127.0.0.1, such as a `Link`'s."""
+        return self._with(port=port)
+
+    def _with(self, *, user: str | None = None, port: int | None = None) -> Sshd:
+        return Sshd(
+            server=self.server,
+            work=self.work,
+            port=port or self.port,
+            user=user or self.user,
+            identity_file=self.identity_file,
+            public_host_key=self.public_host_key,
+        )
+
+    def argv(self, command: str) -> list[str]:
+        """A plain ssh client's argv for a command: the tests' own way in, not the product's."""
+        return ["ssh", "-F", str(self.ssh_config), "-T", "-oBatchMode=yes", self.alias, command]
+
+    def run(self, command: str, *, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run a shell command on the remote and return its outcome, whatever it is."""
+        return subprocess.run(
+            self.argv(command), input=stdin, capture_output=True, timeout=60, check=False
+        )
+
+    def directory(self, name: str = "backup") -> RemoteDir:
+        """A new, empty, writable directory on the remote, another one at every call."""
+        return self.server.directory(name)
+
+    def full_directory(self) -> RemoteDir:
+        """An empty directory that is a file system of FULL_SIZE bytes. `local` is for root only."""
+        return self.server.full_directory()
+
+    def read_only_directory(self) -> RemoteDir:
+        """An empty directory on a file system that is mounted read-only."""
+        return self.server.read_only_directory()
+
+    def stop(self) -> None:
+        """The remote is switched off: sessions die, connections are refused. `start` undoes it."""
+        self.server.stop()
+
+    def start(self) -> None:
+        """Undo `stop` on the same port with the same host key; returns once sshd answers."""
+        self.server.start()
+        wait_for_sshd(self.server, self.port)
+
+    def pause(self) -> None:
+        """The remote hangs: connections stay open, nothing answers. `unpause` undoes it."""
+        self.server.pause()
+
+    def unpause(self) -> None:
+        """Let the remote go on where it stood."""
+        self.server.unpause()
+
+    def kill_sessions(self) -> None:
+        """End every connection at once, as a cut link does; new ones are welcome."""
+        self.server.kill_sessions()
+
+
+class DockerServer:
+    """sshd in a container, on a port of 127.0.0.1 that stays the same over stop and start."""
+
+    kind: Kind = "docker"
+    accounts = ACCOUNTS
+
+    def __init__(self, work: Path, keys: Path, port: int) -> None:
+        from testcontainers.core.config import testcontainers_config
+        from testcontainers.core.container import DockerContainer
+        from testcontainers.core.image import DockerImage
+
+        # No helper container: it would need another image, and this fixture removes its own.
+        testcontainers_config.ryuk_disabled = True
+        self._uid = os.getuid() or 1000
+        self._data = _shared_directory(work / "data", self._uid)
+        read_only = _shared_directory(work / "read-only", self._uid)
+        subprocess.run([_DOCKER / "make-base"], check=True, timeout=600, stdout=sys.stderr)
+        image = DockerImage(
+            _DOCKER / "sshd",
+            tag=f"ntt-backup-test-sshd:{self._uid}",
+            clean_up=False,
+            buildargs={"UID": str(self._uid)},
+        ).build()
+        self._container = (
+            DockerContainer(str(image))
+            .with_volume_mapping(keys, _KEYS_IN_CONTAINER, "ro")
+            .with_volume_mapping(self._data, "/srv/data", "rw")
+            .with_volume_mapping(read_only, "/srv/read-only", "ro")
+            .with_tmpfs_mount("/srv/full", f"size={FULL_SIZE},mode=1777")
+        )
+        self._container.ports = {"22/tcp": (HOST, port)}
+        self._names = itertools.count(1)
+        self._read_only = RemoteDir("/srv/read-only", read_only)
+
+    def __enter__(self) -> DockerServer:
+        self._container.__enter__()  # unlike start(), removes what could not be started
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._container.stop()
+
+    @property
+    def _engine(self) -> Any:
+        container = self._container.get_wrapped_container()
+        container.reload()
+        return container
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def stop(self) -> None:
+        self.unpause()
+        self._engine.stop(timeout=0)
+
+    def pause(self) -> None:
+        if self._engine.status == "running":
+            self._engine.pause()
+
+    def unpause(self) -> None:
+        if self._engine.status == "paused":
+            self._engine.unpause()
+
+    def kill_sessions(self) -> None:
+        # Every sshd but the listener, which is process 1.
+        self._as_root(
+            "cd /proc; for pid in [0-9]*; do"
+            ' [ "$pid" = 1 ] || ! grep -qsx sshd "$pid/comm" || kill -KILL "$pid"; done; true'
+        )
+
+    def _as_root(self, script: str) -> None:
+        status, output = self._engine.exec_run(["sh", "-c", script])
+        assert status == 0, output
+
+    def log(self) -> str:
+        output: bytes = self._engine.logs()
+        return output.decode(errors="replace")
+
+    def directory(self, name: str) -> RemoteDir:
+        local = _shared_directory(self._data / f"{name}-{next(self._names)}", self._uid)
+        return RemoteDir(f"/srv/data/{local.name}", local)
+
+    def full_directory(self) -> RemoteDir:
+        path = "/srv/full"
+        self._as_root(f"find {path} -mindepth 1 -delete")
+        # Only the container's own mount namespace has this file system.
+        return RemoteDir(path, Path(f"/proc/{self._engine.attrs['State']['Pid']}/root{path}"))
+
+    def read_only_directory(self) -> RemoteDir:
+        return self._read_only
+
+
+class LocalServer:
+    """sshd as the current user, for machines without a container engine."""
+
+    kind: Kind = "local"
+
+    def __init__(self, work: Path, keys: Path, port: int) -> None:
+        self.accounts = (getpass.getuser(),)
+        self._data = _shared_directory(work / "data", os.getuid())
+        self._log = work / "sshd.log"
+        self._names = itertools.count(1)
+        self._mounts = ExitStack()
+        self._listener: subprocess.Popen[bytes] | None = None
+        self._config = work / "sshd_config"
+        base = (
+            f"ListenAddress {HOST}:{port}\n"
+            f'HostKey "{keys / "host_key"}"\n'
+            f'AuthorizedKeysFile "{keys / "authorized_keys"}"\n'
+            "PidFile none\nStrictModes no\nUsePAM no\nUseDNS no\nPermitUserRC no\nPrintMotd no\n"
+            "PermitRootLogin prohibit-password\nPasswordAuthentication no\n"
+            "KbdInteractiveAuthentication no\nMaxStartups 200\nMaxSessions 100\n"
+        )
+        # Newer servers shun a client whose connections broke; breaking them is what tests are for.
+        self._config.write_text(base + "PerSourcePenalties no\n")
+        if subprocess.run(self._argv("-t"), capture_output=True, check=False).returncode != 0:
+            self._config.write_text(base)
+
+    def _argv(self, *flags: str) -> list[str | Path]:
+        return [sshd_binary(), "-f", self._config, *flags]
+
+    def __enter__(self) -> LocalServer:
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._mounts.close()
+
+    def start(self) -> None:
+        if self._listener is None:
+            with self._log.open("ab") as log:
+                self._listener = subprocess.Popen(
+                    self._argv("-D", "-e"), stdin=subprocess.DEVNULL, stderr=log
+                )
+
+    def stop(self) -> None:
+        if self._listener is None:
+            return
+        _kill(self._listener.pid, signal.SIGSTOP)  # no session is born while they are counted
+        for pid in self._descendants():
+            _kill(pid, signal.SIGKILL)
+        self._listener.kill()
+        self._listener.wait(timeout=_START_TIMEOUT)
+        self._listener = None
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def unpause(self) -> None:
+        if self._listener is not None:
+            self._signal(signal.SIGCONT)
+
+    def kill_sessions(self) -> None:
+        for pid in self._descendants():
+            if _name(pid).startswith("sshd"):
+                _kill(pid, signal.SIGKILL)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        assert self._listener is not None, "the server is stopped"
+        _kill(self._listener.pid, signum)
+        for pid in self._descendants():
+            _kill(pid, signum)
+
+    def _descendants(self) -> list[int]:
+        assert self._listener is not None, "the server is stopped"
+        children: dict[int, list[int]] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+        found: list[int] = []
+        todo = [self._listener.pid]
+        while todo:
+            below = children.get(todo.pop(), [])
+            found += below
+            todo += below
+        return found
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def directory(self, name: str) -> RemoteDir:
+        local = self._data / f"{name}-{next(self._names)}"
+        local.mkdir()
+        return RemoteDir(str(local), local)
+
+    def full_directory(self) -> RemoteDir:
+        return self._mount("full", f"size={FULL_SIZE}")
+
+    def read_only_directory(self) -> RemoteDir:
+        return self._mount("read-only", "ro")
+
+    def _mount(self, name: str, options: str) -> RemoteDir:
+        directory = self.directory(name)
+        argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory.path]
+        mounted = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            why = mounted.stderr.partition("\n")[0]
+            pytest.skip(f"a {name} file system needs a container, or mounts: {why}")
+        unmount = functools.partial(subprocess.run, ["umount", "--lazy", directory.path])
+        self._mounts.callback(unmount, check=True)
+        return directory
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
+
+
+def _kill(pid: int, signum: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def _shared_directory(path: Path, uid: int) -> Path:
+    path.mkdir(exist_ok=True)
+    if os.getuid() == 0:
+        os.chown(path, uid, uid)
+    return path
+
+
+def sshd_binary() -> str:
+    """The sshd of this machine; it needs its absolute path to start sessions."""
+    path = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if path is None:
+        pytest.fail("sshd is not installed: apt-get install openssh-server", pytrace=False)
+    return path
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now.
+
+    It lies below the range the kernel gives to outgoing connections, so that a server may leave it
+    for a while and take it again.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
+
+
+def wait_until(condition: Callable[[], bool], *, timeout: float = _START_TIMEOUT) -> None:
+    """Poll until condition holds; fail the test where it does not within timeout seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not so within {timeout} s: {condition}")
+        time.sleep(0.02)
+
+
+def wait_for_sshd(server: Server, port: int) -> None:
+    """Return once sshd greets on the port; fail with its log where it does not."""
+
+    def greets() -> bool:
+        with suppress(OSError), socket.create_connection((HOST, port), timeout=5) as client:
+            return client.recv(8).startswith(b"SSH-2.0")
+        return False
+
+    deadline = time.monotonic() + _START_TIMEOUT
+    while not greets():
+        if time.monotonic() > deadline:
+            pytest.fail(f"sshd does not answer on port {port}:\n{server.log()}", pytrace=False)
+        time.sleep(0.02)
+
+
+@functools.cache
+def chosen_kind() -> tuple[Kind, str]:
+    """Which server the session uses, and why in a few words."""
+    wanted = os.environ.get("NTT_TEST_SSHD", "auto")
+    if wanted not in ("docker", "local", "auto"):
+        pytest.exit(f"NTT_TEST_SSHD is {wanted!r}, not docker, local or auto", returncode=2)
+    if wanted == "local":
+        return "local", "NTT_TEST_SSHD=local"
+    answer = _engine_version()
+    if answer is not None:
+        return "docker", f"engine {answer}"
+    if wanted == "docker":
+        pytest.exit("NTT_TEST_SSHD=docker, but no container engine answers", returncode=2)
+    return "local", "no container engine answers"
+
+
+def _engine_version() -> str | None:
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=10)
+    except DockerException:
+        return None
+    with client.api:
+        try:
+            return str(client.version()["Version"])
+        except (DockerException, OSError):
+            return None
+
+
+@contextmanager
+def _serving(work: Path) -> Iterator[Sshd]:
+    keys = work / "keys"
+    keys.mkdir(mode=0o755)
+    identity = work / "id_ed25519"
+    for path in (identity, keys / "host_key"):
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ntt-test", "-f", path]
+        subprocess.run(argv, check=True)
+    shutil.copy(identity.with_suffix(".pub"), keys / "authorized_keys")
+    port = free_port()
+    kind, _ = chosen_kind()
+    server = (DockerServer if kind == "docker" else LocalServer)(work, keys, port)
+    with server:
+        wait_for_sshd(server, port)
+        yield Sshd(
+            server=server,
+            work=work,
+            port=port,
+            user=server.accounts[0],
+            identity_file=identity,
+            public_host_key=" ".join((keys / "host_key.pub").read_text().split()[:2]),
+        )
+
+
+@pytest.fixture(scope="session")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """The session's remote, entered as its ordinary account."""
+    with _serving(tmp_path_factory.mktemp("sshd")) as sshd:
+        yield sshd
+
+
+@pytest.fixture(autouse=True)
+def _mend_remote(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "remote" in request.fixturenames:
+        sshd: Sshd = request.getfixturevalue("remote")
+        sshd.unpause()
+        sshd.start()
+
+
+def pytest_report_header() -> str:
+    kind, reason = chosen_kind()
+    return f"sshd: {kind} ({reason})"

@@ -1,0 +1,417 @@
+"""What the operator sees of a run, and that nothing said by others can disturb the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TextIO
+
+import pytest
+
+from ntt_backup.console import (
+    FAILURES_SHOWN,
+    LiveView,
+    PlainView,
+    SilentView,
+    View,
+    make_view,
+    render_error,
+)
+from ntt_backup.errors import ConfigError, RemoteUnreachable
+from ntt_backup.progress import Snapshot, WorkerLine
+from ntt_backup.wording import describe, duration, printable, size
+
+BLOBID = "ab" * 32
+RUN_START = {
+    "event": "run_start",
+    "target": "remote",
+    "source": "/srv/store",
+    "remote": "host:/backup",
+    "strategy": "tar",
+    "workers": 4,
+}
+OUTAGE = {
+    "event": "outage",
+    "what": "remote",
+    "reason": "no answer",
+    "detail": "timed out",
+    "attempt": 2,
+    "wait_s": 3.2,
+}
+RUN_STOP = {
+    "event": "run_stop",
+    "outcome": "some_failed",
+    "exit_code": 7,
+    "copied": 4_998,
+    "failed": 2,
+    "bytes": 250_000_000,
+    "duration_s": 12.5,
+}
+SNAPSHOT = Snapshot(
+    elapsed_s=72.0,
+    copied=2_998,
+    failed=2,
+    pending=1_000,
+    bytes=123_456_789,
+    mb_per_s=12.25,
+    blobs_per_s=812.0,
+    eta_s=34.0,
+    workers=(
+        WorkerLine(0, "sending", "w0-7", 1_500, 6.5),
+        WorkerLine(1, "outage", "", 0, 0.0),
+    ),
+)
+
+
+def failed(detail: str = "no such file") -> dict[str, Any]:
+    return {"event": "blob_failed", "blobid": BLOBID, "reason": "missing", "detail": detail}
+
+
+class Terminal:
+    """A pseudo-terminal with a stream to write to, and all that was written, as text."""
+
+    def __init__(self, rows: int, columns: int, encoding: str = "utf-8") -> None:
+        self._master, slave = pty.openpty()
+        self.resize(rows, columns)
+        self.stream: TextIO = os.fdopen(slave, "w", encoding=encoding)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def raw(self) -> str:
+        """What has been written since the last call, as it was written."""
+        self.stream.write("\0")
+        self.stream.flush()
+        data = b""
+        while not data.endswith(b"\0"):
+            data += os.read(self._master, 65_536)
+        return data[:-1].decode()
+
+    def text(self) -> str:
+        """The same without the terminal's control sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.raw())
+
+    def hang_up(self) -> None:
+        """The window is closed: from here on every write fails."""
+        os.close(self._master)
+        self._master = -1
+
+    def close(self) -> None:
+        if self._master >= 0:
+            self.stream.close()
+            os.close(self._master)
+
+
+@contextmanager
+def terminal(rows: int = 24, columns: int = 100, encoding: str = "utf-8") -> Iterator[Terminal]:
+    term = Terminal(rows, columns, encoding)
+    try:
+        yield term
+    finally:
+        term.close()
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def plain(*events: dict[str, Any]) -> list[str]:
+    stream = io.StringIO()
+    view = make_view(stream)
+    for event in events:
+        view.event(event)
+    view.refresh(SNAPSHOT)
+    view.close()
+    return stream.getvalue().splitlines()
+
+
+def test_view_is_chosen_by_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_view(io.StringIO()), PlainView)
+    with terminal() as term:
+        assert isinstance(make_view(term.stream), LiveView)
+        assert isinstance(make_view(term.stream, quiet=True), SilentView)
+        monkeypatch.setenv("TERM", "dumb")
+        assert isinstance(make_view(term.stream), PlainView)
+
+
+def test_plain_lines_tell_the_run() -> None:
+    progress = {
+        "event": "progress",
+        "copied": 3_150,
+        "failed": 2,
+        "pending": 1_848,
+        "bytes": 212_300_000,
+        "mb_per_s": 48.14,
+        "blobs_per_s": 812.0,
+        "eta_s": 34.0,
+        "active_workers": 4,
+    }
+    retry = {
+        "event": "batch_retry",
+        "batch": "w1-7",
+        "blobs": 1000,
+        "attempt": 2,
+        "reason": "tar: exit 2",
+        "wait_s": 1.5,
+    }
+    restart = {
+        "event": "worker_restart",
+        "worker": 3,
+        "status": -9,
+        "detail": "killed",
+        "attempt": 1,
+        "wait_s": 0.7,
+    }
+    lines = plain(RUN_START, progress, retry, OUTAGE, failed(), restart, RUN_STOP)
+    assert lines == [
+        "target remote: /srv/store to host:/backup, strategy tar, 4 workers",
+        "3,150 copied, 2 failed, 1,848 pending, 212.3 MB, 48.1 MB/s, 812 files/s, about 34 s left",
+        "batch w1-7 again in 1.5 s (attempt 2): tar: exit 2",
+        "remote is away, again in 3.2 s: no answer: timed out",
+        f"failed, missing: {BLOBID} no such file",
+        "worker 3 died (status -9), a new one in 0.7 s: killed",
+        "some failed: 4,998 copied, 2 failed, 250.0 MB in 12 s (20.0 MB/s), exit code 7",
+    ]
+
+
+def test_progress_says_what_it_does_not_know_yet() -> None:
+    (line,) = plain(
+        {
+            "event": "progress",
+            "copied": 0,
+            "failed": 0,
+            "pending": None,
+            "bytes": 0,
+            "mb_per_s": 0.0,
+            "blobs_per_s": 0.0,
+            "eta_s": None,
+            "active_workers": 0,
+        }
+    )
+    assert "pending not counted yet" in line
+    assert "left" not in line
+
+
+def test_plain_lines_leave_the_rest_of_many_failures_to_the_log() -> None:
+    lines = plain(*[failed()] * 500)
+    assert len(lines) == FAILURES_SHOWN + 1
+    assert lines[-1] == "more blobs failed, see the log"
+
+
+def test_events_without_a_message_for_people_are_not_shown() -> None:
+    assert plain({"event": "worker_start", "worker": 1}, {"event": "batch_complete"}) == []
+
+
+def test_error_event_reads_as_the_error_does() -> None:
+    error = {"event": "error", "exit_code": 5, "message": "m", "detail": "d", "hint": "do it"}
+    assert plain(error) == ["error: m: d; do it"]
+
+
+def test_live_picture_shows_the_figures_and_every_worker() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.event(OUTAGE)
+        term.raw()
+        view.refresh(SNAPSHOT)
+        text = term.text()
+    assert "target remote: /srv/store to host:/backup, strategy tar, 4 workers" in text
+    assert "75%, 3,000 of 4,000 blobs" in text
+    assert "2 failed, 123.5 MB in 1 min 12 s, 12.2 MB/s over the last minute" in text
+    assert "812 files/s, about 34 s left" in text
+    assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +w0-7", text)
+    assert re.search(r"worker 1 +outage", text)
+    assert "remote is away" in text
+
+
+def test_live_picture_is_there_before_the_first_worker() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.event(OUTAGE)
+        assert "remote is away, again in 3.2 s" in term.text()
+
+
+def test_live_picture_without_a_count_has_no_percentage() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.refresh(replace(SNAPSHOT, pending=None, eta_s=None))
+        text = term.text()
+    assert "counting what is pending" in text
+    assert "%" not in text
+    assert "left" not in text
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (12, 40), (5, 20), (60, 300)])
+def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
+    workers = tuple(WorkerLine(index, "sending", "b" * 80, 10**9, 1e3) for index in range(256))
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        for _ in range(10):
+            view.event(failed("long " * 100))
+        view.refresh(SNAPSHOT)
+        term.resize(rows, columns)
+        term.raw()
+        view.refresh(replace(SNAPSHOT, workers=workers))
+        lines = term.text().rstrip("\n").split("\n")
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+
+
+def test_terminal_without_a_size_is_taken_as_an_ordinary_one() -> None:
+    with terminal(rows=0, columns=0) as term:
+        view = make_view(term.stream)
+        view.refresh(SNAPSHOT)
+        assert "worker 1" in term.text()
+
+
+def test_many_workers_are_summed_up() -> None:
+    workers = tuple(WorkerLine(index, "idle", "", 0, 0.0) for index in range(64))
+    with terminal(rows=24) as term:
+        view = make_view(term.stream)
+        view.refresh(replace(SNAPSHOT, workers=workers))
+        text = term.text()
+    shown = text.count("idle")
+    assert 0 < shown < 24
+    assert f"and {64 - shown} workers more" in text
+
+
+def test_live_picture_ends_in_a_summary() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.refresh(SNAPSHOT)
+        view.event(failed())
+        view.event(RUN_STOP)
+        term.raw()
+        view.close()
+        lines = term.text().split()
+    text = " ".join(lines)
+    assert "some failed: 4,998 copied, 2 failed" in text
+    assert f"failed, missing: {BLOBID}" in text
+    assert "worker 0" not in text
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_means_none(no_color: bool) -> None:
+    with terminal() as term:
+        view = make_view(term.stream, no_color=no_color)
+        view.event(OUTAGE)
+        view.refresh(SNAPSHOT)
+        coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", term.raw()) is not None
+    assert coloured is not no_color
+
+
+class Gone(io.StringIO):
+    """A stream whose reader has gone."""
+
+    def write(self, text: str, /) -> int:
+        raise BrokenPipeError
+
+
+def exercise(view: View) -> None:
+    view.event(RUN_START)
+    view.refresh(SNAPSHOT)
+    view.event(RUN_STOP)
+    view.close()
+
+
+def test_reader_that_goes_away_does_not_end_the_run() -> None:
+    exercise(make_view(Gone()))
+
+
+def test_terminal_that_goes_away_does_not_end_the_run() -> None:
+    term = Terminal(24, 80)
+    view = make_view(term.stream)
+    view.refresh(SNAPSHOT)
+    term.hang_up()
+    exercise(view)
+
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9bb\r\nc\u202ed\x00[red]"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        failed(HOSTILE),
+        {**failed(), "blobid": HOSTILE},
+        {**OUTAGE, "reason": HOSTILE, "detail": HOSTILE},
+        {**RUN_START, "remote": HOSTILE},
+    ],
+)
+def test_what_others_said_cannot_reach_the_terminal(event: dict[str, Any]) -> None:
+    (line,) = plain(event)
+    assert line.isprintable()
+    assert "[red]" in line
+    with terminal() as term:
+        view = make_view(term.stream, no_color=True)
+        view.event(event)
+        view.refresh(replace(SNAPSHOT, workers=(WorkerLine(0, "sending", HOSTILE, 0, 0.0),)))
+        raw = term.raw()
+    assert "\x1b]" not in raw
+    assert "\x1b[2J" not in raw
+    assert not {"\x07", "\x9b", "\x00", "\u202e"} & set(raw)
+
+
+def test_terminal_in_another_encoding_shows_escapes() -> None:
+    with terminal(encoding="ascii") as term:
+        view = make_view(term.stream)
+        view.event(failed("Müller"))
+        view.refresh(SNAPSHOT)
+        text = term.text()
+    assert "M\\xfcller" in text
+    assert text.isascii()
+
+
+def test_printable_keeps_words_and_joins_lines() -> None:
+    assert printable("tar: Grüße\n\n  tar: Ende \n") == "tar: Grüße;   tar: Ende"
+    assert printable("\ud800") == "\\ud800"
+
+
+def test_error_says_what_why_and_what_to_do() -> None:
+    full = ConfigError("cannot read x\x1b[0m", detail="denied\nagain", hint="chmod it\x07")
+    assert render_error(full).split("\n") == [
+        "error: cannot read x\\x1b[0m: denied; again",
+        "hint: chmod it\\x07",
+    ]
+    assert render_error(RemoteUnreachable("no answer")) == "error: no answer"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (754, "12 min 34 s"),
+        (3_600 * 3 + 719, "3 h 11 min"),
+        (86_400 * 5 + 3_600, "5 d 1 h"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 Bytes"), (999, "999 Bytes"), (1_000, "1.0 kB"), (10**12, "1.0 TB")]
+)
+def test_size_counts_in_thousands(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_nothing_is_said_of_an_unknown_event() -> None:
+    assert describe({"event": "tick"}) is None

@@ -1,0 +1,117 @@
+"""The files an operator installs: systemd accepts them, and the sample tells the real defaults."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config import ENVIRONMENT, Settings, load
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+SAMPLE = SYSTEMD / "backup-remote.toml"
+PROGRAM = "/usr/local/bin/ntt-backup-remote"
+# Where a daemon and a single run differ. The rest, from the user to the sandbox, may not.
+OWN_SETTINGS = (
+    "Type",
+    "NotifyAccess",
+    "Exec",
+    "TimeoutStart",
+    "Watchdog",
+    "Restart",
+    "SuccessExit",
+)
+
+
+def settings_of(unit: str) -> list[str]:
+    """The `Name=value` lines of a unit's [Service] section."""
+    section = (SYSTEMD / unit).read_text().partition("[Service]\n")[2].partition("\n[")[0]
+    return [line for line in section.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> list[Path]:
+    """The units, with a program that exists in the place of ours."""
+    program = tmp_path / "ntt-backup-remote"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    copies = []
+    for unit in [*SYSTEMD.glob("*.service"), *SYSTEMD.glob("*.timer")]:
+        copies.append(tmp_path / unit.name)
+        copies[-1].write_text(unit.read_text().replace(PROGRAM, str(program)))
+    return copies
+
+
+def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    argv = ["systemd-analyze", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_systemd_accepts_the_units_without_a_word(units: list[Path]) -> None:
+    verdict = analyze("verify", "--man=no", *units)
+    said = [line for line in verdict.stderr.splitlines() if "ntt-backup" in line]
+    assert said == []
+    assert verdict.returncode == 0
+
+
+def test_the_services_are_exposed_little(units: list[Path]) -> None:
+    services = [unit for unit in units if unit.suffix == ".service"]
+    threshold = "--threshold=20"  # of 100
+    verdict = analyze("security", "--offline=true", threshold, "--no-pager", *services)
+    if "unrecognized option" in verdict.stderr:
+        pytest.skip("this systemd-analyze cannot judge a file")
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+
+
+def test_both_services_run_in_the_same_sandbox() -> None:
+    def shared(unit: str) -> list[str]:
+        return [line for line in settings_of(unit) if not line.startswith(OWN_SETTINGS)]
+
+    daemon = shared("ntt-backup-remote.service")
+    assert "ProtectSystem=strict" in daemon
+    assert shared("ntt-backup-remote-once.service") == daemon
+
+
+def test_the_lock_of_the_services_is_the_one_in_the_sample() -> None:
+    lock = tomllib.loads(SAMPLE.read_text())["lock"]["file"]
+    for unit in ("ntt-backup-remote.service", "ntt-backup-remote-once.service"):
+        assert f"Environment=NTT_LOCK_FILE={lock}" in settings_of(unit)
+
+
+def test_the_sample_loads_as_it_is() -> None:
+    settings = load(Settings, environ={}, file=SAMPLE)
+    assert settings.source.root == Path("/srv/store")
+
+
+def test_the_sample_states_the_defaults(tmp_path: Path) -> None:
+    spelled_out = tmp_path / "all.toml"
+    spelled_out.write_text(re.sub(r"^#(\w+ = )", r"\1", _before_targets(), flags=re.MULTILINE))
+    assert load(Settings, environ={}, file=spelled_out) == load(Settings, environ={}, file=SAMPLE)
+
+
+def test_the_sample_names_every_setting_and_variable() -> None:
+    text = _before_targets()
+    named = set()
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\[(\w+)\]", line):
+            section = heading[1]
+        elif setting := re.match(r"#?(\w+) =", line):
+            named.add(f"{section}.{setting[1]}")
+    known = {
+        f"{section}.{name}"
+        for section, table in Settings.model_fields.items()
+        if section != "target"
+        for name in table.annotation.model_fields
+    }
+    assert named == known
+    assert [variable for variable in ENVIRONMENT if variable not in text] == []
+
+
+def _before_targets() -> str:
+    return SAMPLE.read_text().partition("# A second remote")[0]
