@@ -13,18 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 import click
 from rich.console import Console
 
 from ntt_backup import __version__, coordinator, identity, preflight
 from ntt_backup.catalog import claim, db, figures, ledger, runs, schema, verify_schema
-from ntt_backup.config import CatalogConfig, Settings, load, misspelt
-from ntt_backup.console import make_view, render_error
+from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
+from ntt_backup.console import ScanView, make_view, render_error
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Reason
-from ntt_backup.report import plan, plan_lines, status_json, status_table
+from ntt_backup.report import plan, plan_lines, scan_lines, status_json, status_table
+from ntt_backup.scan import scan as scan_store
+from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
@@ -93,6 +95,38 @@ def init_db(common: _Common, notify: bool) -> None:
     with _connect(settings, "init-db") as conn:
         schema.init_db(conn, settings.target, notify=notify, report=click.echo)
     click.echo(f"the catalog is ready for target {settings.target}")
+
+
+@cli.command()
+@click.option("--restart", is_flag=True, help="Begin anew, also after an interrupted scan.")
+@click.option(
+    "--strays",
+    "strays_file",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    help="Write every stray to this file, a JSON object a line.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
+@click.pass_obj
+def scan(common: _Common, restart: bool, strays_file: IO[str] | None, quiet: bool) -> None:
+    """Register in the catalog what the store has and the catalog lacks.
+
+    What is no blob (other names, other places, symlinks) is reported and never registered.
+    """
+    settings = common.load(StoreConfig)
+    view = ScanView(sys.stderr, strays_file, quiet=quiet)
+    with _connect(settings, "scan") as conn:
+        verify_schema(conn, settings.target, scan=True)
+        try:
+            result = scan_store(
+                conn,
+                Store(settings.source.root),
+                restart=restart,
+                on_progress=view.progress,
+                on_stray=view.stray,
+            )
+        finally:
+            view.close()
+    click.echo("\n".join(scan_lines(result)))
 
 
 @cli.command()

@@ -11,10 +11,11 @@ Called by `cli`, which makes a view and renders errors, and by `coordinator`, wh
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol, TextIO
+from typing import IO, Any, Final, Protocol, TextIO
 
 from rich.console import Console, ConsoleDimensions, Group, JustifyMethod, RenderableType
 from rich.live import Live
@@ -24,9 +25,13 @@ from rich.text import Text
 
 from ntt_backup.errors import BackupError
 from ntt_backup.progress import Snapshot, WorkerLine
+from ntt_backup.scan import ScanResult
+from ntt_backup.tree import Stray
 from ntt_backup.wording import describe, duration, printable, size
 
 FAILURES_SHOWN: Final = 20
+STRAYS_SHOWN: Final = 20
+SCAN_LINE_SECONDS: Final = 60.0
 _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
 # The lines that are no worker's: header, bar, figures, recent events, and one for the cursor.
@@ -210,6 +215,56 @@ def _figures(snapshot: Snapshot) -> str:
     if snapshot.eta_s is not None:
         parts.append(f"about {duration(snapshot.eta_s)} left")
     return ", ".join(parts)
+
+
+class ScanView:
+    """A scan under way: one line kept up to date on a terminal, a line a minute elsewhere.
+
+    The first strays of all are shown as they are met; strays_file, where given, gets each as a JSON
+    line.
+    """
+
+    def __init__(self, stream: TextIO, strays_file: IO[str] | None, *, quiet: bool = False) -> None:
+        self._stream = stream
+        self._strays_file = strays_file
+        self._quiet = quiet
+        self._in_place = stream.isatty()
+        self._next_line = 0.0
+        self._strays = 0
+
+    def progress(self, result: ScanResult) -> None:
+        """Show how far it has got."""
+        now = result.duration_s
+        if self._quiet or not (self._in_place or now >= self._next_line):
+            return
+        self._next_line = now + SCAN_LINE_SECONDS
+        done = f"{result.registered:,} registered, {result.known:,} known, at {result.directory}"
+        print(
+            f"\r\x1b[K{done}" if self._in_place else done,
+            file=self._stream,
+            flush=True,
+            end="" if self._in_place else "\n",
+        )
+
+    def stray(self, stray: Stray) -> None:
+        """Report one entry that is no blob."""
+        if self._strays_file is not None:
+            line = {"path": stray.path, "kind": stray.kind.value, "detail": stray.detail}
+            print(json.dumps(line), file=self._strays_file)
+        self._strays += 1
+        if self._quiet or self._strays > STRAYS_SHOWN + 1:
+            return
+        start = "\r\x1b[K" if self._in_place else ""
+        if self._strays <= STRAYS_SHOWN:
+            text = f"stray {printable(stray.path)}: {stray.kind.value} {printable(stray.detail)}"
+        else:
+            text = "more strays are not shown; --strays FILE has them all"
+        print(start + text.rstrip(), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """End the line that was kept up to date."""
+        if self._in_place and not self._quiet:
+            print("\r\x1b[K", file=self._stream, end="", flush=True)
 
 
 def render_error(error: BackupError) -> str:

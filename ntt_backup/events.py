@@ -130,6 +130,6 @@ class _RotatableFile:
         if self._fd < 0:
             return True
         try:
-            return not os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+            return not os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return True

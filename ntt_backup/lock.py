@@ -24,7 +24,7 @@ from ntt_backup.errors import ConfigError, LockHeld
 
 @contextmanager
 def pid_lock(path: Path) -> Iterator[None]:
-    """Hold the lock while the context lasts; the file holds our PID meanwhile, and is empty afterwards.
+    """Hold the lock while the context lasts; the file holds our PID meanwhile, then nothing.
 
     Raises LockHeld naming the holder's PID, or ConfigError where the file cannot be used.
     """
@@ -37,7 +37,7 @@ def pid_lock(path: Path) -> Iterator[None]:
             raise LockHeld(
                 f"another coordinator runs here, with PID {holder}",
                 detail=f"it holds {path}",
-                hint="wait for it or stop it; for another target use --target, which has its own lock",
+                hint="wait for it or stop it; another --target has a lock of its own",
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -56,8 +56,8 @@ def _open(path: Path) -> int:
         raise ConfigError(
             f"the lock file {path} cannot be opened",
             detail=why or str(error),
-            hint="remove what stands there, or set lock.file (NTT_LOCK_FILE) to a path in a directory"
-            " that belongs to this user",
+            hint="remove what stands there, or set lock.file (NTT_LOCK_FILE) to a path where"
+            " this user may write",
         ) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import islice
@@ -41,6 +42,7 @@ from ntt_backup.strategy import open_session, resolve
 from ntt_backup.strategy.session import SessionPlan
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh
+from ntt_backup.transport.storage import explain_root
 
 _TRIAL_SIZES: Final = ((1, 513, 70_000), (0, 4096))
 _TRIAL_SECONDS: Final = 60.0
@@ -94,16 +96,17 @@ def _steps(settings: Settings, run_id: str) -> Iterator[Step]:
     yield catalog
     if catalog.error is None:
         yield _guarded("pending", lambda: _pending(settings))
+    scratch = f"{settings.remote.path}/.ntt-check-{identity.owner(settings)}.{run_id}"
     facts: list[_Facts] = []
 
     def remote() -> Step:
-        facts.append(_remote_facts(settings))
-        return Step("remote", f"{settings.remote.host}: {facts[0].system}, {facts[0].tar}")
+        facts.append(_remote_facts(settings, scratch))
+        return Step("", f"{settings.remote.host}: {facts[0].system}, {facts[0].tar}")
 
     step = _guarded("remote", remote)
     yield step
     if step.error is None:
-        yield _guarded("transfer", lambda: _transfer(settings, run_id))
+        yield _guarded("transfer", lambda: _transfer(settings, scratch))
         yield _guarded("clock", lambda: _clock(facts[0]))
         if catalog.error is None:
             yield _guarded("space", lambda: _space(settings, facts[0]))
@@ -162,13 +165,14 @@ def _pending(settings: Settings) -> Step:
     return Step("", f"{len(checked.ready)} of {len(blobs)} pending blobs looked at can be sent")
 
 
-def _remote_facts(settings: Settings) -> _Facts:
+def _remote_facts(settings: Settings, scratch: str) -> _Facts:
+    """Ask the remote about itself, and have it make the scratch directory."""
     script = resources.files("ntt_backup.transport").joinpath("probe.sh").read_text("utf-8")
     before = time.time()
     answer = ask(
         Ssh(settings.remote),
         script,
-        {"root": settings.remote.path},
+        {"root": settings.remote.path, "scratch": scratch},
         doing="its system and free space",
         timeout=2.0 * settings.remote.connect_timeout,
     )
@@ -177,12 +181,7 @@ def _remote_facts(settings: Settings) -> _Facts:
         line.split("=", 1) for line in answer.decode("utf-8", "replace").splitlines() if "=" in line
     )
     if problem := said.get("problem"):
-        raise RemoteCannotStore(
-            f"remote.path {settings.remote.path} cannot be used",
-            detail=problem,
-            hint="create it there and give it to the remote account; it is never created for you, because"
-            " a missing directory may mean a disk that is not mounted",
-        )
+        raise explain_root(problem)
     theirs = float(said["clock"]) if said.get("clock", "").isdigit() else before
     # Their clock was read somewhere between, and shows whole seconds.
     skew = max(0.0, before - theirs - 1, theirs - after)
@@ -195,29 +194,34 @@ def _remote_facts(settings: Settings) -> _Facts:
     )
 
 
-def _transfer(settings: Settings, run_id: str) -> Step:
+def _transfer(settings: Settings, scratch: str) -> Step:
     """Two batches in a row through the job's own session, fetched back, compared, and removed."""
-    scratch = f"{settings.remote.path}/.ntt-check-{run_id}"
-    transport = Ssh(settings.remote)
-
-    def there(script: str, doing: str) -> bytes:
-        return ask(transport, script, {"scratch": scratch}, doing=doing, timeout=_TRIAL_SECONDS)
-
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ntt-check-") as place:
         batches = [_make_batch(Path(place), sizes) for sizes in _TRIAL_SIZES]
-        there('mkdir "$scratch"', "a scratch directory")
         try:
             _send(settings, Path(place), scratch, batches)
-            archive = there('cd "$scratch" && tar -c -f - by-hash', "the trial blobs back")
-        finally:
-            there('rm -rf "$scratch"', "removing the scratch directory")
+        except BackupError:
+            with suppress(BackupError):
+                _fetch_and_remove(settings, scratch)
+            raise
+        archive = _fetch_and_remove(settings, scratch)
     sent = {blob.blobid for batch in batches for blob in batch.blobs}
     _compare(archive, sent)
     return Step(
         "",
         f"{len(sent)} trial blobs in {len(batches)} batches by {resolve(settings.run.strategy)},"
         f" identical, {time.monotonic() - began:.1f} s",
+    )
+
+
+def _fetch_and_remove(settings: Settings, scratch: str) -> bytes:
+    return ask(
+        Ssh(settings.remote),
+        'cd "$scratch" && tar -c -f - by-hash; cd / && rm -rf "$scratch"',
+        {"scratch": scratch},
+        doing="the trial blobs back, and the removal of its scratch directory",
+        timeout=_TRIAL_SECONDS,
     )
 
 

@@ -21,8 +21,9 @@ from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
 from ntt_backup.model import Blob
 from ntt_backup.planner import is_full
+from ntt_backup.scan import ScanResult
 from ntt_backup.strategy import resolve
-from ntt_backup.wording import printable, size
+from ntt_backup.wording import duration, printable, size
 
 
 def status_json(
@@ -132,3 +133,15 @@ def plan_lines(settings: Settings, planned: Plan) -> list[str]:
         f" and {size(run.batch_bytes)}",
         f"by {run.workers} workers, strategy {resolve(run.strategy)}{limit}",
     ]
+
+
+def scan_lines(result: ScanResult) -> list[str]:
+    """What a scan found, for a terminal."""
+    resumed = f", going on after {result.resumed_from}" if result.resumed_from else ""
+    lines = [
+        f"registered {_amount(result.registered, result.bytes)}; {result.known:,} were known",
+        f"looked at {result.directories:,} directories in {duration(result.duration_s)}{resumed}",
+    ]
+    for kind, count in sorted(result.strays.items()):
+        lines.append(f"left aside {count:,} strays: {kind.value}")
+    return lines

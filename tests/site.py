@@ -1,7 +1,7 @@
 """A whole site for acceptance tests: store, catalog, remote, configuration, and the installed CLI.
 
-Tests say what an operator would do and look at what he would look at: exit codes, rows, files on the
-remote, lines of the log.
+Tests say what an operator would do and look at what he would look at: exit codes, rows, files on
+the remote, lines of the log.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Site:
         for table, values in changes.items():
             self.settings.setdefault(table, {}).update(values)
         text = "".join(
-            f"[{table}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+            f"[{table}]\n"
+            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
             for table, values in self.settings.items()
         )
         self.config.write_text(text)
@@ -95,7 +96,9 @@ class Site:
         path.write_bytes(content)
         return blobid
 
-    def fill(self, count: int, *, seed: int = 1, size: Callable[[random.Random], int] | None = None) -> list[str]:
+    def fill(
+        self, count: int, *, seed: int = 1, size: Callable[[random.Random], int] | None = None
+    ) -> list[str]:
         """count small random blobs, in the store and in the catalog."""
         chance = random.Random(seed)
         sizes = size or (lambda r: r.choice((0, 1, 511, 512, 513, r.randrange(1, 20_000))))
@@ -107,7 +110,8 @@ class Site:
         with psycopg.connect(self.url, autocommit=True) as conn, conn.cursor() as cursor:
             rows = zip(blobids, sizes or [None] * len(blobids), strict=True)
             cursor.executemany(
-                "insert into blobs (blobid, size) values (%s, %s) on conflict do nothing", list(rows)
+                "insert into blobs (blobid, size) values (%s, %s) on conflict do nothing",
+                list(rows),
             )
 
     def query(self, text: str, *values: object) -> list[tuple[Any, ...]]:
@@ -136,7 +140,9 @@ class Site:
         """Path below by-hash to content, for every file there."""
         top = self.remote.local / "by-hash"
         return {
-            str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()
+            str(path.relative_to(top)): path.read_bytes()
+            for path in top.rglob("*")
+            if path.is_file()
         }
 
     def in_store(self) -> dict[str, bytes]:

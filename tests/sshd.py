@@ -24,11 +24,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import pytest
 
@@ -183,7 +183,7 @@ class DockerServer:
     """sshd in a container, on a port of 127.0.0.1 that stays the same over stop and start."""
 
     kind: Kind = "docker"
-    accounts = ACCOUNTS
+    accounts: tuple[str, ...] = ACCOUNTS
 
     def __init__(self, work: Path, keys: Path, port: int) -> None:
         from testcontainers.core.config import testcontainers_config
@@ -213,7 +213,7 @@ class DockerServer:
         self._names = itertools.count(1)
         self._read_only = RemoteDir("/srv/read-only", read_only)
 
-    def __enter__(self) -> DockerServer:
+    def __enter__(self) -> Self:
         self._container.__enter__()  # unlike start(), removes what could not be started
         return self
 
@@ -276,7 +276,7 @@ class LocalServer:
     kind: Kind = "local"
 
     def __init__(self, work: Path, keys: Path, port: int) -> None:
-        self.accounts = (getpass.getuser(),)
+        self.accounts: tuple[str, ...] = (getpass.getuser(),)
         self._data = _shared_directory(work / "data", os.getuid())
         self._log = work / "sshd.log"
         self._names = itertools.count(1)
@@ -299,7 +299,7 @@ class LocalServer:
     def _argv(self, *flags: str) -> list[str | Path]:
         return [sshd_binary(), "-f", self._config, *flags]
 
-    def __enter__(self) -> LocalServer:
+    def __enter__(self) -> Self:
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.start()
@@ -424,15 +424,6 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], bool], *, timeout: float = _START_TIMEOUT) -> None:
-    """Poll until condition holds; fail the test where it does not within timeout seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not so within {timeout} s: {condition}")
-        time.sleep(0.02)
-
-
 def wait_for_sshd(server: Server, port: int) -> None:
     """Return once sshd greets on the port; fail with its log where it does not."""
 
@@ -485,13 +476,12 @@ def _serving(work: Path) -> Iterator[Sshd]:
     keys.mkdir(mode=0o755)
     identity = work / "id_ed25519"
     for path in (identity, keys / "host_key"):
-        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ntt-test", "-f", path]
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ntt-test", "-f", str(path)]
         subprocess.run(argv, check=True)
     shutil.copy(identity.with_suffix(".pub"), keys / "authorized_keys")
     port = free_port()
     kind, _ = chosen_kind()
-    server = (DockerServer if kind == "docker" else LocalServer)(work, keys, port)
-    with server:
+    with (DockerServer if kind == "docker" else LocalServer)(work, keys, port) as server:
         wait_for_sshd(server, port)
         yield Sshd(
             server=server,

@@ -118,7 +118,11 @@ class Claims:
             return self._conn.fileno()
 
     def drain_notifications(self) -> bool:
-        """Whether blobs were inserted since the last call. Never waits."""
+        """Whether blobs were inserted since the last call. Never waits.
+
+        Ask before waiting on `fileno` too: a notification may have come in with another answer. A
+        lost connection stays readable, and is reported by the second call at the latest.
+        """
         with translated(self._conn, "listen for new blobs"):
             return bool(list(self._conn.notifies(timeout=0)))
 

@@ -47,11 +47,9 @@ def explain(errors: Iterable[ErrorDetails], layers: Sequence[Layer], place: str)
 
 
 def _explain(error: ErrorDetails, layers: Sequence[Layer], place: str) -> Iterator[Problem]:
-    context = error.get("ctx", {})
-    section, name = str(error["loc"][0]), str((*error["loc"], context.get("name", ""))[1])
-    key = f"{section}.{name}"
-    origin = next((layer.origins[key] for layer in layers if key in layer.origins), key)
+    section, name = str(error["loc"][0]), str((*error["loc"], "")[1])
     fields = TABLES[section].model_fields
+    origin = _origin(f"{section}.{name}", layers)
     if error["type"] == "missing":
         required = [known for known, field in fields.items() if field.is_required()]
         for one in [name] if name else required:
@@ -61,11 +59,16 @@ def _explain(error: ErrorDetails, layers: Sequence[Layer], place: str) -> Iterat
         guess = f": did you mean {near[0]}?" if near else ""
         yield Problem(f"{origin} is not a setting{guess}", f"{section} has {', '.join(fields)}")
     elif error["type"] == "contradiction":
-        yield Problem(f"{origin} is {context['value']}: {error['msg']}")
+        low, high = (_origin(f"{section}.{error['ctx'][end]}", layers) for end in ("low", "high"))
+        yield Problem(f"{low} is above {high}", "set both, the first not above the second")
     else:
-        yield Problem(
-            f"{origin} is {_shown(key, error['input'])}: {needed(fields[name])} is needed"
-        )
+        shown = _shown(f"{section}.{name}", error["input"])
+        yield Problem(f"{origin} is {shown}: {needed(fields[name])} is needed")
+
+
+def _origin(key: str, layers: Sequence[Layer]) -> str:
+    """What the operator calls a key: where it was set, or else its own name."""
+    return next((layer.origins[key] for layer in layers if key in layer.origins), key)
 
 
 def _missing(key: str, table: str, name: str) -> Problem:

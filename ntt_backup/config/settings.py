@@ -201,11 +201,8 @@ class RunSettings(_Section):
     @model_validator(mode="after")
     def _base_below_cap(self) -> Self:
         if self.backoff_base > self.backoff_cap:
-            raise PydanticCustomError(
-                "contradiction",
-                "it must not be above run.backoff_cap, which is {cap}",
-                {"cap": self.backoff_cap, "name": "backoff_base", "value": self.backoff_base},
-            )
+            pair = {"low": "backoff_base", "high": "backoff_cap"}
+            raise PydanticCustomError("contradiction", "{low} is above {high}", pair)
         return self
 
 

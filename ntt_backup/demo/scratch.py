@@ -1,16 +1,15 @@
-"""The demo's directory: what lies where, the settings file, the keys, and the way back to nothing.
+"""The demo's directory: what lies where in it, and the way back to nothing.
 
-Everything the demo makes is below one directory, which is removed at the end. One thing may have to
-live elsewhere: PostgreSQL's home. Its socket's path may have 107 bytes at most, and run by root the
-server works as another user, who must be able to get there. Then the home is a directory of its own
-below /tmp, and a symbolic link in the directory leads to it.
+Everything the demo makes is below one directory, which is removed at the end. PostgreSQL's home may
+have to be elsewhere: the path of its socket may have 107 bytes at most, and started by root it works
+as another user, who must be able to get there. Then the home is a directory of its own below /tmp,
+and a symbolic link leads to it.
 
 Called by `demo` and `demo.play`.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -20,17 +19,15 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+from ntt_backup.demo.ssh import SshFiles, SshServer
 from ntt_backup.errors import BackupError, ConfigError
 
 _SOCKET_PATH_LIMIT: Final = 107
-_SOCKET: Final = "data/.s.PGSQL.5432"
 _REMOVE_SECONDS: Final = 10.0
 
-_SETTINGS = """\
-# Written by ntt-backup-remote demo.
-
+_SETTINGS: Final = """\
 [catalog]
 url = {url}
 
@@ -52,13 +49,13 @@ jsonl = {log}
 file = {lock}
 """
 
-_PLAY = """\
+_PLAY: Final = """\
 #!/bin/sh
-# Starts the servers of this demo again and opens a shell to play in; they stop when it ends.
+# Starts this demo's servers again and opens a shell to play in; they stop when it ends.
 {environment}exec {python} -m ntt_backup.demo.play {root}
 """
 
-_COMMAND = """\
+_COMMAND: Final = """\
 #!/bin/sh
 exec {python} -m ntt_backup "$@"
 """
@@ -66,11 +63,47 @@ exec {python} -m ntt_backup "$@"
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Paths below the demo's directory; all are absolute. store and remote hold `aa/bb/<blobid>`
-    below `by-hash`.
-    """
+    """Where things are; all paths are absolute. ours: the directory was made by us."""
 
     root: Path
+    ours: bool
+
+    @classmethod
+    def create(cls, directory: Path | None) -> Self:
+        """Make it: directory, absent or empty, or a new one among the temporary files.
+
+        Raises ConfigError.
+        """
+        try:
+            if directory is None:
+                root, ours = Path(tempfile.mkdtemp(prefix="ntt-demo-")).resolve(), True
+            else:
+                root = directory.expanduser().resolve()
+                ours = not root.exists()
+                root.mkdir(parents=True, exist_ok=True)
+            if ours:
+                root.chmod(0o711)  # PostgreSQL's user passes, nobody looks
+            if any(root.iterdir()):
+                raise ConfigError(
+                    f"{root} is not empty",
+                    hint="the demo works in a directory of its own: name a new one",
+                )
+            scratch = cls(root, ours)
+            scratch._fill()
+        except OSError as error:
+            raise ConfigError(
+                f"no directory for the demo in {directory or tempfile.gettempdir()}",
+                detail=error.strerror or str(error),
+                hint="name another one with --directory",
+            ) from error
+        return scratch
+
+    def _fill(self) -> None:
+        for path in (self.source, self.remote, self.commands):
+            path.mkdir(parents=True)
+        self.ssh.directory.mkdir(mode=0o700)
+        python = shlex.quote(sys.executable)
+        _write_script(self.commands / "ntt-backup-remote", _COMMAND.format(python=python))
 
     @property
     def source(self) -> Path:
@@ -85,12 +118,13 @@ class Scratch:
         return self.remote / "by-hash"
 
     @property
-    def postgres(self) -> Path:
-        return self.root / "postgres"
+    def ssh(self) -> SshFiles:
+        return SshFiles(self.root / "ssh")
 
     @property
-    def ssh(self) -> Path:
-        return self.root / "ssh"
+    def commands(self) -> Path:
+        """A directory for PATH: `ntt-backup-remote` is there, as this Python runs it."""
+        return self.root / "bin"
 
     @property
     def settings(self) -> Path:
@@ -105,5 +139,83 @@ class Scratch:
         return self.root / "play"
 
     @property
-    def bin(self) -> Path:
-        return self.root / "bin"
+    def _postgres(self) -> Path:
+        return self.root / "postgres"
+
+    def postgres_home(self) -> Path:
+        """PostgreSQL's home, made at the first call. Its socket is in `data` below it."""
+        link = self._postgres
+        if not link.exists():
+            socket = link / "data" / ".s.PGSQL.5432"
+            short = len(os.fsencode(socket)) <= _SOCKET_PATH_LIMIT
+            open_to_others = all(parent.stat().st_mode & 0o001 for parent in link.parents)
+            if short and (open_to_others or os.geteuid() != 0):
+                link.mkdir()
+            else:
+                link.symlink_to(tempfile.mkdtemp(prefix="ntt-demo-postgres-", dir="/tmp"))  # noqa: S108
+            link.chmod(0o711)
+        return link.resolve()
+
+    def write_settings(self, url: str, server: SshServer) -> None:
+        """The settings file for servers that run now. url is the catalog's."""
+        values = {
+            "url": url,
+            "source": self.source,
+            "host": server.host,
+            "remote": self.remote,
+            "identity": self.ssh.identity,
+            "known_hosts": self.ssh.known_hosts,
+            "ssh_config": self.ssh.client,
+            "log": self.log,
+            "lock": self.root / "lock",
+        }
+        # What is a string in JSON is one in TOML, as long as nothing is cut into surrogates.
+        quoted = {key: json.dumps(str(value), ensure_ascii=False) for key, value in values.items()}
+        text = _SETTINGS.format(**quoted, port=server.port)
+        self.settings.write_text(text, encoding="utf-8")
+
+    def write_play(self) -> None:
+        """The script that starts the servers of a kept demo again."""
+        path = os.environ.get("PYTHONPATH")
+        text = _PLAY.format(
+            environment=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
+            python=shlex.quote(sys.executable),
+            root=shlex.quote(str(self.root)),
+        )
+        _write_script(self.play, text)
+
+    def remove(self) -> None:
+        """Remove all of it; a directory that was there before stays, empty.
+
+        A command on the far side of a connection that has just been cut may still be writing: it is
+        given a few seconds to notice. Raises BackupError where something stays.
+        """
+        if self._postgres.is_symlink():
+            _remove(self._postgres.resolve())
+            self._postgres.unlink()
+        if self.ours:
+            _remove(self.root)
+            return
+        for path in self.root.iterdir():
+            if path.is_dir():
+                _remove(path)
+            else:
+                path.unlink()
+
+
+def _remove(directory: Path) -> None:
+    deadline = time.monotonic() + _REMOVE_SECONDS
+    while directory.exists():
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise BackupError(
+                    f"{directory} could not be removed", detail=str(error), hint="remove it by hand"
+                ) from error
+            time.sleep(0.1)
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)

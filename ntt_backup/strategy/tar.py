@@ -23,16 +23,14 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import BinaryIO, Final
 
 from ntt_backup.errors import (
     BackupError,
     BatchRejected,
-    RemoteCannotStore,
     RemoteDenied,
     RemoteUnreachable,
     SourceError,
@@ -40,62 +38,14 @@ from ntt_backup.errors import (
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
 from ntt_backup.planner import Throttle
 from ntt_backup.process import Child, Tail, wait_for, write
+from ntt_backup.strategy.archive import archive_length, tar_argv, tar_environment
 from ntt_backup.strategy.session import Rejection, SessionPlan
 from ntt_backup.transport.shell import shell_script
+from ntt_backup.transport.storage import explain_batch, explain_root
 
-_BLOCK: Final = 512
-_RECORD: Final = 20 * _BLOCK
 _NOISE_LIMIT: Final = 256 * 1024
 _CLOSE_SECONDS: Final = 10.0
 _GREETING: Final = re.compile(rb"^NTT-TAR 1 (ready|fatal) (.*)$")
-
-_FULL: Final = re.compile(r"no space left|disk quota exceeded|file too large", re.I)
-_READ_ONLY: Final = re.compile(r"read-only file system", re.I)
-_NO_PERMISSION: Final = re.compile(r"permission denied|operation not permitted", re.I)
-_BROKEN_DISK: Final = re.compile(r"input/output error", re.I)
-_BUSY: Final = re.compile(
-    r"cannot allocate memory|resource temporarily unavailable|too many open files|cannot fork"
-    r"|stale file handle|transport endpoint is not connected|terminated|killed",
-    re.I,
-)
-_NO_TOOL: Final = re.compile(r"not found", re.I)
-
-
-def archive_length(sizes: Iterable[int]) -> int:
-    """Bytes of the archive that tar_argv writes for files of these sizes (bytes)."""
-    blocks = sum(1 + -(-size // _BLOCK) for size in sizes)
-    return -(-(blocks + 2) * _BLOCK // _RECORD) * _RECORD
-
-
-def tar_argv(root: Path) -> list[str]:
-    """The local tar: names from stdin, NUL-separated, relative to root; archive to stdout. Pure.
-
-    Every option that would change the length or what arrives is named: hard links are sent as
-    content, owners and modes are fixed, and no name is read as an option.
-    """
-    return [
-        "tar",
-        "--create",
-        "--file=-",
-        "--format=gnu",
-        "--blocking-factor=20",
-        "--no-recursion",
-        "--hard-dereference",
-        "--owner=0",
-        "--group=0",
-        "--numeric-owner",
-        "--mode=0644",
-        f"--directory={root}",
-        "--null",
-        "--verbatim-files-from",
-        "--files-from=-",
-    ]
-
-
-def tar_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without TAR_OPTIONS and the like, and with messages in plain English."""
-    hidden = {"TAR_OPTIONS", "POSIXLY_CORRECT", "TAPE"}
-    return {**{k: v for k, v in environ.items() if k not in hidden}, "LC_ALL": "C"}
 
 
 def bootstrap(root: str, owner: str, run_id: str, slot: str) -> tuple[str, bytes]:
@@ -103,48 +53,6 @@ def bootstrap(root: str, owner: str, run_id: str, slot: str) -> tuple[str, bytes
     loop = resources.files("ntt_backup.strategy").joinpath("tar_loop.sh").read_text("utf-8")
     values = {"root": root, "owner": owner, "run": run_id, "slot": slot}
     return shell_script(loop, values)
-
-
-def classify(step: str, text: str) -> BackupError:
-    """The error for what the remote loop said about a step."""
-    if _FULL.search(text):
-        return RemoteCannotStore(
-            "the remote is full",
-            detail=text,
-            hint="free space or raise the quota there; nothing is lost",
-        )
-    if _READ_ONLY.search(text):
-        return RemoteCannotStore(
-            "the remote's file system is read-only", detail=text, hint="remount it for writing"
-        )
-    if _NO_PERMISSION.search(text):
-        return RemoteCannotStore(
-            "the remote account may not write there",
-            detail=text,
-            hint="give it the directory remote.path (chown), or set remote.path to one that it owns",
-        )
-    if _BROKEN_DISK.search(text):
-        return RemoteCannotStore(
-            "the remote's disk reports errors",
-            detail=text,
-            hint="look at the remote's kernel log first",
-        )
-    if _BUSY.search(text):
-        return RemoteUnreachable("the remote is short of resources", detail=text)
-    if step == "tools" or (step == "extract" and _NO_TOOL.search(text)):
-        return RemoteCannotStore(
-            "a program is missing on the remote",
-            detail=text,
-            hint="the tar strategy needs sh, tar and the core utilities in the PATH of the remote account",
-        )
-    if step == "root":
-        return RemoteCannotStore(
-            "remote.path cannot be used",
-            detail=text,
-            hint="create it there once (mkdir -p); it is never created for you, because a missing"
-            " directory may mean a disk that is not mounted",
-        )
-    return BatchRejected("the remote refused a batch", detail=text)
 
 
 @dataclass(slots=True)
@@ -274,8 +182,7 @@ class TarSession:
                     verdict, text = match[1].decode(), match[2].decode("utf-8", "backslashreplace")
                     if verdict == "ready":
                         return text == "lockstep"
-                    step, _, message = text.partition(" ")
-                    raise classify(step, message)
+                    raise explain_root(text)
 
     def _send_archive(self, ready: Sequence[Blob], length: int) -> BatchRejected | None:
         """Run tar over the blobs into the connection; what went wrong with tar, if anything.
@@ -419,8 +326,7 @@ class TarSession:
                 Receipt(flight.batch, flight.ready, flight.failed, flight.wire_bytes, duration)
             )
         elif word == "err" and not flight.aborted:
-            step, _, message = text.partition(" ")
-            self._outcomes.append(Rejection(flight.batch, classify(step, message)))
+            self._outcomes.append(Rejection(flight.batch, explain_batch(text)))
         elif not flight.aborted:
             raise self._broken(RemoteUnreachable("the remote answers nonsense", detail=line[:200]))
 
@@ -441,7 +347,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str], stdin: int | None = None
     except FileNotFoundError as error:
         raise SourceError(
             f"{argv[0]} is not installed on this machine",
-            hint=f"install it (apt-get install {'openssh-client' if argv[0] == 'ssh' else argv[0]})",
+            hint=f"apt-get install {'openssh-client' if argv[0] == 'ssh' else argv[0]}",
         ) from error
 
 

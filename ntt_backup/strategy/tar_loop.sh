@@ -5,9 +5,9 @@
 #     "<number> <bytes>\n", <bytes> of tar archive, "commit\n" or "abort\n"
 # and on stdout, a line each:
 #     "NTT-TAR 1 ready exact|lockstep"     once, when batches may come
-#     "NTT-TAR 1 fatal <step> <text>"      once, instead
+#     "NTT-TAR 1 fatal <text>"             once, instead
 #     "got <number>"                        the archive was read to its end
-#     "ok <number>" | "err <number> <step> <text>" | "aborted <number>"
+#     "ok <number>" | "err <number> <text>" | "aborted <number>"
 # A batch is extracted below .ntt-incoming, hard-linked into by-hash, and synced before it is ok. So a name
 # below by-hash never shows a half-written file, and what is there already is replaced only if it differs.
 
@@ -18,19 +18,19 @@ export LC_ALL
 
 flat() { printf "%s" "$1" | tr "\n\r" "  " | cut -c1-1500; }
 fatal() {
-    printf "\nNTT-TAR 1 fatal %s %s\n" "$1" "$(flat "$2")"
+    printf "\nNTT-TAR 1 fatal %s\n" "$(flat "$1")"
     exit 1
 }
 
 for tool in tar head cp mv cmp find sync cut tr rm mkdir; do
-    command -v "$tool" >/dev/null 2>&1 || fatal tools "$tool: not found"
+    command -v "$tool" >/dev/null 2>&1 || fatal "$tool: not found"
 done
 
-message=$(cd "$root" 2>&1) || fatal root "$message"
+message=$(cd "$root" 2>&1) || fatal "$message"
 cd "$root" || exit 1
 place=$root/by-hash
 incoming=$root/.ntt-incoming
-message=$(mkdir -p "$place" "$incoming" 2>&1) || fatal root "$message"
+message=$(mkdir -p "$place" "$incoming" 2>&1) || fatal "$message"
 
 # What dead sessions of ours left: those of earlier runs, and this worker's own of this run.
 for old in "$incoming/$owner".*; do
@@ -41,7 +41,7 @@ for old in "$incoming/$owner".*; do
     esac
 done
 stage=$incoming/$owner.$run.$slot.$$
-message=$(mkdir "$stage" 2>&1) || fatal root "$message"
+message=$(mkdir "$stage" 2>&1) || fatal "$message"
 
 # Some heads read ahead and would swallow what follows a batch; then the two sides take turns.
 turn=lockstep
@@ -75,11 +75,11 @@ settle() {
     if [ "$verdict" != commit ]; then
         printf "aborted %s\n" "$number"
     elif [ "$status" != 0 ]; then
-        printf "err %s extract %s\n" "$number" "$(flat "$message")"
+        printf "err %s %s\n" "$number" "$(flat "$message")"
     elif message=$(place_all 2>&1); then
         printf "ok %s\n" "$number"
     else
-        printf "err %s place %s\n" "$number" "$(flat "$message")"
+        printf "err %s %s\n" "$number" "$(flat "$message")"
     fi
     rm -rf "${stage:?}/$number"
 }

@@ -109,15 +109,15 @@ _EXPLANATIONS = (
         r"host key verification failed|remote host identification has changed|host key is known",
         RemoteDenied,
         "the remote's host key is not the one we know",
-        "log in once by hand and compare the key's fingerprint, or set remote.known_hosts; if the key"
-        " changed and nobody changed it on purpose, do not go on",
+        "log in once by hand and compare the key's fingerprint, or set remote.known_hosts; if the"
+        " key changed and nobody changed it on purpose, do not go on",
     ),
     _Explanation(
         r"permission denied \(|too many authentication failures|no such identity",
         RemoteDenied,
         "the remote does not accept our key",
-        "set remote.identity_file (NTT_SSH_KEY) to a key without a passphrase, and put its public half"
-        " into ~/.ssh/authorized_keys on the remote",
+        "set remote.identity_file (NTT_SSH_KEY) to a key without a passphrase, and put its public"
+        " half into ~/.ssh/authorized_keys on the remote",
     ),
     _Explanation(
         r"bad configuration option|bad owner or permissions|can't open user config file"

@@ -25,18 +25,22 @@ def session(sshd: Sshd, command: str = LOOP) -> Iterator[subprocess.Popen[str]]:
         text=True,
     )
     try:
-        assert say(client, "first") == "got first\n"
+        tell(client, "first")
+        assert answer(client) == "got first\n"
         yield client
     finally:
         client.kill()
         client.communicate()
 
 
-def say(client: subprocess.Popen[str], line: str) -> str:
+def tell(client: subprocess.Popen[str], line: str) -> None:
     assert client.stdin is not None
-    assert client.stdout is not None
     client.stdin.write(line + "\n")
     client.stdin.flush()
+
+
+def answer(client: subprocess.Popen[str]) -> str:
+    assert client.stdout is not None
     return client.stdout.readline()
 
 
@@ -136,12 +140,11 @@ def test_a_stopped_remote_refuses_and_comes_back_on_its_port(remote: Sshd) -> No
 def test_a_paused_remote_holds_its_answer_until_it_goes_on(remote: Sshd) -> None:
     with session(remote) as client:
         remote.pause()
-        client.stdin.write("second\n")
-        client.stdin.flush()
+        tell(client, "second")
         with pytest.raises(subprocess.TimeoutExpired):
             client.wait(timeout=0.5)
         remote.unpause()
-        assert client.stdout.readline() == "got second\n"
+        assert answer(client) == "got second\n"
 
 
 def test_a_test_may_leave_the_remote_switched_off(remote: Sshd) -> None:
@@ -166,13 +169,12 @@ def test_a_stalled_link_passes_on_what_it_held(remote: Sshd, link: Link) -> None
     with session(remote.through(link.port)) as client:
         link.stall()
         before = link.sent
-        client.stdin.write("second\n")
-        client.stdin.flush()
+        tell(client, "second")
         with pytest.raises(subprocess.TimeoutExpired):
             client.wait(timeout=0.5)
         assert link.sent == before
         link.resume()
-        assert client.stdout.readline() == "got second\n"
+        assert answer(client) == "got second\n"
 
 
 def test_a_link_cut_after_some_bytes_lets_no_more_through(remote: Sshd, link: Link) -> None:

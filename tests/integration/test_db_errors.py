@@ -1,0 +1,239 @@
+"""What comes out when the database says no, or nothing: one class, one hint, never a password."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import Claims, Connection, Ledger, connect, describe, requeue, status
+from ntt_backup.catalog.db import translated
+from ntt_backup.errors import BackupError, CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.model import Blob
+from tests.postgres import Postgres
+
+SECRET = "hunter2secret"
+
+
+@contextmanager
+def server_that_says(message: str) -> Iterator[str]:
+    """A server that answers every connection with one fatal error; yields its URL."""
+    body = b"SFATAL\0VFATAL\0C28000\0M" + message.encode() + b"\0\0"
+    answer = b"E" + (len(body) + 4).to_bytes(4, "big") + body
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                with peer:
+                    peer.recv(1024)
+                    peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            port = listener.getsockname()[1]
+            yield f"postgresql://me:{SECRET}@127.0.0.1:{port}/copyjob?sslmode=disable"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('password authentication failed for user "me"', CatalogRefused),
+        ('Peer authentication failed for user "me"', CatalogRefused),
+        ('no pg_hba.conf entry for host "127.0.0.1", user "me"', CatalogRefused),
+        ('pg_hba.conf rejects connection for host "127.0.0.1"', CatalogRefused),
+        ('role "me" is not permitted to log in', CatalogRefused),
+        ("the database system is starting up", CatalogUnavailable),
+        ("the database system is shutting down", CatalogUnavailable),
+        ("sorry, too many clients already", CatalogUnavailable),
+        ("Passwort-Authentifizierung fehlgeschlagen", CatalogUnavailable),
+    ],
+)
+def test_a_refusal_at_connecting(message: str, expected: type[BackupError]) -> None:
+    with server_that_says(message) as url, pytest.raises(expected) as caught:
+        connect(url, "test")
+
+    error = caught.value
+    assert type(error) is expected
+    assert message in error.detail
+    assert "copyjob on 127.0.0.1" in error.message
+    assert isinstance(error.__cause__, psycopg.Error)
+    assert SECRET not in f"{error.message}{error.detail}{error.hint}{error.__cause__}"
+    assert bool(error.hint) == (expected is CatalogRefused)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    with pytest.raises(CatalogUnavailable, match="refused"):
+        connect(f"postgresql://127.0.0.1:{port}/copyjob", "test")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:p@{SECRET}@127.0.0.1/copyjob",
+        f"postgresql://me:{SECRET}/x@127.0.0.1/copyjob",
+        f"host=127.0.0.1 password={SECRET} unquoted words",
+        f"nonsense {SECRET}",
+    ],
+)
+def test_a_malformed_url_shows_no_password(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(url, "test")
+
+    error = caught.value
+    assert "catalog.url" in error.message
+    assert "%40" in error.hint
+    assert SECRET not in f"{error}{error.hint}{error.__cause__}"
+
+
+def test_a_url_is_described_without_its_password() -> None:
+    assert describe(f"postgresql://me:{SECRET}@db1:5433/copyjob") == "copyjob on db1"
+    assert describe("postgresql:///copyjob") == "copyjob on local socket"
+
+
+def test_unknown_database_and_role(postgres: Postgres) -> None:
+    with pytest.raises(CatalogRefused, match='database "nowhere" does not exist') as caught:
+        connect(postgres.url("nowhere"), "test")
+    assert "createdb" in caught.value.hint
+
+    with pytest.raises(CatalogRefused, match='role "nobody" does not exist') as caught:
+        connect(postgres.url("postgres", user="nobody"), "test")
+    assert "pg_hba.conf" in caught.value.hint
+
+
+def test_what_the_url_sets_is_left_alone(database_url: str) -> None:
+    url = make_conninfo(database_url, connect_timeout=3, application_name="mine")
+
+    with connect(url, "ntt-backup test") as conn:
+        given = conn.info.get_parameters()
+        shown = conn.execute("show application_name").fetchone()
+
+    assert given["connect_timeout"] == "3"
+    assert given["keepalives_idle"] == "30"
+    assert shown == ("ntt-backup test",)
+
+
+def test_too_many_connections_may_pass(
+    postgres: Postgres, database_url: str, role: Callable[[], str]
+) -> None:
+    name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
+    postgres.execute(
+        sql.SQL("alter database {} connection limit 0").format(sql.Identifier(str(name)))
+    )
+
+    with pytest.raises(CatalogUnavailable, match="too many connections"):
+        connect(make_conninfo(database_url, user=role()), "test")
+
+
+def test_a_lost_connection(catalog: Connection, catalog_url: str) -> None:
+    with connect(catalog_url, "victim") as conn:
+        claims = Claims(conn, "remote", range(256))
+        ledger = Ledger(conn, "remote")
+        claims.listen()
+        catalog.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
+
+        def drain_twice() -> None:  # the server's farewell is read first, then the end
+            claims.drain_notifications()
+            claims.drain_notifications()
+
+        for call in (
+            drain_twice,
+            claims.fileno,
+            claims.any_pending,
+            lambda: claims.take(10),
+            lambda: ledger.record([Blob("ab")], []),
+            lambda: status(conn, "remote"),
+        ):
+            with pytest.raises(CatalogUnavailable):
+                call()
+
+
+def test_a_lock_that_is_not_to_be_had(catalog: Connection, catalog_url: str) -> None:
+    catalog.execute("insert into blobs (blobid) values ('ab')")
+    with connect(catalog_url, "test") as conn:
+        conn.execute("set lock_timeout = 50")
+        ledger = Ledger(conn, "remote")
+        with catalog.transaction():
+            catalog.execute("select from blobs for update")
+
+            with pytest.raises(CatalogUnavailable, match="lock timeout") as caught:
+                ledger.record([Blob("ab")], [])
+
+        assert "pg_blocking_pids" in caught.value.hint
+        ledger.record([Blob("ab")], [])
+
+
+def test_a_cancelled_statement_may_be_repeated(catalog: Connection) -> None:
+    catalog.execute("set statement_timeout = 20")
+
+    with pytest.raises(CatalogUnavailable, match="statement timeout"), translated(catalog, "sleep"):
+        catalog.execute("select pg_sleep(60)")
+
+
+def test_a_read_only_server(catalog: Connection) -> None:
+    catalog.execute("set default_transaction_read_only = on")
+
+    with pytest.raises(CatalogUnavailable, match="read-only") as caught:
+        Ledger(catalog, "remote").record([Blob("ab")], [])
+
+    assert "primary" in caught.value.hint
+
+
+def test_a_target_that_was_never_prepared(catalog: Connection) -> None:
+    with pytest.raises(CatalogRefused, match="other_copied") as caught:
+        Claims(catalog, "other", range(256)).take(1)
+
+    assert "init-db" in caught.value.hint
+
+
+def test_an_empty_database(database: Connection) -> None:
+    with pytest.raises(CatalogRefused, match="does not exist") as caught:
+        requeue(database, "remote")
+
+    assert "init-db" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("40001", CatalogUnavailable),
+        ("40P01", CatalogUnavailable),
+        ("53100", CatalogUnavailable),
+        ("57P01", CatalogUnavailable),
+        ("57P03", CatalogUnavailable),
+        ("58030", CatalogUnavailable),
+        ("25P03", CatalogUnavailable),
+        ("22003", CatalogRefused),
+        ("23514", CatalogRefused),
+        ("54000", CatalogRefused),
+        ("XX001", CatalogRefused),
+        ("P0001", CatalogRefused),
+    ],
+)
+def test_states_that_are_hard_to_bring_about(
+    database: Connection, state: str, expected: type[BackupError]
+) -> None:
+    raising = sql.SQL("do {}").format(
+        sql.Literal(f"begin raise exception 'odd' using errcode = '{state}'; end")
+    )
+
+    with pytest.raises(expected, match="odd") as caught, translated(database, "be odd"):
+        database.execute(raising)
+
+    assert type(caught.value) is expected

@@ -1,0 +1,538 @@
+"""init-db and verify_schema on a fresh database and on live tables of many shapes.
+
+Hints hold SQL, so the tests execute them: a hint that does not mend fails here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from ntt_backup.catalog import (
+    Claims,
+    Connection,
+    Ledger,
+    begin_scan,
+    connect,
+    init_db,
+    iter_pending,
+    last_run,
+    register,
+    requeue,
+    status,
+    verify_schema,
+)
+from ntt_backup.catalog import schema as schema_module
+from ntt_backup.catalog import shape as shape_module
+from ntt_backup.errors import CatalogRefused, CatalogUnavailable
+from ntt_backup.model import Blob, BlobRange
+
+LIVE = "create table blobs (blobid text primary key, n_hardlinks int, created_at timestamptz)"
+LIVE_COLUMNS = (
+    "alter table blobs add remote_copied boolean, add remote_last_checked timestamptz,"
+    " add remote_copy_failed boolean"
+)
+INDEX = "create index idx_blobs_remote_pending on blobs (blobid) where "
+FORMS = {
+    "is false": "remote_copied is false or remote_copied is null",
+    "null first": "remote_copied is null or remote_copied is false",
+    "equals false": "remote_copied = false or remote_copied is null",
+    "is not true": "remote_copied is not true",
+    "negated": "not remote_copied or remote_copied is null",
+}
+SHAPES = {
+    "fresh": [],
+    "live": [LIVE],
+    "varchar": ["create table blobs (blobid varchar(64) primary key, n_hardlinks int)"],
+    "with columns": [LIVE, LIVE_COLUMNS],
+    "with some columns": [LIVE, "alter table blobs add remote_copied boolean not null default false"],
+    **{f"index {name}": [LIVE, LIVE_COLUMNS, INDEX + form] for name, form in FORMS.items()},
+    "index of another meaning": [LIVE, LIVE_COLUMNS, INDEX + "remote_copied is false"],
+    "index without predicate": [LIVE, "create index idx_blobs_remote_pending on blobs (blobid)"],
+    "index on another column": [
+        LIVE,
+        LIVE_COLUMNS,
+        "create index idx_blobs_remote_pending on blobs (n_hardlinks) where remote_copied is not true",
+    ],
+    "index in another order": [
+        LIVE,
+        LIVE_COLUMNS,
+        "create index idx_blobs_remote_pending on blobs (blobid text_pattern_ops)"
+        " where remote_copied is not true",
+    ],
+    "partitioned with its index": [
+        "create table blobs (blobid text primary key) partition by hash (blobid)",
+        "create table blobs_0 partition of blobs for values with (modulus 1, remainder 0)",
+        LIVE_COLUMNS,
+        INDEX + FORMS["is false"],
+    ],
+}
+
+
+def pending_indexes(conn: Connection) -> list[str]:
+    rows = conn.execute(
+        "select indexname from pg_indexes where tablename = 'blobs' and indexname like 'idx%'"
+        " order by 1"
+    )
+    return [name for (name,) in rows]
+
+
+def execute_hint(conn: Connection, hint: str) -> None:
+    """Run the SQL of a hint as the operator would, by pasting it."""
+    statements = hint.rpartition(": ")[2]
+    assert statements.endswith(";")
+    conn.execute(sql.SQL(statements))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_init_db_makes_any_shape_usable(database: Connection, shape: str) -> None:
+    for statement in SHAPES[shape]:
+        database.execute(sql.SQL(statement))
+    if SHAPES[shape]:
+        database.execute("insert into blobs (blobid) values ('ab'), ('cd')")
+    before = database.execute("select pg_relation_filenode(to_regclass('blobs'))").fetchone()
+
+    init_db(database, "remote")
+
+    assert verify_schema(database, "remote", scan=True) == []
+    if SHAPES[shape]:
+        after = database.execute("select pg_relation_filenode('blobs')").fetchone()
+        assert after == before, "the table was rewritten"
+        assert list(iter_pending(database, "remote")) == [Blob("ab"), Blob("cd")]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_second_init_db_changes_nothing(database: Connection, shape: str) -> None:
+    for statement in SHAPES[shape]:
+        database.execute(sql.SQL(statement))
+    init_db(database, "remote", notify=True)
+    before = database.execute("select max(oid::bigint) from pg_class").fetchone()
+    lines: list[str] = []
+
+    init_db(database, "remote", notify=True, report=lines.append)
+
+    assert lines == []
+    assert database.execute("select max(oid::bigint) from pg_class").fetchone() == before
+
+
+def test_a_fresh_catalog_keeps_the_contract(catalog: Connection) -> None:
+    columns = catalog.execute(
+        "select column_name, data_type from information_schema.columns where table_name = 'blobs'"
+        " order by ordinal_position"
+    ).fetchall()
+    index = catalog.execute(
+        "select pg_get_indexdef('idx_blobs_remote_pending'::regclass)"
+    ).fetchone()
+
+    assert columns == [
+        ("blobid", "text"),
+        ("size", "bigint"),
+        ("created_at", "timestamp with time zone"),
+        ("remote_copied", "boolean"),
+        ("remote_last_checked", "timestamp with time zone"),
+        ("remote_copy_failed", "boolean"),
+    ]
+    assert index is not None
+    assert "(blobid) WHERE ((remote_copied IS FALSE) OR (remote_copied IS NULL))" in index[0]
+
+
+def test_rows_from_before_get_no_invented_date(database: Connection) -> None:
+    database.execute("create table blobs (blobid text primary key)")
+    database.execute("insert into blobs values ('old')")
+
+    init_db(database, "remote")
+    database.execute("insert into blobs (blobid) values ('new')")
+
+    dated = database.execute("select blobid from blobs where created_at is not null").fetchall()
+    assert dated == [("new",)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_index_of_a_known_form_is_kept_alone(database: Connection, form: str) -> None:
+    for statement in SHAPES[f"index {form}"]:
+        database.execute(sql.SQL(statement))
+
+    init_db(database, "remote")
+
+    assert pending_indexes(database) == ["idx_blobs_remote_pending"]
+
+
+@pytest.mark.parametrize(
+    "shape", [name for name in SHAPES if name.startswith("index ") and name[6:] not in FORMS]
+)
+def test_an_unfit_index_gets_another_beside_it(database: Connection, shape: str) -> None:
+    for statement in SHAPES[shape]:
+        database.execute(sql.SQL(statement))
+
+    init_db(database, "remote")
+
+    assert pending_indexes(database) == ["idx_blobs_remote_pending", "idx_blobs_remote_pending_ntt"]
+
+
+def test_targets_do_not_disturb_each_other(catalog: Connection) -> None:
+    catalog.execute("insert into blobs (blobid) values ('ab')")
+    init_db(catalog, "second")
+
+    Ledger(catalog, "remote").record([Blob("ab", 1)], [])
+
+    assert verify_schema(catalog, "second") == []
+    assert status(catalog, "remote").pending == 0
+    assert status(catalog, "second").pending == 1
+    assert "idx_blobs_second_pending" in pending_indexes(catalog)
+
+
+def test_an_unfinished_index_is_refused_then_rebuilt(
+    database: Connection, database_url: str
+) -> None:
+    init_db(database, "remote")
+    database.execute("drop index idx_blobs_remote_pending")
+    with connect(database_url, "test") as writer, writer.transaction():
+        writer.execute("insert into blobs (blobid) values ('ab')")
+        database.execute("set lock_timeout = 50")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            database.execute(
+                "create index concurrently idx_blobs_remote_pending on blobs (blobid)"
+                " where remote_copied is not true"
+            )
+    with pytest.raises(CatalogRefused, match="unfinished") as caught:
+        verify_schema(database, "remote")
+    assert "init-db" in caught.value.hint
+    lines: list[str] = []
+
+    init_db(database, "remote", report=lines.append)
+
+    assert lines[0] == "dropped the unfinished index idx_blobs_remote_pending"
+    assert verify_schema(database, "remote") == []
+    assert pending_indexes(database) == ["idx_blobs_remote_pending"]
+
+
+def test_an_index_that_another_session_builds_is_left_to_it(
+    catalog: Connection, catalog_url: str
+) -> None:
+    catalog.execute("drop index idx_blobs_remote_pending")
+    create = "create index concurrently idx_blobs_remote_pending on blobs (blobid) where "
+    with connect(catalog_url, "dba") as dba, connect(catalog_url, "writer") as writer:
+        build = threading.Thread(target=dba.execute, args=[sql.SQL(create + FORMS["is false"])])
+        with writer.transaction():
+            writer.execute("insert into blobs (blobid) values ('ab')")
+            build.start()
+            while not pending_indexes(catalog):
+                catalog.execute("select pg_stat_clear_snapshot()")
+
+            with pytest.raises(CatalogUnavailable, match=f"pid {dba.info.backend_pid}"):
+                init_db(catalog, "remote")
+
+        build.join()
+
+    assert verify_schema(catalog, "remote") == []
+
+
+def test_two_at_once_take_turns(database: Connection, database_url: str) -> None:
+    database.execute(sql.SQL(LIVE))
+    start = threading.Barrier(3)
+    errors: list[Exception] = []
+
+    def prepare() -> None:
+        with connect(database_url, "init-db") as conn:
+            start.wait()
+            try:
+                init_db(conn, "remote", notify=True)
+            except (CatalogRefused, CatalogUnavailable) as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=prepare) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert verify_schema(database, "remote") == []
+    assert pending_indexes(database) == ["idx_blobs_remote_pending"]
+
+
+def test_a_lock_is_asked_for_again(
+    database: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_module, "BRIEF_LOCK_MS", 50)
+    database.execute(sql.SQL(LIVE))
+    lines: list[str] = []
+    with connect(database_url, "a long report") as reader:
+        reader.execute("begin")
+        reader.execute("select from blobs")
+
+        def report(line: str) -> None:
+            lines.append(line)
+            if "waiting for a lock" in line:
+                reader.execute("commit")
+
+        init_db(database, "remote", report=report)
+
+        waits = [line for line in lines if "waiting for a lock" in line]
+        assert len(waits) == 1
+        assert f"pid {reader.info.backend_pid} (a long report)" in waits[0]
+    assert verify_schema(database, "remote") == []
+
+
+def test_a_lock_that_is_never_free_is_named(
+    database: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_module, "BRIEF_LOCK_MS", 20)
+    monkeypatch.setattr(schema_module, "LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(schema_module, "_PAUSE_S", 0)
+    database.execute(sql.SQL(LIVE))
+    with connect(database_url, "a long report") as reader, reader.transaction():
+        reader.execute("select from blobs")
+
+        with pytest.raises(CatalogUnavailable, match="a long report"):
+            init_db(database, "remote")
+
+    init_db(database, "remote")
+    assert verify_schema(database, "remote") == []
+
+
+@pytest.mark.parametrize("kind", ["bytea", "uuid", "char(64)"])
+def test_a_blobid_of_another_type_is_refused_and_mended(database: Connection, kind: str) -> None:
+    database.execute(sql.SQL(f"create table blobs (blobid {kind} primary key)"))
+    digits = "0123456789abcdef" * (4 if kind == "char(64)" else 2)
+    value = "\\x" + digits if kind == "bytea" else digits
+    database.execute("insert into blobs values (%s)", [value])
+
+    with pytest.raises(CatalogRefused, match="of type") as caught:
+        init_db(database, "remote")
+    columns = database.execute("select * from blobs").description
+    assert columns is not None
+    assert len(columns) == 1, "a table that is refused must not be altered"
+    execute_hint(database, caught.value.hint)
+    init_db(database, "remote")
+
+    assert verify_schema(database, "remote") == []
+    assert list(iter_pending(database, "remote")) == [Blob(digits)]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("remote_copied", "integer"),
+        ("remote_copy_failed", "text"),
+        ("size", "text"),
+        ("remote_last_checked", "text"),
+    ],
+)
+def test_a_column_of_another_type_is_refused_and_mended(
+    database: Connection, column: str, kind: str
+) -> None:
+    database.execute(sql.SQL(f"create table blobs (blobid text primary key, {column} {kind})"))
+
+    with pytest.raises(CatalogRefused, match=f"{column} is of type {kind}") as caught:
+        init_db(database, "remote")
+    execute_hint(database, caught.value.hint)
+    init_db(database, "remote")
+
+    assert verify_schema(database, "remote") == []
+
+
+def test_what_is_not_our_table_is_refused(database: Connection) -> None:
+    database.execute("create view blobs as select 'ab'::text as blobid")
+    with pytest.raises(CatalogRefused, match="not a table"):
+        init_db(database, "remote")
+
+    database.execute("drop view blobs; create table blobs (id text)")
+    with pytest.raises(CatalogRefused, match="no column blobid"):
+        init_db(database, "remote")
+
+
+def test_bounds_that_do_not_ascend_are_refused_and_mended(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlapping = (BlobRange(0, "", "aa"), BlobRange(1, "aa", "a9"), BlobRange(2, "a9", None))
+    monkeypatch.setattr(shape_module, "prefix_ranges", lambda: overlapping)
+
+    with pytest.raises(CatalogRefused, match="collation") as caught:
+        verify_schema(catalog, "remote")
+
+    execute_hint(catalog, caught.value.hint)
+    monkeypatch.undo()
+    assert verify_schema(catalog, "remote") == []
+
+
+def test_a_blobid_that_is_no_key_is_a_warning(database: Connection) -> None:
+    database.execute("create table blobs (blobid text)")
+    init_db(database, "remote")
+
+    warnings = verify_schema(database, "remote")
+
+    assert len(warnings) == 2
+    assert "NULL" in warnings[1]
+    execute_hint(database, warnings[0])
+    assert verify_schema(database, "remote") == []
+
+
+def test_what_is_missing_is_named(database: Connection) -> None:
+    with pytest.raises(CatalogRefused, match="no table blobs") as caught:
+        verify_schema(database, "b2")
+    assert "ntt-backup-remote --target b2 init-db" in caught.value.hint
+
+    database.execute(sql.SQL(LIVE))
+    with pytest.raises(CatalogRefused, match="lacks size, remote_copied, remote_last_checked"):
+        verify_schema(database, "remote")
+
+    init_db(database, "remote")
+    database.execute("drop table ntt_backup.scans")
+    with pytest.raises(CatalogRefused, match="schema ntt_backup lacks scans"):
+        verify_schema(database, "remote")
+
+    init_db(database, "remote")
+    database.execute("drop index idx_blobs_remote_pending")
+    with pytest.raises(CatalogRefused, match="no usable index"):
+        verify_schema(database, "remote")
+
+
+def test_a_newer_or_older_schema_is_refused(catalog: Connection) -> None:
+    catalog.execute("update ntt_backup.schema_version set version = 99")
+    for check in (verify_schema, init_db):
+        with pytest.raises(CatalogRefused, match="version 99") as caught:
+            check(catalog, "remote")
+        assert "upgrade ntt_backup" in caught.value.hint
+
+    catalog.execute("delete from ntt_backup.schema_version")
+    with pytest.raises(CatalogRefused, match="old version 0"):
+        verify_schema(catalog, "remote")
+    init_db(catalog, "remote")
+    assert verify_schema(catalog, "remote") == []
+
+
+def test_a_role_without_privileges_gets_the_grants_it_needs(
+    catalog: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    catalog.execute("insert into blobs (blobid) values ('ab')")
+    with connect(make_conninfo(catalog_url, user=role()), "test") as conn:
+        with pytest.raises(CatalogRefused, match="may not") as caught:
+            verify_schema(conn, "remote", scan=True)
+        with pytest.raises(CatalogRefused, match="permission denied") as at_work:
+            Claims(conn, "remote", range(256)).take(1)
+        assert at_work.value.hint.endswith(caught.value.hint)
+
+        execute_hint(catalog, caught.value.hint)
+
+        assert verify_schema(conn, "remote", scan=True) == []
+        assert [blob for blob, _ in Claims(conn, "remote", range(256)).take(9)] == [Blob("ab")]
+        Ledger(conn, "remote").record([Blob("ab", 2)], [])
+        assert register(conn, [Blob("cd", 3)]) == 1
+        begin_scan(conn, "/store")
+        assert requeue(conn, "remote") == 0
+        assert last_run(conn, "remote") is None
+        assert status(conn, "remote").copied == 1
+
+
+@pytest.mark.parametrize(
+    ("revoked", "problem"),
+    [
+        ("update on blobs", "may not update the table blobs"),
+        ("select on blobs", "may not read the table blobs"),
+        ("insert on blobs", "may not insert into the table blobs"),
+        ("usage on schema ntt_backup", "may not use the schema ntt_backup"),
+        ("delete on ntt_backup.failures", "may not use our tables"),
+    ],
+)
+def test_each_privilege_is_checked(
+    catalog: Connection, catalog_url: str, role: Callable[[], str], revoked: str, problem: str
+) -> None:
+    name = role()
+    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+        with pytest.raises(CatalogRefused) as caught:
+            verify_schema(conn, "remote")
+        execute_hint(catalog, caught.value.hint)
+        catalog.execute(sql.SQL(f"revoke {revoked} from {name}"))
+
+        with pytest.raises(CatalogRefused, match=problem) as caught:
+            verify_schema(conn, "remote", scan=True)
+
+        execute_hint(catalog, caught.value.hint)
+        assert verify_schema(conn, "remote", scan=True) == []
+
+
+def test_reading_and_sending_need_no_insert(
+    catalog: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    name = role()
+    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+        with pytest.raises(CatalogRefused) as caught:
+            verify_schema(conn, "remote")
+        execute_hint(catalog, caught.value.hint)
+        catalog.execute(sql.SQL(f"revoke insert on blobs from {name}"))
+
+        assert verify_schema(conn, "remote") == []
+
+
+def test_init_db_by_a_role_that_owns_nothing(
+    database: Connection, database_url: str, role: Callable[[], str]
+) -> None:
+    database.execute(sql.SQL(LIVE))
+    name = role()
+    with connect(make_conninfo(database_url, user=name), "test") as conn:
+        with pytest.raises(CatalogRefused, match="belongs to postgres") as caught:
+            init_db(conn, "remote")
+        assert "add column if not exists" in caught.value.hint
+
+        database.execute(sql.SQL(f"alter table blobs owner to {name}"))
+        database.execute(sql.SQL(f"grant create on schema public to {name}"))
+        with pytest.raises(CatalogRefused, match="may not create the schema") as caught:
+            init_db(conn, "remote")
+
+        execute_hint(database, caught.value.hint)
+        init_db(conn, "remote")
+        assert verify_schema(conn, "remote", scan=True) == []
+    database.execute(sql.SQL(f"drop owned by {name}"))
+
+
+def test_the_limits_of_the_session_are_as_before(database: Connection) -> None:
+    before = database.execute("show lock_timeout").fetchone()
+    database.execute("set statement_timeout = '7min'")
+
+    init_db(database, "remote")
+
+    assert database.execute("show lock_timeout").fetchone() == before
+    assert database.execute("show statement_timeout").fetchone() == ("7min",)
+
+
+def test_notify_works_for_writers_that_know_nothing_of_us(
+    catalog: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    init_db(catalog, "remote", notify=True)
+    writer = role()
+    catalog.execute(sql.SQL(f"grant insert on blobs to {writer}"))
+    claims = Claims(catalog, "remote", range(256))
+    claims.listen()
+
+    with connect(make_conninfo(catalog_url, user=writer), "another program") as conn:
+        conn.execute("insert into blobs (blobid) values ('ab'), ('cd')")
+
+    wait_readable(claims.fileno())
+    assert claims.drain_notifications() is True
+    assert claims.drain_notifications() is False
+
+
+def wait_readable(fileno: int) -> None:
+    import select
+
+    assert select.select([fileno], [], [], 30)[0]
+
+
+def test_a_table_elsewhere_on_the_search_path(database: Connection, database_url: str) -> None:
+    database.execute("create schema app; create table app.blobs (blobid text primary key)")
+    name = conninfo_to_dict(database_url)["dbname"]
+    database.execute(
+        sql.SQL("alter database {} set search_path = app").format(sql.Identifier(str(name)))
+    )
+
+    with connect(database_url, "test") as conn:
+        init_db(conn, "remote")
+
+        assert verify_schema(conn, "remote", scan=True) == []
+    assert database.execute("select to_regclass('public.blobs')").fetchone() == (None,)

@@ -1,0 +1,422 @@
+"""Settings: what is right loads; what is wrong is told with its name, origin and what is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup import config
+from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
+from ntt_backup.config.settings import TABLES
+from ntt_backup.errors import ConfigError
+
+SAMPLES = Path(__file__).parent.parent / "samples" / "config"
+GOOD = """
+[source]
+root = "/data"
+
+[remote]
+host = "vault"
+path = "/storage"
+identity_file = "/keys/id"
+"""
+SECRET = "hunter2"
+
+
+def names(folder: str) -> list[str]:
+    return sorted(path.name for path in (SAMPLES / folder).glob("*.toml"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "backup.toml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_file_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    default = tmp_path / "default.toml"
+    monkeypatch.setattr("ntt_backup.config.layers.DEFAULT_FILE", default)
+    return default
+
+
+def refused(text: str = GOOD, *, model: type[CatalogConfig] = Settings, **how: Any) -> ConfigError:
+    """The error that loading text gives."""
+    how.setdefault("environ", {})
+    path = how.pop("path")
+    assert isinstance(path, Path)
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(model, file=path, **how)
+    return caught.value
+
+
+def outcome(model: type[CatalogConfig], **how: Any) -> tuple[CatalogConfig, ConfigError | None]:
+    """What loading gives: settings (the default ones if refused), and the error if refused."""
+    try:
+        return load(model, **how), None
+    except ConfigError as error:
+        return CatalogConfig(), error
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names("valid"))
+def test_valid_sample_loads(name: str) -> None:
+    load(Settings, file=SAMPLES / "valid" / name, environ={})
+
+
+@pytest.mark.parametrize("name", names("invalid"))
+def test_invalid_sample_says_what_is_wrong_in_one_line(name: str) -> None:
+    path = SAMPLES / "invalid" / name
+    expected = path.read_text().splitlines()[0].removeprefix("# expect: ")
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load(Settings, file=path, environ={})
+    said = f"{caught.value} {caught.value.hint}"
+    assert "\n" not in said
+    assert "secret" not in said
+    assert not re.search(r"(?i)input should|valid (integer|number|string)|pydantic", said)
+
+
+def test_every_setting_of_the_full_sample_is_used_and_differs_from_its_default() -> None:
+    path = SAMPLES / "valid" / "everything.toml"
+    settings = load(Settings, file=path, environ={})
+    for table, model in TABLES.items():
+        section = getattr(settings, table)
+        for name, field in model.model_fields.items():
+            assert name in section.model_fields_set, f"{table}.{name}"
+            assert getattr(section, name) != field.default, f"{table}.{name}"
+    assert settings.run.batch_bytes == 1_500_000_000
+    assert settings.run.bwlimit == 12_000_000
+    assert settings.remote.path == "/storage/backup"
+    assert settings.remote.identity_file == Path("~/.ssh/id_backup").expanduser()
+
+
+def test_ipv6_brackets_are_taken_off() -> None:
+    settings = load(Settings, file=SAMPLES / "valid" / "ipv6.toml", environ={})
+    assert settings.remote.host == "backup@fe80::1%eth0"
+
+
+@pytest.mark.parametrize(
+    "host", ["vault", "me@vault", "::1", "me@10.0.0.1", "DOMAIN\\me@vault", "ssh://me@vault:22"]
+)
+def test_hosts_that_ssh_takes(file: Path, host: str) -> None:
+    assert load(Settings, file=file, environ={"NTT_REMOTE_HOST": host}).remote.host == host
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+def test_flags_win_over_environment_over_file_over_defaults(file: Path) -> None:
+    file.write_text(GOOD + "[run]\nworkers = 2\nbatch_size = 20\nwindow = 3\n")
+    settings = load(
+        Settings,
+        flags={"run.workers": 8, "run.batch_size": None},
+        environ={"NTT_WORKERS": "5", "NTT_BATCH_SIZE": "50"},
+        file=file,
+    )
+    assert settings.run.workers == 8
+    assert settings.run.batch_size == 50
+    assert settings.run.window == 3
+    assert settings.run.attempts == 3
+
+
+def test_a_problem_is_told_with_the_name_its_origin_has(file: Path) -> None:
+    error = refused(
+        GOOD + "[run]\nwindow = 0\n",
+        path=file,
+        flags={"run.batch_size": 0},
+        environ={"NTT_WORKERS": "abc"},
+    )
+    assert str(error) == (
+        "NTT_WORKERS is 'abc': a whole number from 1 to 256 is needed; "
+        "--batch-size is 0: a whole number from 1 to 100000 is needed; "
+        f"run.window in {file} is 0: a whole number from 1 to 64 is needed"
+    )
+
+
+def test_every_variable_sets_its_own_key() -> None:
+    values = {
+        "NTT_DB_URL": "postgresql:///other",
+        "NTT_REMOTE_HOST": "vault",
+        "NTT_REMOTE_PORT": "23",
+        "NTT_WORKERS": "23",
+        "NTT_BATCH_SIZE": "23",
+        "NTT_BATCH_BYTES": "23 kB",
+        "NTT_STRATEGY": "tar",
+    }
+    environ = {name: values.get(name, f"/{name}") for name in config.ENVIRONMENT}
+    settings = load(Settings, environ=environ)
+    found = {}
+    for name, key in config.ENVIRONMENT.items():
+        table, _, field = key.partition(".")
+        found[name] = str(getattr(getattr(settings, table), field))
+    assert found == environ | {"NTT_BATCH_BYTES": "23000"}
+
+
+def test_an_empty_variable_counts_as_not_set(file: Path) -> None:
+    environ = dict.fromkeys([*config.ENVIRONMENT, "NTT_CONFIG"], "")
+    assert load(Settings, environ=environ, file=file) == load(Settings, environ={}, file=file)
+
+
+def test_what_is_missing_is_told_with_the_ways_to_set_it(file: Path) -> None:
+    error = refused("[source]\nroot = '/data'\n", path=file)
+    assert error.message == "remote.host is not set; remote.path is not set"
+    assert "NTT_REMOTE_HOST or host under [remote]" in error.hint
+
+
+def test_catalog_commands_need_neither_store_nor_remote() -> None:
+    settings = load(CatalogConfig, environ={})
+    assert settings.source is None
+    assert settings.remote is None
+    assert settings.catalog.url == "postgresql:///copyjob"
+
+
+def test_scan_needs_the_store_but_no_remote() -> None:
+    assert load(StoreConfig, environ={"NTT_SOURCE_ROOT": "/data"}).source.root == Path("/data")
+    with pytest.raises(ConfigError, match=r"^source\.root is not set$"):
+        load(StoreConfig, environ={})
+
+
+def test_nothing_is_read_from_variables_named_like_tables() -> None:
+    environ = {"NTT_SOURCE_ROOT": "/data", "REMOTE": '{"host": "x", "path": "/y"}', "TARGET": "x"}
+    settings = load(StoreConfig, environ=environ)
+    assert settings.remote is None
+    assert settings.target == "remote"
+
+
+def test_workers_get_the_same_settings_as_json_whatever_their_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load(Settings, file=SAMPLES / "valid" / "everything.toml", environ={}, target="nas")
+    monkeypatch.setenv("NTT_WORKERS", "99")
+    monkeypatch.setenv("TARGET", "other")
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_default_file_is_used_where_it_exists(no_file_of_this_machine: Path, file: Path) -> None:
+    no_file_of_this_machine.write_text(GOOD + "[run]\nworkers = 7\n")
+    assert load(Settings, environ={}).run.workers == 7
+    assert load(Settings, environ={}, file=file).run.workers == 4
+
+
+def test_variable_names_the_file(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(GOOD + "[run]\nworkers = 9\n")
+    assert load(Settings, environ={"NTT_CONFIG": str(other)}).run.workers == 9
+    assert load(Settings, environ={"NTT_CONFIG": str(other)}, file=file).run.workers == 4
+
+
+def test_file_asked_for_must_be_there(tmp_path: Path) -> None:
+    gone = tmp_path / "gone.toml"
+    with pytest.raises(ConfigError, match=r"cannot read .*gone\.toml: No such file"):
+        load(CatalogConfig, file=gone, environ={})
+    with pytest.raises(ConfigError, match=r"cannot read .*gone\.toml: No such file"):
+        load(CatalogConfig, environ={"NTT_CONFIG": str(gone)})
+
+
+def test_directory_for_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory") as caught:
+        load(CatalogConfig, file=tmp_path, environ={})
+    assert "--config" in caught.value.hint
+
+
+def test_default_file_that_cannot_be_read_is_not_passed_over(no_file_of_this_machine: Path) -> None:
+    no_file_of_this_machine.mkdir()
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(CatalogConfig, environ={})
+
+
+def test_file_in_another_encoding_names_the_line(file: Path) -> None:
+    file.write_bytes(b"[source]\nroot = '/caf\xe9'\n")
+    with pytest.raises(ConfigError, match="line 2 is not UTF-8"):
+        load(CatalogConfig, file=file, environ={})
+
+
+def test_home_of_a_user_that_does_not_exist_is_no_crash(file: Path) -> None:
+    error = refused(path=file, environ={"NTT_SOURCE_ROOT": "~no-such-user/x"})
+    assert error.message.startswith("NTT_SOURCE_ROOT is '~no-such-user/x': an absolute path")
+
+
+def test_undecodable_variable_is_told(file: Path) -> None:
+    value = os.fsdecode(b"/caf\xe9")
+    error = refused(path=file, environ={"NTT_SOURCE_ROOT": value})
+    assert error.message == "NTT_SOURCE_ROOT is '/caf\\udce9': an absolute path is needed"
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+NAS = GOOD + '[targets.nas]\nhost = "nas"\npath = "/volume"\n'
+
+
+def test_target_has_its_own_place_and_shares_the_rest(file: Path) -> None:
+    file.write_text(NAS.replace('path = "/storage"', 'path = "/storage"\nport = 2222'))
+    nas = load(Settings, file=file, environ={}, target="nas")
+    assert (nas.target, nas.remote.host, nas.remote.path) == ("nas", "nas", "/volume")
+    assert nas.remote.port is None
+    assert nas.remote.identity_file == Path("/keys/id")
+    vault = load(Settings, file=file, environ={})
+    assert (vault.target, vault.remote.host, vault.remote.port) == ("remote", "vault", 2222)
+
+
+def test_target_takes_no_part_of_its_place_from_elsewhere(file: Path) -> None:
+    error = refused(NAS.replace('path = "/volume"\n', ""), path=file, target="nas")
+    assert error.message == "remote.path is not set"
+    assert "path under [targets.nas]" in error.hint
+
+
+@pytest.mark.parametrize("variable", ["NTT_REMOTE_HOST", "NTT_REMOTE_PATH", "NTT_REMOTE_PORT"])
+def test_environment_must_not_send_a_target_elsewhere(file: Path, variable: str) -> None:
+    environ = {variable: {"NTT_REMOTE_PATH": "/elsewhere"}.get(variable, "22")}
+    error = refused(NAS, path=file, target="nas", environ=environ)
+    assert error.message == f"{variable} is set, but [targets.nas] in {file} is another place"
+    load(Settings, file=file, environ=environ)
+
+
+def test_target_may_be_described_by_the_environment_alone() -> None:
+    environ = {"NTT_SOURCE_ROOT": "/d", "NTT_REMOTE_HOST": "nas", "NTT_REMOTE_PATH": "/volume"}
+    assert load(Settings, environ=environ, target="nas").remote.host == "nas"
+
+
+def test_target_that_the_file_lacks_is_told_with_those_it_has(file: Path) -> None:
+    error = refused(NAS, path=file, target="nsa")
+    assert str(error) == f"target 'nsa' is not in {file}: targets there: remote, nas"
+
+
+@pytest.mark.parametrize("target", ["", "Nas", "1st", "a-b", "nas\n", "x" * 32, 'a"; drop'])
+def test_target_must_be_a_name(target: str) -> None:
+    with pytest.raises(ConfigError, match="is not a name"):
+        load(CatalogConfig, environ={}, target=target)
+
+
+def test_each_target_has_a_lock_of_its_own_unless_told_otherwise(file: Path) -> None:
+    file.write_text(NAS)
+    locks = [load(Settings, file=file, environ={}, target=t).lock.file for t in ("remote", "nas")]
+    assert locks == [Path("/tmp/ntt-backup-remote.lock"), Path("/tmp/ntt-backup-nas.lock")]
+    environ = {"NTT_LOCK_FILE": "/run/ntt/lock"}
+    assert load(Settings, file=file, environ=environ, target="nas").lock.file == Path(
+        "/run/ntt/lock"
+    )
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+URL = f"postgresql://copyjob:{SECRET}@db/catalog"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"NTT_DB_URL": URL + "\n"},
+        {"NTT_DB_URL": f"host=db password={SECRET}\n"},
+        {"NTT_REMOTE_HOST": URL},
+        {"NTT_REMOTE_HOST": f"copyjob:{SECRET}@db"},
+        {"NTT_REMOTE_PATH": URL},
+        {"NTT_WORKERS": f"host=db PASSWORD={SECRET}"},
+        {"NTT_SOURCE_ROOT": URL},
+        {"NTT_STRATEGY": URL},
+        {"NTT_DBURL": URL},
+    ],
+)
+def test_no_error_shows_a_password(file: Path, environ: dict[str, str]) -> None:
+    error = refused(GOOD + "[run]\nworkers = 0\n", path=file, environ=environ)
+    chain = f"{error!r} {error} {error.detail} {error.hint} {error.__cause__!s}"
+    assert SECRET not in chain + " ".join(misspelt(environ))
+
+
+def test_printed_settings_show_no_password(file: Path) -> None:
+    settings = load(Settings, file=file, environ={"NTT_DB_URL": URL})
+    assert SECRET not in f"{settings!r} {settings!s}"
+    assert settings.catalog.url == URL
+
+
+# --- misspelt variables ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NTT_WORKRES", "NTT_WORKERS"),
+        ("NTT_DB_URI", "NTT_DB_URL"),
+        ("NTT_SSHKEY", "NTT_SSH_KEY"),
+        ("ntt_workers", "NTT_WORKERS"),
+        ("NTT_CONFIGS", "NTT_CONFIG"),
+    ],
+)
+def test_misspelt_variable_is_warned_of(name: str, meant: str) -> None:
+    assert misspelt({name: "4"}) == [
+        f"{name} is not a variable we know and has no effect: {meant}?"
+    ]
+
+
+def test_variables_of_others_and_our_own_are_not_warned_of() -> None:
+    ours = dict.fromkeys([*config.ENVIRONMENT, "NTT_CONFIG"], "4")
+    assert misspelt({**ours, "NTT_TEST_SSHD": "docker", "WORKRES": "4", "NTT_WORKRES": ""}) == []
+
+
+# --- whatever is set ------------------------------------------------------------------------------
+
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "mib": 2**20, "GIB": 2**30, "TiB": 2**40}
+
+
+@given(
+    number=st.integers(1, 10**6),
+    unit=st.sampled_from(sorted(UNITS)),
+    gap=st.sampled_from(["", " "]),
+)
+def test_sizes_are_read_in_every_unit(number: int, unit: str, gap: str) -> None:
+    environ = {"NTT_BATCH_BYTES": f"{number}{gap}{unit}"}
+    assert load(CatalogConfig, environ=environ).run.batch_bytes == number * UNITS[unit]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(config.ENVIRONMENT)), st.text(st.characters(exclude_characters="\0"))
+    )
+)
+def test_any_environment_loads_or_is_refused_in_one_line(environ: dict[str, str]) -> None:
+    settings, error = outcome(CatalogConfig, environ=environ)
+    if error is not None:
+        assert str(error).isprintable()
+        assert any(name in str(error) for name in [*environ, "is not set"])
+    else:
+        assert CatalogConfig.model_validate_json(settings.model_dump_json()) == settings
+
+
+toml_values = st.recursive(
+    st.one_of(st.integers(), st.floats(), st.booleans(), st.text(), st.dates()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    max_leaves=5,
+)
+keys = sorted(f"{table}.{name}" for table, model in TABLES.items() for name in model.model_fields)
+
+
+@given(key=st.sampled_from(keys), value=toml_values)
+def test_any_value_loads_or_is_refused_by_its_name(key: str, value: object) -> None:
+    flags = {"source.root": "/d", "remote.host": "h", "remote.path": "/p", key: value}
+    settings, error = outcome(Settings, flags=flags, environ={})
+    if error is not None:
+        assert error.message.startswith(f"--{key.partition('.')[2].replace('_', '-')} is ")
+        assert str(error).isprintable()
+    else:
+        assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_samples_are_what_they_are_named(tmp_path: Path) -> None:
+    """All but the malformed ones are TOML: what is refused is refused for its settings."""
+    malformed = {"not_toml.toml", "number_without_end.toml"}
+    for name in set(names("invalid")) - malformed:
+        tomllib.loads((SAMPLES / "invalid" / name).read_text())

@@ -1,0 +1,95 @@
+"""The nouns: a blobid is checked before it becomes a path, and sums count what is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.model import (
+    BLOBID_LENGTH,
+    Batch,
+    Blob,
+    Failure,
+    Reason,
+    Receipt,
+    is_blobid,
+    relative_path,
+    total_size,
+)
+
+GOOD = "0123456789abcdef" * 4
+blobids = st.text("0123456789abcdef", min_size=BLOBID_LENGTH, max_size=BLOBID_LENGTH)
+
+
+@given(blobids)
+def test_a_blobid_lies_below_its_first_two_pairs(blobid: str) -> None:
+    assert is_blobid(blobid)
+    first, second, name = relative_path(blobid).split("/")
+    assert (first, second, name) == (blobid[0:2], blobid[2:4], blobid)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        GOOD[:-1],
+        GOOD + "0",
+        GOOD + "\n",
+        "\n" + GOOD[1:],
+        GOOD.upper(),
+        GOOD[:-1] + "g",
+        " " + GOOD[1:],
+        "0x" + GOOD[2:],
+        "../" + GOOD[3:],
+        GOOD[:-1] + "/",
+        GOOD[:-1] + "\0",
+        GOOD[:-1] + "\N{FULLWIDTH DIGIT ONE}",
+        GOOD[:-1] + "\N{ARABIC-INDIC DIGIT ONE}",
+    ],
+)
+def test_anything_else_is_no_blobid_and_has_no_path(text: str) -> None:
+    assert not is_blobid(text)
+    with pytest.raises(ValueError, match="not a blobid"):
+        relative_path(text)
+
+
+@given(st.text() | st.text(string.printable, min_size=64, max_size=64))
+def test_no_text_becomes_a_path_that_leaves_the_store(text: str) -> None:
+    if is_blobid(text):
+        assert set(text) <= set("0123456789abcdef")
+        assert len(text) == BLOBID_LENGTH
+    else:
+        with pytest.raises(ValueError, match="not a blobid"):
+            relative_path(text)
+
+
+@given(st.lists(st.none() | st.integers(0, 2**50)))
+def test_sums_count_the_sizes_that_are_known(sizes: list[int | None]) -> None:
+    blobs = tuple(Blob(f"{index:064x}", size) for index, size in enumerate(sizes))
+    known = sum(size for size in sizes if size is not None)
+    assert total_size(blobs) == known
+    assert Batch("b", blobs).size == known
+    assert Receipt(Batch("b", blobs), blobs, (), 0, 0.0).stored_bytes == known
+
+
+def test_nouns_cannot_be_changed() -> None:
+    for noun in (Blob(GOOD), Batch("b", ()), Failure(GOOD, Reason.MISSING)):
+        field = dataclasses.fields(noun)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(noun, field, "changed")
+
+
+def test_reasons_are_words_that_scripts_read() -> None:
+    assert {str(reason) for reason in Reason} == {
+        "bad-blobid",
+        "missing",
+        "unreadable",
+        "not-a-file",
+        "wrong-size",
+        "corrupt-source",
+        "remote-rejected",
+    }

@@ -1,0 +1,95 @@
+"""The queries as text: named, described, complete, used. No database is asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from ntt_backup.catalog.claim import lock_class
+from ntt_backup.catalog.pending import columns, form_of, index_names
+from ntt_backup.catalog.queries import Query, load_all, parse, shown, statement
+
+PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
+PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
+ALL = sorted(load_all().values(), key=lambda query: query.name)
+
+
+@pytest.mark.parametrize("query", ALL, ids=lambda query: query.name)
+def test_every_query_is_described_and_used(query: Query) -> None:
+    assert len(query.description) > 15
+    assert query.description.endswith(".")
+    assert query.text
+    assert ";" not in query.text or query.name in {"mend_grants", "create_notify"}
+    assert re.search(rf"[\"']{query.name}[\"']", PYTHON), "nobody uses it"
+
+
+def test_every_name_in_a_file_is_loaded() -> None:
+    headers = [
+        name
+        for file in (PACKAGE / "sql").glob("*.sql")
+        for name in re.findall(r"^-- name: *(\S+)", file.read_text(), re.MULTILINE)
+    ]
+
+    assert sorted(headers) == [query.name for query in ALL]
+
+
+def test_no_sql_outside_the_files() -> None:
+    found = re.findall(r'execute\(\s*(?:f?"|sql\.SQL)', PYTHON)
+
+    assert found == []
+
+
+def test_parse_keeps_comments_of_the_body_out_of_the_description() -> None:
+    queries = parse(
+        "-- The file.\n\n-- name: one\n-- Says\n-- one.\nselect 1;\n\n-- name: two\n-- 2.\nx"
+    )
+
+    assert queries == [Query("one", "Says one.", "select 1"), Query("two", "2.", "x")]
+
+
+def test_a_statement_says_its_name_and_quotes_identifiers() -> None:
+    parts = {name: sql.Identifier('odd"name') for name in columns("remote")}
+
+    text = statement("mark_failed", **parts).as_string(None)
+
+    assert text.startswith("/* ntt_backup mark_failed */ update blobs")
+    assert '"odd""name" = true' in text
+
+
+def test_what_is_shown_can_be_pasted() -> None:
+    assert shown("mend_unique") == "alter table blobs add primary key (blobid);"
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        statement("no_such_query")
+
+
+@pytest.mark.parametrize(
+    ("predicate", "form"),
+    [
+        ("((remote_copied IS FALSE) OR (remote_copied IS NULL))", "uncopied_is_false"),
+        ("((remote_copied IS NULL) OR (remote_copied IS FALSE))", "uncopied_is_false"),
+        ("((remote_copied = false) OR (remote_copied IS NULL))", "uncopied_equals_false"),
+        ("(remote_copied IS NOT TRUE)", "uncopied_is_not_true"),
+        ("((NOT remote_copied) OR (remote_copied IS NULL))", "uncopied_negated"),
+        ("(remote_copied IS FALSE)", None),
+        ("(remote_copied IS NULL)", None),
+        ("((other_copied IS FALSE) OR (other_copied IS NULL))", None),
+        ("((remote_copied IS FALSE) OR (remote_last_checked IS NULL))", None),
+        ("((remote_copied IS NOT TRUE) AND (remote_copy_failed IS NOT TRUE))", None),
+        ("(COALESCE(remote_copied, false) = false)", None),
+    ],
+)
+def test_only_predicates_of_the_same_meaning_are_known(predicate: str, form: str | None) -> None:
+    assert form_of(predicate, "remote") == form
+
+
+def test_names_that_other_hosts_and_scripts_rely_on() -> None:
+    assert lock_class("remote") == 230523420
+    assert lock_class("other") != lock_class("remote")
+    assert index_names("remote")[0] == "idx_blobs_remote_pending"
+    assert columns("b2")["last_checked"] == sql.Identifier("b2_last_checked")
