@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NoReturn, TypeVar
+from typing import IO, Literal, NoReturn, TypeVar
 
 import click
 from rich.console import Console
 
-from ntt_backup import __version__, coordinator, identity, preflight
+from ntt_backup import __version__, coordinator, demo, identity, preflight
 from ntt_backup.catalog import claim, db, figures, ledger, runs, schema, verify_schema
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
@@ -209,6 +209,46 @@ def run(
         return
     view = make_view(sys.stdout, quiet=quiet)
     sys.exit(coordinator.run(settings, watch=mode == "watch", view=view))
+
+
+@cli.command("demo")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    help="Make the store from the files below this directory; default: system directories.",
+)
+@click.option("--blobs", type=click.IntRange(1), default=5000, show_default=True, help="How many.")
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--keep", is_flag=True, help="Leave everything, and say how to play on.")
+@click.option(
+    "--directory", type=click.Path(path_type=Path), help="Where to work; absent or empty."
+)
+@click.option(
+    "--ssh-server",
+    type=click.Choice(["auto", "openssh", "embedded"]),
+    default="auto",
+    help="OpenSSH's sshd, or one in Python; auto: sshd where it is installed.",
+)
+def show_demo(
+    source: Path | None,
+    blobs: int,
+    workers: int,
+    keep: bool,
+    directory: Path | None,
+    ssh_server: Literal["auto", "openssh", "embedded"],
+) -> None:
+    """Back up a made-up store on this machine, for real, and compare every byte."""
+    sys.exit(
+        demo.run(
+            source=source,
+            blobs=blobs,
+            workers=workers,
+            keep=keep,
+            directory=directory,
+            ssh_server=ssh_server,
+        )
+    )
 
 
 def _unforeseen(

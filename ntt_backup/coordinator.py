@@ -140,6 +140,9 @@ class _Run:
                     attempt=clock.attempt,
                     wait_s=round(wait_s, 3),
                 )
+                # Waiting for a remote that is away at boot is a daemon's work, not a failed start.
+                self._systemd.notify("READY=1")
+                self._systemd.notify("WATCHDOG=1")
                 self._systemd.notify(f"STATUS=waiting: {error.message}")
                 wait_for(reading=[self._inbox.fd], timeout=wait_s)
         return False

@@ -41,13 +41,18 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = WAIT
 
 @dataclass
 class Site:
-    """One source host with its catalog, and the remote directory its blobs go to."""
+    """One source host with its catalog, and the remote directory its blobs go to.
+
+    environ is added to the program's environment; wrapper is a command that starts the program.
+    """
 
     root: Path
     url: str
     sshd: Sshd
     remote: RemoteDir
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+    wrapper: list[str] = field(default_factory=list)
 
     @property
     def store(self) -> Path:
@@ -165,11 +170,12 @@ class Site:
     # --- the program
 
     def argv(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "ntt_backup", "--config", str(self.config), *args]
+        program = [*self.wrapper, sys.executable, "-m", "ntt_backup"]
+        return [*program, "--config", str(self.config), *args]
 
     def environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("NTT_")}
-        return {**kept, "COLUMNS": "200"}
+        return {**kept, "COLUMNS": "200", **self.environ}
 
     def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A command of the CLI, to its end."""
@@ -229,3 +235,16 @@ def site(tmp_path: Path, catalog_url: str, remote: Sshd) -> Site:
     )
     made.through(remote)
     return made
+
+
+@pytest.fixture
+def startup(remote: Sshd) -> Iterator[Path]:
+    """A shell script that the remote's ordinary account runs at every login; absent at first."""
+    if remote.kind != "docker":
+        pytest.skip("nobody's own startup files are touched: this needs the sshd in a container")
+    directory = remote.directory("startup")
+    script = f"{directory.path}/rc"
+    assert remote.run(f"echo '[ ! -r {script} ] || . {script}' >~/.bashrc").returncode == 0
+    path = directory.local / "rc"
+    yield path
+    path.unlink(missing_ok=True)

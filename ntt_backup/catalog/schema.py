@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from psycopg import errors, sql
 
 from ntt_backup.catalog.claim import lock_class
-from ntt_backup.catalog.db import LOCK_TIMEOUT_MS, Connection, configure, translated
+from ntt_backup.catalog.db import Connection, configure, translated
 from ntt_backup.catalog.pending import columns, index_names, read_indexes
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.shape import (
@@ -127,10 +127,15 @@ def _prepare_index(conn: Connection, target: str, report: Report) -> None:
 @contextmanager
 def _unhurried(conn: Connection) -> Iterator[None]:
     """Without time limits: an index waits for old transactions, and blocks nobody meanwhile."""
+    lock_timeout, statement_timeout = conn.execute(statement("limits")).fetchall()[0]
     configure(conn, "lock_timeout", 0)
     configure(conn, "statement_timeout", 0)
-    yield
-    configure(conn, "lock_timeout", LOCK_TIMEOUT_MS)
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            configure(conn, "lock_timeout", lock_timeout)
+            configure(conn, "statement_timeout", statement_timeout)
 
 
 def _prepare_own_schema(conn: Connection, target: str, report: Report) -> None:

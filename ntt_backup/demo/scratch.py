@@ -1,9 +1,9 @@
 """The demo's directory: what lies where in it, and the way back to nothing.
 
 Everything the demo makes is below one directory, which is removed at the end. PostgreSQL's home may
-have to be elsewhere: the path of its socket may have 107 bytes at most, and started by root it works
-as another user, who must be able to get there. Then the home is a directory of its own below /tmp,
-and a symbolic link leads to it.
+have to be elsewhere: the path of its socket may have 107 bytes at most, and started by root it
+works as another user, who must be able to get there. Then the home is a directory of its own below
+/tmp, and a symbolic link leads to it.
 
 Called by `demo` and `demo.play`.
 """
@@ -152,7 +152,7 @@ class Scratch:
             if short and (open_to_others or os.geteuid() != 0):
                 link.mkdir()
             else:
-                link.symlink_to(tempfile.mkdtemp(prefix="ntt-demo-postgres-", dir="/tmp"))  # noqa: S108
+                link.symlink_to(tempfile.mkdtemp(prefix="ntt-demo-postgres-", dir="/tmp"))
             link.chmod(0o711)
         return link.resolve()
 
@@ -176,13 +176,26 @@ class Scratch:
 
     def write_play(self) -> None:
         """The script that starts the servers of a kept demo again."""
-        path = os.environ.get("PYTHONPATH")
+        path = _python_path()
         text = _PLAY.format(
             environment=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
             python=shlex.quote(sys.executable),
             root=shlex.quote(str(self.root)),
         )
         _write_script(self.play, text)
+
+    def environment(self) -> dict[str, str]:
+        """For commands: ours without settings that would win over the file, and ours on PATH."""
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("NTT_", "PG"))
+        }
+        kept["PATH"] = os.pathsep.join([str(self.commands), kept.get("PATH", os.defpath)])
+        path = _python_path()
+        return {**kept, "PYTHONPATH": path} if path else kept
+
+    def homes(self) -> list[Path]:
+        """The directories that `remove` would remove."""
+        return [self.root, *([self._postgres.resolve()] if self._postgres.is_symlink() else [])]
 
     def remove(self) -> None:
         """Remove all of it; a directory that was there before stays, empty.
@@ -214,6 +227,16 @@ def _remove(directory: Path) -> None:
                     f"{directory} could not be removed", detail=str(error), hint="remove it by hand"
                 ) from error
             time.sleep(0.1)
+
+
+def _python_path() -> str:
+    """PYTHONPATH for whoever starts elsewhere: made absolute, and with us, if not installed."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    places = [os.path.abspath(place) for place in given if place]
+    ours = Path(__file__).parents[2]
+    if ours.name not in ("site-packages", "dist-packages") and str(ours) not in places:
+        places.insert(0, str(ours))
+    return os.pathsep.join(places)
 
 
 def _write_script(path: Path, text: str) -> None:

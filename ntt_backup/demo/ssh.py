@@ -1,9 +1,9 @@
 """The demo's own ssh server, on loopback, for one key.
 
-OpenSSH's sshd is what most remotes run, so it is taken where it is installed; it needs no privileges
-to let in the user who started it. It may still refuse (a locked account, a login shell that is none),
-so it is asked to log us in before it is used, and else the server in `transport.embedded` takes its
-place.
+OpenSSH's sshd is what most remotes run, so it is taken where it is installed; it needs no
+privileges to let in the user who started it. It may still refuse (a locked account, a login shell
+that is none), so it is asked to log us in before it is used, and else the server in
+`transport.embedded` takes its place.
 
 Called by `demo` and `demo.play`.
 """
@@ -111,17 +111,16 @@ class SshServer:
     port: int
 
 
-def start(
-    choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interrupts
-) -> SshServer:
+def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interrupts) -> SshServer:
     """Start a server that lets us in; stack will stop it. Raises ConfigError, RemoteError."""
+    host = f"{_user()}@{LOOPBACK}"
     files.write()
     name = "embedded"
     if choice != "embedded":
         sshd = _OpenSsh(files, interrupts)
         stack.callback(sshd.stop)
         try:
-            return _proven("OpenSSH's sshd", sshd.start(), files)
+            return _proven(SshServer("OpenSSH's sshd", host, sshd.start()), files)
         except (ConfigError, RemoteError) as error:
             if choice == "openssh":
                 raise
@@ -133,17 +132,16 @@ def start(
         except OSError as error:
             raise _cannot_listen(error) from error
         stack.callback(server.close)
-    return _proven(name, server.port, files)
+    return _proven(SshServer(name, host, server.port), files)
 
 
-def _proven(name: str, port: int, files: SshFiles) -> SshServer:
+def _proven(server: SshServer, files: SshFiles) -> SshServer:
     """Log in as the backup will. Raises RemoteDenied, RemoteUnreachable."""
-    files.pin(port)
-    host = f"{_user()}@{LOOPBACK}"
+    files.pin(server.port)
     remote = RemoteSettings(
-        host=host,
-        port=port,
-        path="/",
+        host=server.host,
+        port=server.port,
+        path=str(files.directory),  # a login needs none, but settings must have one
         identity_file=files.identity,
         known_hosts=files.known_hosts,
         ssh_config=files.client,
@@ -159,12 +157,14 @@ def _proven(name: str, port: int, files: SshFiles) -> SshServer:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RemoteUnreachable(f"{name} on port {port} does not answer") from error
+        raise RemoteUnreachable(f"{server.name} on port {server.port} does not answer") from error
     if login.returncode != 0:
         raise RemoteDenied(
-            f"{name} does not let us in", detail=login.stderr.strip(), hint="--ssh-server embedded"
+            f"{server.name} does not let us in",
+            detail=login.stderr.strip(),
+            hint="--ssh-server embedded",
         )
-    return SshServer(name, host, port)
+    return server
 
 
 class _OpenSsh:
@@ -251,7 +251,7 @@ def _cannot_listen(error: OSError) -> RemoteUnreachable:
     return RemoteUnreachable(
         f"cannot listen on {LOOPBACK}",
         detail=error.strerror or str(error),
-        hint="the demo talks to itself over the loopback interface: bring it up (ip link set lo up)",
+        hint="the demo talks to itself over the loopback interface: ip link set lo up",
     )
 
 
@@ -261,7 +261,7 @@ def _user() -> str:
     except KeyError:
         raise ConfigError(
             f"user id {os.geteuid()} has no name on this machine",
-            hint="ssh and PostgreSQL refuse to work without one: run the demo as a user of the system",
+            hint="ssh and PostgreSQL want one: run the demo as a user of this system",
         ) from None
 
 

@@ -1,9 +1,9 @@
 """A store made of this machine's own files, and the comparison of two stores.
 
-Made-up content would prove little: it has one size, one kind, and no surprises. Real files have the
-mix of sizes, the empty ones and the duplicates that a real store has. They are copied, never linked,
-so nothing the demo does can reach the originals. The comparison shares no code with the backup: it
-reads every byte of both sides.
+Made-up content would prove little: it has one size, one kind, and no surprises. Real files have
+the mix of sizes, the empty ones and the duplicates that a real store has. They are copied, never
+linked, so nothing the demo does can reach the originals. The comparison shares no code with the
+backup: it reads every byte of both sides.
 
 Called by `demo`.
 """
@@ -176,10 +176,9 @@ def compare(source: Path, destination: Path) -> Comparison:
 
 def _entries(root: Path) -> Iterator[str]:
     """Everything below root that is no directory, relative to it."""
-    for directory, names, files in os.walk(root):
-        links = [name for name in names if os.path.islink(os.path.join(directory, name))]
-        for name in (*files, *links):
-            yield os.path.relpath(os.path.join(directory, name), root)
+    for path in root.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            yield str(path.relative_to(root))
 
 
 def _same(one: Path, other: Path) -> bool:

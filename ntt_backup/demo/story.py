@@ -1,8 +1,8 @@
 """What the demo does, step by step, and what it shows of it.
 
-The commands are the real ones, run as processes of their own with nothing but the settings file that
-is printed before; the figures at the end are taken from the files on both sides, from the database by
-its own client and from the log, not from what the commands said.
+The commands are the real ones, run as processes of their own with nothing but the settings file
+that is printed before. The figures at the end are taken from the files on both sides, from the
+database by its own client and from the log, not from what the commands said.
 
 Called by `demo`.
 """
@@ -10,7 +10,6 @@ Called by `demo`.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -58,3 +57,205 @@ class Story:
 
     def tell(self) -> int:
         """Do all of it and clean up; the exit code."""
+        for tool, package in _TOOLS.items():
+            if shutil.which(tool) is None:
+                raise ConfigError(f"{tool} is not installed", hint=f"install {package}")
+        interrupts = Interrupts()
+        stack = ExitStack()
+        with interrupts.installed():
+            try:
+                return self._tell(stack, interrupts)
+            finally:
+                with interrupts.held():
+                    stack.close()
+
+    def _tell(self, stack: ExitStack, interrupts: Interrupts) -> int:
+        started = time.monotonic()
+        with interrupts.held():
+            scratch = Scratch.create(self.directory)
+            stack.callback(self._leave, scratch)
+        _step("A catalog and a remote, on this machine and only for this demo")
+        postgres, server = start_servers(scratch, self.ssh_server, stack, interrupts)
+        _say(f"PostgreSQL: {postgres.url}")
+        _say(f"ssh server: {server.name}, {server.host} port {server.port}")
+
+        sources = (
+            [self.source] if self.source else [path for path in DEFAULT_SOURCES if path.is_dir()]
+        )
+        _step(f"A store made of files from {', '.join(map(str, sources))}")
+        made = make_store(scratch.source, sources, self.blobs, avoid=scratch.root)
+        _say(f"{made.blobs:,} blobs, {size(made.bytes)} in {scratch.source}")
+
+        _step(f"The settings, {scratch.settings}")
+        _say(scratch.settings.read_text().strip())
+
+        command = _Commands(scratch, interrupts)
+        _step("Create the catalog, register what the store has, check that everything is in place")
+        code = command("init-db") or command("scan") or command("check")
+        if code:
+            return code
+        run = ("run", "--once", "--workers", str(self.workers))
+        _step("Back up")
+        if code := command(*run):
+            return code
+        first = _events(scratch.log)
+        _step("Once more: there is nothing left to send")
+        code = command(*run) or command("status")
+        if code:
+            return code
+
+        _step("Is it true?")
+        verdict = _Verdict(
+            made=made,
+            first=first,
+            all=_events(scratch.log),
+            comparison=compare(scratch.source, scratch.destination),
+            rows=postgres.query(_COUNTS),
+            elapsed_s=time.monotonic() - started,
+        )
+        verdict.show()
+        return 0 if verdict.good else 1
+
+    def _leave(self, scratch: Scratch) -> None:
+        """Remove the directory, or say what can be done with it."""
+        if not self.keep:
+            scratch.remove()
+            return
+        scratch.write_play()
+        root = shlex.quote(str(scratch.root))
+        homes = " ".join(shlex.quote(str(home)) for home in scratch.homes())
+        _step(f"The demo is kept in {scratch.root}")
+        _say(f"sh {root}/play   starts the servers again and opens a shell to play in")
+        _say(f"rm -r {homes}   removes everything")
+
+
+def start_servers(
+    scratch: Scratch, choice: ssh.Choice, stack: ExitStack, interrupts: Interrupts
+) -> tuple[Postgres, ssh.SshServer]:
+    """Start both, write the settings for them; stack will stop them. Raises BackupError."""
+    server = ssh.start(choice, scratch.ssh, stack, interrupts)
+    with interrupts.held():
+        home = scratch.postgres_home()
+    postgres = Postgres(home, interrupts)
+    stack.callback(postgres.stop)
+    postgres.start()
+    scratch.write_settings(postgres.url, server)
+    return postgres, server
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """Runs ntt-backup-remote as an operator would, on our terminal."""
+
+    scratch: Scratch
+    interrupts: Interrupts
+
+    def __call__(self, *arguments: str) -> int:
+        """The exit code, 128 + N for a command that signal N ended."""
+        options = ("--config", str(self.scratch.settings), *arguments)
+        _say("")
+        _say("$ " + shlex.join(("ntt-backup-remote", *options)), style="bold")
+        with self.interrupts.held():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ntt_backup", *options], env=self.scratch.environment()
+            )
+        try:
+            code = process.wait()
+        finally:
+            end(process)
+        if code:
+            _say(f"exit code {code}", style="red")
+        return code if code >= 0 else 128 - code
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a command that we no longer wait for; it may have heard Ctrl-C as well."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What was found out. first: the log after the first run; rows: in all, copied, failed."""
+
+    made: Made
+    first: list[dict[str, Any]]
+    all: list[dict[str, Any]]
+    comparison: Comparison
+    rows: str
+    elapsed_s: float
+
+    @property
+    def good(self) -> bool:
+        return (
+            self.comparison.identical
+            and self.comparison.same == self.made.blobs
+            and self.rows == f"{self.made.blobs}|{self.made.blobs}|0"
+            and self._sent_again == 0
+        )
+
+    @property
+    def _sent_again(self) -> int:
+        later = self.all[len(self.first) :]
+        return sum(event["blobs"] for event in later if event["event"] == "batch_complete")
+
+    def show(self) -> None:
+        made = self.made
+        run = next(event for event in reversed(self.first) if event["event"] == "run_stop")
+        seconds, megabytes = max(run["duration_s"], 1e-3), run["bytes"] / _MEGA
+        total, copied, failed = self.rows.split("|")
+        lines = Counter(event["event"] for event in self.all)
+        table = Table(box=SIMPLE, show_header=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for name, text in (
+            ("store", f"{made.blobs:,} blobs, {size(made.bytes)}"),
+            ("left out", _left_out(made)),
+            ("first run", f"{run['copied']:,} blobs, {size(run['bytes'])} in {duration(seconds)}"),
+            ("", f"{megabytes / seconds:.1f} MB/s, {run['copied'] / seconds:,.0f} files/s"),
+            ("second run", f"{self._sent_again:,} blobs sent"),
+            ("both sides", str(self.comparison)),
+            ("catalog", f"{total} rows, {copied} copied, {failed} failed"),
+            ("log", ", ".join(f"{count} {event}" for event, count in lines.most_common())),
+            ("demo", f"took {duration(self.elapsed_s)}"),
+        ):
+            table.add_row(name, Text(text))
+        _console().print(table)
+        for name in [*self.comparison.missing, *self.comparison.different, *self.comparison.extra][
+            :_DIFFERENCES_SHOWN
+        ]:
+            _say(printable(name), style="red")
+        if self.good:
+            _say("Identical, and recorded as such.", style="bold green")
+        else:
+            _say("NOT as it should be.", style="bold red")
+
+
+def _left_out(made: Made) -> str:
+    return (
+        f"{made.duplicates:,} duplicates, {made.unreadable:,} unreadable,"
+        f" {made.too_large:,} too large for a demo"
+    )
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _step(title: str) -> None:
+    _say("")
+    _say(printable(title), style="bold cyan")
+
+
+def _say(text: str, style: str = "") -> None:
+    _console().print(Text(text, style=style), soft_wrap=True)
+    sys.stdout.flush()

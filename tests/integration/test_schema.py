@@ -5,6 +5,7 @@ Hints hold SQL, so the tests execute them: a hint that does not mend fails here.
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable
 
@@ -50,7 +51,10 @@ SHAPES = {
     "live": [LIVE],
     "varchar": ["create table blobs (blobid varchar(64) primary key, n_hardlinks int)"],
     "with columns": [LIVE, LIVE_COLUMNS],
-    "with some columns": [LIVE, "alter table blobs add remote_copied boolean not null default false"],
+    "with some columns": [
+        LIVE,
+        "alter table blobs add remote_copied boolean not null default false",
+    ],
     **{f"index {name}": [LIVE, LIVE_COLUMNS, INDEX + form] for name, form in FORMS.items()},
     "index of another meaning": [LIVE, LIVE_COLUMNS, INDEX + "remote_copied is false"],
     "index without predicate": [LIVE, "create index idx_blobs_remote_pending on blobs (blobid)"],
@@ -488,7 +492,6 @@ def test_init_db_by_a_role_that_owns_nothing(
         execute_hint(database, caught.value.hint)
         init_db(conn, "remote")
         assert verify_schema(conn, "remote", scan=True) == []
-    database.execute(sql.SQL(f"drop owned by {name}"))
 
 
 def test_the_limits_of_the_session_are_as_before(database: Connection) -> None:
@@ -519,8 +522,6 @@ def test_notify_works_for_writers_that_know_nothing_of_us(
 
 
 def wait_readable(fileno: int) -> None:
-    import select
-
     assert select.select([fileno], [], [], 30)[0]
 
 

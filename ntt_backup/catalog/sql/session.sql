@@ -4,6 +4,10 @@
 -- Sets a server setting for the session, or for the transaction only.
 select set_config(%(setting)s, %(value)s, %(local)s);
 
+-- name: limits
+-- The time limits of the session, as they can be set again.
+select current_setting('lock_timeout'), current_setting('statement_timeout');
+
 -- name: try_lock
 -- Takes the session's advisory lock (class, key) if it is free. Asked again and again rather than
 -- waited for: a session that waits inside a statement keeps a snapshot, and CREATE INDEX

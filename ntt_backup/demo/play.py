@@ -1,0 +1,62 @@
+"""`play` in a kept demo: its servers run again while a shell is open.
+
+Ports and socket may be others than before, so the settings are written anew. Run by the script that
+`demo --keep` leaves, as `python -m ntt_backup.demo.play DIRECTORY`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from ntt_backup.console import render_error
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.scratch import Scratch
+from ntt_backup.demo.story import end, start_servers
+from ntt_backup.errors import BackupError
+
+
+def play(root: Path) -> int:
+    """Open a shell while the servers of the demo in root run; the shell's exit code."""
+    interrupts = Interrupts()
+    stack = ExitStack()
+    with interrupts.installed():
+        try:
+            scratch = Scratch(root, ours=True)
+            start_servers(scratch, "auto", stack, interrupts)
+            return _shell(scratch)
+        finally:
+            with interrupts.held():
+                stack.close()
+
+
+def _shell(scratch: Scratch) -> int:
+    print(
+        "NTT_CONFIG is set. Try: ntt-backup-remote status\n"
+        f"The store is {scratch.source}, the remote {scratch.remote}.\n"
+        "The servers stop when this shell ends.",
+        flush=True,
+    )
+    # Ctrl-C is for what runs in the shell.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    shell = subprocess.Popen(
+        [os.environ.get("SHELL", "/bin/sh")],
+        cwd=scratch.root,
+        env={**scratch.environment(), "NTT_CONFIG": str(scratch.settings)},
+    )
+    try:
+        return shell.wait()
+    finally:
+        end(shell)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(play(Path(sys.argv[1])))
+    except BackupError as error:
+        print(render_error(error), file=sys.stderr)
+        sys.exit(error.exit_code)

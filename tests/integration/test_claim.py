@@ -1,0 +1,396 @@
+"""Claims on a real database: every blob once, no range twice, nothing lost with a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import Claims, Connection, Ledger, connect, holders, init_db
+from ntt_backup.catalog.claim import lock_class
+from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading
+from ntt_backup.catalog.queries import statement
+from ntt_backup.errors import CatalogUnavailable
+from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.planner import claim_order, prefix_ranges
+from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS
+
+EVERYWHERE = range(256)
+MALFORMED = [
+    "",
+    " ",
+    "\n",
+    "0",
+    "'; drop table blobs; --",
+    "FF00",
+    "a%sb",
+    "ff" * 100,
+    "g",
+    "~",
+    "é",
+]
+
+
+def add(conn: Connection, *blobids: str | None, size: int | None = None) -> None:
+    conn.cursor().executemany(
+        "insert into blobs (blobid, size) values (%s, %s)", [(one, size) for one in blobids]
+    )
+
+
+def add_hashes(conn: Connection, count: int) -> None:
+    conn.execute(
+        "insert into blobs (blobid, size) select encode(sha256(n::text::bytea), 'hex'), n"
+        " from generate_series(1, %s) as n",
+        [count],
+    )
+
+
+def allow_null(conn: Connection) -> None:
+    """Make the table one of those whose blobid is unique, but no key."""
+    conn.execute("alter table blobs drop constraint blobs_pkey")
+    conn.execute("alter table blobs alter blobid drop not null")
+    conn.execute("create unique index on blobs (blobid)")
+
+
+def ids(taken: list[tuple[Blob, int]]) -> list[str]:
+    return [blob.blobid for blob, _ in taken]
+
+
+@pytest.fixture
+def other(catalog_url: str) -> Iterator[Connection]:
+    with connect(catalog_url, "other") as conn:
+        yield conn
+
+
+def test_blobs_come_in_order_with_their_ranges(catalog: Connection) -> None:
+    add(catalog, "00aa", "00bb", "01cc", "ff" * 32, size=7)
+
+    taken = Claims(catalog, "remote", EVERYWHERE).take(10)
+
+    assert taken == [
+        (Blob("00aa", 7), 0),
+        (Blob("00bb", 7), 0),
+        (Blob("01cc", 7), 1),
+        (Blob("ff" * 32, 7), 255),
+    ]
+
+
+def test_taking_goes_on_where_it_stopped(catalog: Connection) -> None:
+    expected = [f"{prefix:02x}{n:02x}" for prefix in (3, 4, 200) for n in range(25)]
+    add(catalog, *expected)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    taken = [ids(claims.take(10)) for _ in range(9)]
+
+    assert [len(batch) for batch in taken] == [10] * 7 + [5, 0]
+    assert [blobid for batch in taken for blobid in batch] == expected
+    assert claims.exhausted() == {3, 4, 200}
+
+
+def test_no_more_ranges_are_held_than_needed(catalog: Connection) -> None:
+    add_hashes(catalog, 5000)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    first = {index for _, index in claims.take(50)}
+
+    assert {one.index for one in holders(catalog, "remote")} == first
+    assert len(first) < 8
+    assert claims.exhausted() == first - {max(first)}
+
+
+def test_few_blobs_over_all_ranges_fill_one_batch_with_few_queries(catalog: Connection) -> None:
+    add(catalog, *(f"{prefix:02x}" for prefix in EVERYWHERE))
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    before = queries_of(catalog)
+
+    assert len(claims.take(1000)) == 256
+
+    assert queries_of(catalog) - before < 10
+    assert claims.exhausted() == set(EVERYWHERE)
+
+
+def queries_of(conn: Connection) -> int:
+    """How many transactions, each one query, this database has seen; our own asking included."""
+    conn.execute("select pg_stat_force_next_flush()")
+    row = conn.execute(
+        "select xact_commit from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    assert row
+    return int(row[0])
+
+
+def test_the_order_is_followed_and_wraps_round(catalog: Connection) -> None:
+    add(catalog, "00a", "7fa", "80a", "ffa")
+
+    taken = Claims(catalog, "remote", claim_order(1, 2)).take(10)
+
+    assert ids(taken) == ["80a", "ffa", "00a", "7fa"]
+
+
+def test_blobs_of_earlier_ranges_do_not_starve_later_ones(catalog: Connection) -> None:
+    add(catalog, "00a", "10a", "20a")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    seen = []
+
+    for _ in range(3):
+        seen += ids(claims.take(1))
+        add(catalog, f"00b{len(seen)}")
+        claims.release_all()
+
+    assert seen == ["00a", "10a", "20a"]
+
+
+def test_malformed_blobids_are_handed_out_once_too(catalog: Connection) -> None:
+    allow_null(catalog)
+    add(catalog, *MALFORMED, None, None)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    taken = [blobid for _ in range(20) for blobid in ids(claims.take(1))]
+
+    assert sorted(taken) == sorted(MALFORMED)
+
+
+def test_copied_and_failed_blobs_are_not_handed_out(catalog: Connection) -> None:
+    add(catalog, "0a", "0b", "0c")
+    Ledger(catalog, "remote").record([Blob("0a", 1)], [Failure("0b", Reason.MISSING)])
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert ids(claims.take(10)) == ["0c"]
+
+
+def test_a_repeated_blobid_is_handed_out_once(database: Connection) -> None:
+    database.execute("create table blobs (blobid text)")
+    init_db(database, "remote")
+    add(database, "0a", "0a", "0b", "0b", "0b", "0c", "1a", "1a")
+    claims = Claims(database, "remote", EVERYWHERE)
+
+    taken = [ids(claims.take(2)) for _ in range(5)]
+
+    assert [blobid for batch in taken for blobid in batch] == ["0a", "0b", "0c", "1a"]
+
+
+def test_nothing_is_taken_for_no_room(catalog: Connection) -> None:
+    add(catalog, "0a")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert claims.take(0) == []
+    assert holders(catalog, "remote") == []
+
+
+def test_a_held_range_is_nobody_elses(catalog: Connection, other: Connection) -> None:
+    add(catalog, "0a1", "0a2", "1a")
+    mine = Claims(catalog, "remote", EVERYWHERE)
+    theirs = Claims(other, "remote", EVERYWHERE)
+
+    assert ids(mine.take(1)) == ["0a1"]
+    assert ids(theirs.take(10)) == ["1a"]
+    assert ids(theirs.take(10)) == []
+    assert ids(mine.take(10)) == ["0a2"]
+    mine.release(mine.exhausted())
+    assert ids(theirs.take(10)) == ["0a1", "0a2"]
+
+
+def test_another_target_is_another_matter(catalog: Connection, other: Connection) -> None:
+    init_db(catalog, "second")
+    add(catalog, "0a")
+
+    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
+    assert ids(Claims(other, "second", EVERYWHERE).take(1)) == ["0a"]
+
+
+def test_a_range_claimed_again_starts_at_its_beginning(catalog: Connection) -> None:
+    add(catalog, "0a5", "0a6")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    assert ids(claims.take(1)) == ["0a5"]
+    add(catalog, "0a1")
+    assert ids(claims.take(9)) == ["0a6"]
+    Ledger(catalog, "remote").record([Blob("0a5"), Blob("0a6")], [])
+
+    claims.release([10])
+
+    assert ids(claims.take(9)) == ["0a1"]
+
+
+def test_an_exhausted_range_stays_held_until_released(
+    catalog: Connection, other: Connection
+) -> None:
+    add(catalog, "0a")
+    mine = Claims(catalog, "remote", EVERYWHERE)
+    mine.take(10)
+
+    assert mine.take(10) == []
+    assert Claims(other, "remote", EVERYWHERE).take(10) == []
+    mine.release({10, 99})
+    mine.release({10})
+    assert holders(catalog, "remote") == []
+
+
+def test_releasing_all_leaves_no_lock(catalog: Connection) -> None:
+    add_hashes(catalog, 300)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    claims.take(100)
+
+    claims.release_all()
+
+    assert holders(catalog, "remote") == []
+    assert claims.exhausted() == frozenset()
+    assert len(claims.take(1000)) == 300
+
+
+def test_locks_vanish_with_the_connection(catalog: Connection, catalog_url: str) -> None:
+    add(catalog, "0a")
+    with connect(catalog_url, "victim") as conn:
+        claims = Claims(conn, "remote", EVERYWHERE)
+        claims.take(1)
+        assert Claims(catalog, "remote", EVERYWHERE).take(1) == []
+
+        catalog.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
+
+        with pytest.raises(CatalogUnavailable):
+            claims.take(1)
+    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
+
+
+def test_holders_are_seen_by_any_role(
+    catalog: Connection, other: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    add(catalog, "0a", "80")
+    Claims(other, "remote", EVERYWHERE).take(10)
+
+    (first, second) = holders(catalog, "remote")
+    with connect(make_conninfo(catalog_url, user=role()), "stranger") as stranger:
+        (seen, _) = holders(stranger, "remote")
+
+    assert (first.index, second.index) == (10, 128)
+    assert first.application_name == seen.application_name == "other"
+    assert first.pid == seen.pid == other.info.backend_pid
+    assert first.since is not None
+    assert seen.since is None
+
+
+def test_any_pending_knows_what_others_hold_and_nothing_else(
+    catalog: Connection, other: Connection
+) -> None:
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    assert claims.any_pending() is False
+    allow_null(catalog)
+    add(catalog, None, "0a", "0b")
+    Claims(other, "remote", EVERYWHERE).take(10)
+    assert claims.take(10) == []
+    assert claims.any_pending() is True
+
+    Ledger(catalog, "remote").record([Blob("0a")], [Failure("0b", Reason.MISSING)])
+
+    assert claims.any_pending() is False
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_claimers_cover_everything_once_and_share_no_range(
+    catalog: Connection, catalog_url: str, workers: int
+) -> None:
+    add_hashes(catalog, 4000)
+    add(catalog, *MALFORMED)
+    guard = threading.Lock()
+    held: dict[int, int] = {}
+    taken: Counter[str] = Counter()
+    problems: list[str] = []
+
+    def work(number: int) -> None:
+        with connect(catalog_url, f"worker {number}") as conn:
+            claims = Claims(conn, "remote", claim_order(number, workers))
+            with connect(catalog_url, "ledger") as ledger_conn:
+                ledger = Ledger(ledger_conn, "remote")
+                while batch := claims.take(37):
+                    with guard:
+                        for blob, index in batch:
+                            taken[blob.blobid] += 1
+                            if held.setdefault(index, number) != number:
+                                problems.append(f"{index} is held by {held[index]} and {number}")
+                    ledger.record([blob for blob, _ in batch], [])
+                    done = claims.exhausted()
+                    with guard:
+                        for index in done:
+                            held.pop(index, None)
+                    claims.release(done)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert problems == []
+    assert set(taken.values()) == {1}
+    assert len(taken) == 4000 + len(MALFORMED)
+    assert Claims(catalog, "remote", EVERYWHERE).any_pending() is False
+
+
+@pytest.fixture
+def large(database: Connection, request: pytest.FixtureRequest) -> Connection:
+    """100,000 blobs in a live table with an index of the given form, one in 20 of them pending."""
+    for text in (LIVE, LIVE_COLUMNS, INDEX + FORMS[request.param]):
+        database.execute(sql.SQL(text))
+    init_db(database, "remote")
+    add_hashes(database, 100_000)
+    database.execute("update blobs set remote_copied = true where size % 20 > 0")
+    database.execute("vacuum analyze blobs")
+    return database
+
+
+@pytest.mark.parametrize("large", FORMS, indirect=True)
+@pytest.mark.parametrize(
+    "query",
+    ["free_ranges", "pending_blobs", "first_pending", "pending_in_ranges", "requeue_unlisted"],
+)
+def test_every_query_of_the_loop_walks_the_partial_index(large: Connection, query: str) -> None:
+    ranges = prefix_ranges()
+    values: dict[str, object] = {
+        **bounds(ranges),
+        **reading([Cursor(one) for one in ranges]),
+        "limit": 1000,
+        "class": lock_class("remote"),
+        "past": None,
+    }
+    explain = sql.SQL("explain (format json) ") + statement(query, **read_parts(large, "remote"))
+    row = large.execute(explain, values).fetchone()
+    assert row
+
+    plan = list(nodes(row[0][0]["Plan"]))
+    indexes = {node["Index Name"] for node in plan if "Index Name" in node}
+
+    # requeue finds its rows by the partial index, and updates them by the key
+    allowed = {"blobs_pkey"} if query == "requeue_unlisted" else set()
+    assert indexes - allowed == {"idx_blobs_remote_pending"}
+    assert not [node for node in plan if node["Node Type"] == "Seq Scan" and on_blobs(node)]
+
+
+def on_blobs(node: dict[str, Any]) -> bool:
+    return node.get("Relation Name") == "blobs"
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+@pytest.mark.parametrize("large", ["is false"], indirect=True)
+def test_a_range_is_not_walked_from_its_beginning_again(large: Connection) -> None:
+    claims = Claims(large, "remote", EVERYWHERE)
+    last = claims.take(10)[-1][0].blobid
+    explain = sql.SQL("explain (analyze, format json) ") + statement(
+        "pending_blobs", **read_parts(large, "remote")
+    )
+    cursor = Cursor(prefix_ranges()[0], last)
+
+    row = large.execute(explain, {**reading([cursor]), "limit": 5}).fetchone()
+    assert row
+
+    scans = [node for node in nodes(row[0][0]["Plan"]) if on_blobs(node)]
+    assert scans
+    assert sum(node.get("Rows Removed by Filter", 0) for node in scans) <= 1

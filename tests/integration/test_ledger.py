@@ -1,0 +1,428 @@
+"""The ledger, the figures, the runs and the registry, on a real database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import (
+    Connection,
+    Ledger,
+    begin_scan,
+    connect,
+    end_run,
+    figures,
+    init_db,
+    iter_pending,
+    last_run,
+    ledger,
+    load_scan,
+    missing,
+    pending_bytes_estimate,
+    pending_in,
+    register,
+    requeue,
+    save_scan,
+    start_run,
+    status,
+    update_run,
+)
+from ntt_backup.errors import CatalogRefused
+from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.planner import prefix_ranges
+from tests.integration.test_claim import MALFORMED, add, add_hashes, allow_null
+
+TARGET = "remote"
+
+
+def rows(conn: Connection, query: str) -> list[tuple[object, ...]]:
+    return conn.execute(query.encode()).fetchall()
+
+
+def state(conn: Connection) -> dict[str, tuple[object, ...]]:
+    """blobid -> copied, whether checked, failed, size."""
+    found = rows(
+        conn,
+        "select blobid, remote_copied, remote_last_checked is not null, remote_copy_failed, size"
+        " from blobs",
+    )
+    return {str(blobid): tuple(rest) for blobid, *rest in found}
+
+
+def test_a_receipt_is_recorded(catalog: Connection) -> None:
+    add(catalog, "stored", "bad", "untouched")
+    add(catalog, "sized", size=5)
+
+    Ledger(catalog, TARGET).record(
+        [Blob("stored", 3), Blob("sized", 99)], [Failure("bad", Reason.CORRUPT_SOURCE, "differs")]
+    )
+
+    assert state(catalog) == {
+        "stored": (True, True, False, 3),
+        "sized": (True, True, False, 5),
+        "bad": (None, False, True, None),
+        "untouched": (None, False, None, None),
+    }
+    assert rows(
+        catalog, "select target, blobid, reason, detail, attempts from ntt_backup.failures"
+    ) == [(TARGET, "bad", "corrupt-source", "differs", 1)]
+
+
+def test_a_failure_counts_its_attempts_until_it_is_stored(catalog: Connection) -> None:
+    add(catalog, "bad")
+    book = Ledger(catalog, TARGET)
+
+    book.record([], [Failure("bad", Reason.MISSING, "first")])
+    book.record([], [Failure("bad", Reason.UNREADABLE, "second"), Failure("bad", Reason.MISSING)])
+
+    assert rows(
+        catalog, "select reason, attempts, first_at < last_at from ntt_backup.failures"
+    ) == [("missing", 2, True)]
+    book.record([Blob("bad", 1)], [])
+    assert rows(catalog, "select * from ntt_backup.failures") == []
+    assert state(catalog)["bad"] == (True, True, False, 1)
+
+
+def test_odd_blobids_and_details_are_recorded_as_they_are(catalog: Connection) -> None:
+    add(catalog, *MALFORMED)
+    book = Ledger(catalog, TARGET)
+    detail = "nul \0, lone surrogate \udcff, é, " + "long " * 1000
+
+    book.record([], [Failure(one, Reason.BAD_BLOBID, detail) for one in MALFORMED])
+
+    failures = rows(catalog, "select blobid, detail from ntt_backup.failures")
+    assert {blobid for blobid, _ in failures} == set(MALFORMED)
+    assert all(str(text).startswith("nul \\0, lone surrogate \\udcff") for _, text in failures)
+    assert all(len(str(text)) < 1100 for _, text in failures)
+    book.record([Blob(one, 1) for one in MALFORMED], [])
+    assert status(catalog, TARGET).copied == len(MALFORMED)
+
+
+def test_blobs_deleted_meanwhile_leave_no_trace(catalog: Connection) -> None:
+    add(catalog, "here")
+
+    Ledger(catalog, TARGET).record(
+        [Blob("gone", 1), Blob("here", 1)], [Failure("gone too", Reason.MISSING)]
+    )
+
+    assert set(state(catalog)) == {"here"}
+    assert rows(catalog, "select * from ntt_backup.failures") == []
+
+
+def test_a_batch_is_recorded_whole_or_not_at_all(catalog: Connection) -> None:
+    add(catalog, "stored", "bad")
+    book = Ledger(catalog, TARGET)
+    catalog.execute("alter table ntt_backup.failures add check (detail <> 'refuse')")
+
+    with pytest.raises(CatalogRefused):
+        book.record([Blob("stored", 1)], [Failure("bad", Reason.MISSING, "refuse")])
+
+    assert set(state(catalog).values()) == {(None, False, None, None)}
+
+
+def test_nothing_to_record(catalog: Connection) -> None:
+    Ledger(catalog, TARGET).record([], [])
+
+
+def test_commits_do_not_wait_for_the_disk(catalog: Connection) -> None:
+    assert rows(catalog, "show synchronous_commit") == [("on",)]
+
+    Ledger(catalog, TARGET)
+
+    assert rows(catalog, "show synchronous_commit") == [("off",)]
+
+
+def test_recording_the_same_blobs_in_any_order_never_deadlocks(
+    catalog: Connection, catalog_url: str
+) -> None:
+    names = [f"{n:03}" for n in range(300)]
+    add(catalog, *names)
+    start = threading.Barrier(2)
+    errors: list[Exception] = []
+
+    def work(order: list[str]) -> None:
+        with connect(catalog_url, "test") as conn:
+            book = Ledger(conn, TARGET)
+            start.wait()
+            try:
+                for _ in range(20):
+                    book.record(
+                        [Blob(one, 1) for one in order[::2]],
+                        [Failure(one, Reason.MISSING) for one in order[1::2]],
+                    )
+            except Exception as error:
+                errors.append(error)
+                raise
+
+    threads = [threading.Thread(target=work, args=[order]) for order in (names, names[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+
+
+def test_requeue_by_reason_and_all(catalog: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_REQUEUE_BATCH", 3)
+    init_db(catalog, "second")
+    lost = [f"m{n}" for n in range(7)]
+    broken = [f"u{n}" for n in range(6)]
+    foreign = ["", *(f"x{n}" for n in range(7))]
+    add(catalog, *lost, *broken, *foreign, "pending", "stored")
+    book = Ledger(catalog, TARGET)
+    book.record(
+        [Blob("stored", 1)],
+        [Failure(one, Reason.MISSING) for one in lost]
+        + [Failure(one, Reason.UNREADABLE) for one in broken],
+    )
+    Ledger(catalog, "second").record([], [Failure(one, Reason.MISSING) for one in lost])
+    catalog.execute("update blobs set remote_copy_failed = true where blobid = any(%s)", [foreign])
+    assert status(catalog, TARGET).failed_by_reason == {"unknown": 8, "missing": 7, "unreadable": 6}
+
+    assert requeue(catalog, TARGET, "missing") == 7
+    assert requeue(catalog, TARGET, "missing") == 0
+    assert status(catalog, TARGET).failed_by_reason == {"unknown": 8, "unreadable": 6}
+
+    catalog.execute("delete from blobs where blobid = 'u0'")
+    assert requeue(catalog, TARGET) == 5 + 8
+    assert requeue(catalog, TARGET) == 0
+
+    totals = status(catalog, TARGET)
+    assert (totals.pending, totals.failed, totals.copied) == (21, 0, 1)
+    assert rows(catalog, "select count(*), max(target) from ntt_backup.failures") == [(7, "second")]
+    assert status(catalog, "second").failed == 7
+
+
+def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
+    allow_null(catalog)
+    add(catalog, None, None, None)
+    add(catalog, "p1", "p2", size=10)
+    add(catalog, "p3", "c3", "f3")
+    add(catalog, "c1", "c2", size=100)
+    add(catalog, "f1", size=1000)
+    Ledger(catalog, TARGET).record(
+        [Blob("c1"), Blob("c2"), Blob("c3")],
+        [Failure("f1", Reason.MISSING), Failure("f3", Reason.WRONG_SIZE)],
+    )
+
+    totals = status(catalog, TARGET)
+
+    assert totals == figures.Totals(
+        pending=3,
+        copied=3,
+        failed=2,
+        pending_bytes=20,
+        copied_bytes=200,
+        failed_bytes=1000,
+        unsized=1,
+        without_blobid=3,
+        failed_by_reason={"missing": 1, "wrong-size": 1},
+    )
+
+
+def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:
+    totals = status(catalog, TARGET)
+
+    assert (totals.pending, totals.pending_bytes, totals.failed_by_reason) == (0, 0, {})
+    assert pending_bytes_estimate(catalog, TARGET, 60_000) == figures.Estimate(0, 0, 0, 256)
+    assert list(iter_pending(catalog, TARGET)) == []
+
+
+def test_the_counts_of_all_ranges_add_up(catalog: Connection) -> None:
+    allow_null(catalog)
+    add_hashes(catalog, 1000)
+    add(catalog, *MALFORMED, None)
+
+    counts = [pending_in(catalog, TARGET, one) for one in prefix_ranges()]
+
+    assert sum(counts) == status(catalog, TARGET).pending == 1000 + len(MALFORMED)
+    assert min(counts[1:-1]) < max(counts)
+
+
+def test_an_estimate_is_exact_where_time_allows(catalog: Connection) -> None:
+    allow_null(catalog)
+    add(catalog, "0a", "ff", size=21)
+    add(catalog, "77", None)
+
+    estimate = pending_bytes_estimate(catalog, TARGET, 60_000)
+
+    assert estimate == figures.Estimate(blobs=3, bytes=42, unsized=1, sampled=256)
+    assert estimate is not None
+    assert estimate.exact
+
+
+def test_an_estimate_scales_up_the_ranges_that_time_allowed(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(catalog, *(f"{prefix:02x}{n}" for prefix in range(256) for n in range(4)), size=10)
+    really = figures._within
+    asked: list[str] = []
+
+    def only_eight_ranges(conn, timeout_ms, query, values):  # type: ignore[no-untyped-def]
+        asked.append(query.as_string(None))
+        if "pending_total" in asked[-1] or len(asked) > 9:
+            return None
+        return really(conn, timeout_ms, query, values)
+
+    monkeypatch.setattr(figures, "_within", only_eight_ranges)
+
+    estimate = pending_bytes_estimate(catalog, TARGET, 60_000)
+
+    assert estimate == figures.Estimate(blobs=1024, bytes=10240, unsized=0, sampled=8)
+    assert estimate is not None
+    assert not estimate.exact
+
+
+def test_a_slow_table_gives_no_estimate_and_leaves_the_session_as_it_was(
+    catalog: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    add(catalog, *(f"{prefix:02x}" for prefix in range(256)))
+    reader = role()
+    for text in (
+        "create policy slow on blobs using (pg_sleep(60) is not null)",
+        "alter table blobs enable row level security",
+        f"grant select on blobs to {reader}",
+    ):
+        catalog.execute(text.encode())
+
+    with connect(make_conninfo(catalog_url, user=reader), "test") as conn:
+        assert pending_bytes_estimate(conn, TARGET, 50) is None
+        assert rows(conn, "show statement_timeout") == [("0",)]
+        assert pending_bytes_estimate(conn, TARGET, 0) is None
+
+
+def test_pending_blobs_are_listed_page_by_page(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "_PAGE", 7)
+    allow_null(catalog)
+    add_hashes(catalog, 70)
+    add(catalog, *MALFORMED, None, "stored", size=3)
+    Ledger(catalog, TARGET).record([Blob("stored")], [])
+
+    listed = list(iter_pending(catalog, TARGET))
+
+    expected = rows(
+        catalog,
+        "select blobid, size from blobs where blobid is not null and remote_copied is not true"
+        " order by blobid",
+    )
+    assert [(blob.blobid, blob.size) for blob in listed] == expected
+
+
+def test_a_listing_that_is_not_read_on_holds_no_transaction(
+    catalog: Connection, catalog_url: str
+) -> None:
+    add_hashes(catalog, 10)
+    with connect(catalog_url, "reader") as conn:
+        next(iter_pending(conn, TARGET))
+
+        assert rows(
+            catalog, "select state from pg_stat_activity where application_name = 'reader'"
+        ) == [("idle",)]
+
+
+def test_runs_are_remembered(catalog: Connection) -> None:
+    assert last_run(catalog, TARGET) is None
+    first, second = uuid4(), uuid4()
+    start(catalog, first)
+    end_run(catalog, first, outcome="done", exit_code=7, copied=5, failed=1, bytes=2**40)
+
+    run = last_run(catalog, TARGET)
+    assert run is not None
+    assert (run.run_id, run.outcome, run.exit_code) == (first, "done", 7)
+    assert (run.copied, run.failed, run.bytes) == (5, 1, 2**40)
+    assert run.ended_at is not None
+
+    start(catalog, second)
+    update_run(catalog, second, copied=3, failed=0, bytes=30)
+
+    run = last_run(catalog, TARGET)
+    assert run is not None
+    assert (run.run_id, run.copied, run.ended_at, run.outcome) == (second, 3, None, None)
+    assert run.updated_at > run.started_at
+    assert (run.host, run.pid, run.strategy, run.workers) == ("here", 42, "tar", 4)
+    assert last_run(catalog, "other") is None
+
+
+def start(conn: Connection, run_id: UUID) -> None:
+    start_run(conn, run_id, target=TARGET, host="here", pid=42, strategy="tar", workers=4)
+
+
+def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connection) -> None:
+    add(catalog, "known", size=1)
+    odd = ["tab\tand\\N", "line\nbreak", ""]
+    found = [Blob("known", 2), Blob("new", 3), Blob("new", 3), *(Blob(one) for one in odd)]
+
+    assert missing(catalog, [blob.blobid for blob in found]) == {"new", *odd}
+    assert register(catalog, found) == 4
+
+    assert missing(catalog, [blob.blobid for blob in found]) == set()
+    assert register(catalog, found) == 0
+    assert register(catalog, []) == 0
+    assert state(catalog)["known"] == (None, False, None, 1)
+    assert state(catalog)["new"] == (None, False, None, 3)
+
+
+def test_registering_while_another_program_inserts(catalog: Connection, catalog_url: str) -> None:
+    results: list[int] = []
+    with connect(catalog_url, "other") as other, connect(catalog_url, "scan") as scan:
+        other.execute("begin")
+        add(other, "both")
+        thread = threading.Thread(
+            target=lambda: results.append(register(scan, [Blob("both", 1), Blob("ours", 1)]))
+        )
+        thread.start()
+        while not rows(catalog, "select 1 from pg_locks where not granted"):
+            pass
+        other.execute("commit")
+        thread.join()
+
+    assert results == [1]
+    assert set(state(catalog)) == {"both", "ours"}
+
+
+def test_registering_without_a_unique_index_repeats_nothing(database: Connection) -> None:
+    database.execute("create table blobs (blobid text)")
+    init_db(database, TARGET)
+
+    assert register(database, [Blob("a", 1)]) == 1
+    assert register(database, [Blob("a", 1), Blob("b", 1), Blob("b", 1)]) == 1
+
+
+def test_a_foreign_column_that_needs_a_value_is_named(catalog: Connection) -> None:
+    catalog.execute("alter table blobs add n_hardlinks int not null")
+
+    with pytest.raises(CatalogRefused, match="not-null") as caught:
+        register(catalog, [Blob("a", 1)])
+
+    assert "n_hardlinks" in caught.value.hint
+
+
+def test_the_progress_of_a_scan(catalog: Connection) -> None:
+    assert load_scan(catalog, "/store") is None
+    begin_scan(catalog, "/store")
+    begin_scan(catalog, "/other")
+
+    save_scan(catalog, "/store", "ab/cd", registered=10, strays=2)
+
+    progress = load_scan(catalog, "/store")
+    assert progress is not None
+    assert (progress.directory, progress.registered, progress.strays) == ("ab/cd", 10, 2)
+    assert progress.finished_at is None
+
+    save_scan(catalog, "/store", "ff/ff", registered=11, strays=2, finished=True)
+    finished = load_scan(catalog, "/store")
+    assert finished is not None
+    assert finished.finished_at is not None
+
+    begin_scan(catalog, "/store")
+    again = load_scan(catalog, "/store")
+    assert again is not None
+    assert (again.directory, again.registered, again.finished_at) == (None, 0, None)
+    assert again.started_at > finished.started_at
