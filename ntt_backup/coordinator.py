@@ -125,7 +125,9 @@ class _Run:
         clock = OutageClock(self._backoff, None, random.random)
         while not self._inbox.stops:
             try:
-                for warning in preflight.require(self._settings, self._run_id):
+                with self._inbox.raising():
+                    warnings = preflight.require(self._settings, self._run_id)
+                for warning in warnings:
                     self._tell("warning", reason=warning)
                 return True
             except BackupError as error:
@@ -142,10 +144,17 @@ class _Run:
                 )
                 # Waiting for a remote that is away at boot is a daemon's work, not a failed start.
                 self._systemd.notify("READY=1")
-                self._systemd.notify("WATCHDOG=1")
                 self._systemd.notify(f"STATUS=waiting: {error.message}")
-                wait_for(reading=[self._inbox.fd], timeout=wait_s)
+                self._sit_out(wait_s)
         return False
+
+    def _sit_out(self, wait_s: float) -> None:
+        """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""
+        until = time.monotonic() + wait_s
+        while not self._inbox.stops and (left := until - time.monotonic()) > 0:
+            self._systemd.notify("WATCHDOG=1")
+            wait_for(reading=[self._inbox.fd], timeout=min(left, _WATCHDOG_SECONDS))
+            self._mind_hangup()
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -230,10 +239,13 @@ class _Run:
             for worker in self._workers:
                 worker.stop()
 
-    def _mind_signals(self) -> None:
+    def _mind_hangup(self) -> None:
         self._inbox.drain()
         if self._inbox.take_hangup():
             self._log.reopen()
+
+    def _mind_signals(self) -> None:
+        self._mind_hangup()
         if self._inbox.stops and not self._asked_to_stop:
             self._tell("stopping", signal=self._inbox.first_stop)
             self._stop_workers()

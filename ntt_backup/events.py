@@ -97,7 +97,9 @@ class _RotatableFile:
             ) from error
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Not blocking: a FIFO in its place would hold us until somebody reads it.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(self._path, flags, 0o644)
 
     def write(self, line: str) -> None:
         """Append; where that fails (a full disk), the line is dropped and the operator told
@@ -115,7 +117,8 @@ class _RotatableFile:
             self._complained = True
         else:
             self._torn = written < len(data)
-            self._complained = self._torn
+            if not self._torn:
+                self._complained = False
 
     def flush(self) -> None:
         """Each write has gone out already."""

@@ -5,8 +5,8 @@ with the process, so what a dead coordinator leaves is an unlocked file that mea
 in it is only there to be named in the message. The file stays: removing it would let two processes
 lock two files of the same name.
 
-The default path lies in /tmp, where others may put things: a symlink in its place is refused.
-Called by `coordinator` and `preflight`.
+The default path lies in /tmp, where others may put things: a symlink in its place is refused, and
+so is a file of another user, who could lock it himself and keep us out. Called by `coordinator` and `preflight`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +42,10 @@ def pid_lock(path: Path) -> Iterator[None]:
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
-        os.ftruncate(fd, 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(fd, 0)
     finally:
         os.close(fd)
 
@@ -59,10 +62,22 @@ def _open(path: Path) -> int:
             hint="remove what stands there, or set lock.file (NTT_LOCK_FILE) to a path where"
             " this user may write",
         ) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise ConfigError(
-            f"the lock file {path} is not a regular file",
-            hint="remove what stands there, or set lock.file (NTT_LOCK_FILE)",
-        )
-    return fd
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        wrong = "is not a regular file"
+    elif found.st_uid not in (os.geteuid(), 0):
+        wrong = f"belongs to {_name(found.st_uid)}"
+    else:
+        return fd
+    os.close(fd)
+    raise ConfigError(
+        f"the lock file {path} {wrong}",
+        hint="remove what stands there, or set lock.file (NTT_LOCK_FILE)",
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"a user with the id {uid}"

@@ -189,7 +189,7 @@ class Throttle:
 
     def delay(self) -> float:
         """Seconds until a useful amount may be sent again."""
-        return max(0.0, (self._burst / 2 - self._tokens) / self._rate)
+        return max(0.0, (max(1.0, self._burst / 2) - self._tokens) / self._rate)
 
 
 class RateWindow:

@@ -91,10 +91,11 @@ def require(settings: Settings, run_id: str) -> list[str]:
 
 
 def _steps(settings: Settings, run_id: str) -> Iterator[Step]:
-    yield _guarded("source", lambda: _source(settings))
+    source = _guarded("source", lambda: _source(settings))
+    yield source
     catalog = _guarded("catalog", lambda: _catalog(settings))
     yield catalog
-    if catalog.error is None:
+    if source.error is None and catalog.error is None:
         yield _guarded("pending", lambda: _pending(settings))
     scratch = f"{settings.remote.path}/.ntt-check-{identity.owner(settings)}.{run_id}"
     facts: list[_Facts] = []
@@ -272,21 +273,24 @@ def _send(settings: Settings, place: Path, scratch: str, batches: list[Batch]) -
 
 
 def _compare(archive: bytes, sent: set[str]) -> None:
-    arrived: set[str] = set()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
-        for member in members:
-            content = members.extractfile(member) if member.isreg() else None
-            if content is not None and blake3(content.read()).hexdigest() == Path(member.name).name:
-                arrived.add(Path(member.name).name)
-                if member.mode != 0o644:
-                    raise RemoteCannotStore(
-                        f"files arrive with mode {member.mode:o} instead of 644"
-                    )
-    if arrived != sent:
+    arrived: dict[str, int] = {}
+    # What is no archive, or ends early, brought nothing more back.
+    with suppress(tarfile.TarError), tarfile.open(mode="r:", fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            name = Path(member.name).name
+            if content is not None and blake3(content.read()).hexdigest() == name:
+                arrived[name] = member.mode
+    if arrived.keys() != sent:
         raise RemoteCannotStore(
             "what arrived is not what was sent",
             detail=f"{len(arrived)} of {len(sent)} trial blobs are identical",
             hint="do not run the backup before this is understood",
+        )
+    if odd := {f"{mode:o}" for mode in arrived.values() if mode != 0o644}:
+        raise RemoteCannotStore(
+            f"files arrive with mode {', '.join(sorted(odd))} instead of 644",
+            hint="look for an ACL or a mount option there that sets modes",
         )
 
 

@@ -228,7 +228,9 @@ def output_of(argv: Sequence[str], timeout: float) -> str | None:
     deadline = time.monotonic() + timeout
     try:
         while (left := deadline - time.monotonic()) > 0:
-            wait_for(reading=[child.stdout_fd], timeout=left)
+            fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
+            wait_for(reading=fds, timeout=left)
+            child.drain_stderr()
             data = child.read()
             if data == b"":
                 break

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ntt_backup.errors import Stopped
+
 
 class SignalInbox:
     """Notes SIGINT, SIGTERM and SIGHUP. fd is readable after one came."""
@@ -20,6 +22,7 @@ class SignalInbox:
         self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stops: list[int] = []
         self._hangup = False
+        self._raising = False
 
     @property
     def stops(self) -> int:
@@ -49,6 +52,21 @@ class SignalInbox:
             self._hangup = True
         else:
             self._stops.append(signum)
+            if self._raising:
+                raise Stopped(signum)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """While the context lasts a stop is raised as Stopped wherever we are: there is nothing in
+        flight to finish, and what we wait for may take a minute.
+        """
+        self._raising = True
+        try:
+            if self._stops:  # it came just before
+                raise Stopped(self.first_stop)
+            yield
+        finally:
+            self._raising = False
 
     @contextmanager
     def installed(self) -> Iterator[SignalInbox]:

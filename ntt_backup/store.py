@@ -7,8 +7,8 @@ batch could be read, some other blob must be readable, or the store as a whole c
 is a `SourceError`, and no blob fails. The root is opened by path anew for every batch, as `tar`
 does it: a disk that came back is seen, and an idle daemon keeps no disk busy.
 
-Called by the worker (`measure`), the strategies (`inspect`) and preflight (`probe`). Not for
-several threads at once.
+Called by the worker (`measure`), the strategies (`inspect`, `altered`) and preflight (`probe`). Not
+for several threads at once.
 """
 
 from __future__ import annotations
@@ -31,16 +31,23 @@ READ_SIZE = 1024**2
 SAMPLED_PREFIXES = 32
 SAMPLED_BLOBS = 8
 
+# Device, inode, size and time of change: what tells one state of a file from another.
+Stamp = tuple[int, int, int, int]
+
 # A blob that fails for one of these does not prove that the store is there and ours to read.
 _NO_SIGN_OF_LIFE = {Reason.MISSING, Reason.UNREADABLE, Reason.NOT_A_FILE}
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A batch's blobs, each in one of two lists, in order. Ready ones carry their true size."""
+    """A batch's blobs, each in one of two lists, in order. Ready ones carry their true size.
+
+    stamps: the state in which each ready one was seen.
+    """
 
     ready: list[Blob]
     failed: list[Failure]
+    stamps: list[Stamp]
 
 
 class Store:
@@ -78,19 +85,31 @@ class Store:
         """
         ready: list[Blob] = []
         failed: list[Failure] = []
+        stamps: list[Stamp] = []
         with self.tree() as tree:
             for blob in blobs:
                 outcome = self._inspect(tree, blob, verify=verify)
-                if isinstance(outcome, Blob):
-                    ready.append(outcome)
-                else:
+                if isinstance(outcome, Failure):
                     failed.append(outcome)
+                else:
+                    ready.append(outcome[0])
+                    stamps.append(outcome[1])
             reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
             if reasons and not ready and reasons <= _NO_SIGN_OF_LIFE:
                 self._require_life(tree.identity)
-        return Inspection(ready, failed)
+        return Inspection(ready, failed, stamps)
 
-    def _inspect(self, tree: Tree, blob: Blob, *, verify: bool) -> Blob | Failure:
+    def altered(self, inspection: Inspection) -> list[Blob]:
+        """The ready blobs that are no longer as they were inspected: rewritten, replaced or gone.
+
+        What another program read in between is what was inspected, where this is empty. Raises
+        SourceError.
+        """
+        seen = zip(inspection.ready, inspection.stamps, strict=True)
+        with self.tree() as tree:
+            return [blob for blob, stamp in seen if _stamp_at(tree, blob) != stamp]
+
+    def _inspect(self, tree: Tree, blob: Blob, *, verify: bool) -> tuple[Blob, Stamp] | Failure:
         blobid = blob.blobid
         if not is_blobid(blobid):
             return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
@@ -107,7 +126,7 @@ class Store:
                 detail = f"{status.st_size} bytes in the store, {blob.size} in the catalog"
                 return Failure(blobid, Reason.WRONG_SIZE, detail)
             if not verify:
-                return Blob(blobid, status.st_size)
+                return Blob(blobid, status.st_size), _stamp(status)
             digest, size = self._hash(fd)
         except OSError as error:
             return _failure(tree, blobid, error)
@@ -115,7 +134,7 @@ class Store:
             os.close(fd)
         if digest != blobid:
             return Failure(blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {digest}")
-        return Blob(blobid, size)
+        return Blob(blobid, size), _stamp(status)
 
     def _hash(self, fd: int) -> tuple[str, int]:
         """BLAKE3 and length in bytes. No mmap: a file cut short meanwhile would be a SIGBUS."""
@@ -134,6 +153,17 @@ class Store:
                     f"the store {self.root} was replaced while it was read",
                     hint="a disk was mounted or unmounted there: start again when it is in place",
                 )
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _stamp_at(tree: Tree, blob: Blob) -> Stamp | None:
+    try:
+        return _stamp(tree.lstat(relative_path(blob.blobid)))
+    except OSError:
+        return None
 
 
 def _measured(tree: Tree, blob: Blob) -> Blob:

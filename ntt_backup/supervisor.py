@@ -18,6 +18,9 @@ from ntt_backup.process import Child, write
 from ntt_backup.worker_process import Orders
 
 RESTARTS: Final = 5
+PROGRAM: Final = (sys.executable, "-m", "ntt_backup.worker_process")
+
+_LINE_BYTES: Final = 1 << 20
 
 
 class SupervisedWorker:
@@ -34,6 +37,7 @@ class SupervisedWorker:
         self._child: Child | None = None
         self._rest = b""
         self._said_goodbye = False
+        self._said_nonsense = False
 
     @property
     def index(self) -> int:
@@ -52,10 +56,10 @@ class SupervisedWorker:
 
     def start(self) -> None:
         """Start the process and give it its orders."""
-        argv = [sys.executable, "-m", "ntt_backup.worker_process"]
-        self._child = Child(argv, new_session=True)
+        self._child = Child(PROGRAM, new_session=True)
         self._rest = b""
         self._said_goodbye = False
+        self._said_nonsense = False
         self.due = None
         self._tell(self.orders.model_dump_json().encode() + b"\n")
 
@@ -71,12 +75,33 @@ class SupervisedWorker:
                 ended = True
                 break
             *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > _LINE_BYTES:
+                lines.append(self._rest)
+                self._rest = b""
             for line in lines:
-                event = json.loads(line)
-                self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
-                yield event
+                yield from self._understand(line, child)
         if ended or child.status is not None:
             yield from self._ended(child)
+
+    def _understand(self, line: bytes, child: Child) -> Iterator[dict[str, Any]]:
+        """The event on a line. A library may print something else there; that ends no backup, and
+        is told once.
+        """
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
+            yield event
+        elif not self._said_nonsense:
+            self._said_nonsense = True
+            shown = line[:200].decode("utf-8", "backslashreplace")
+            yield {
+                "event": "warning",
+                "pid": child.pid,
+                "reason": f"worker {self.index} prints what is no event: {shown!r}",
+            }
 
     def _ended(self, child: Child) -> Iterator[dict[str, Any]]:
         child.wait(5.0)

@@ -25,8 +25,8 @@ def describe(event: Mapping[str, Any]) -> str | None:
     match event["event"]:
         case "run_start":
             text = (
-                f"target {event['target']}: {event['source']} to {event['remote']},"
-                f" strategy {event['strategy']}, {_many(event['workers'], 'worker')}"
+                f"{_many(event['workers'], 'worker')}, strategy {event['strategy']},"
+                f" target {event['target']}: {event['source']} to {event['remote']}"
             )
         case "progress":
             text = _progress(event)
@@ -83,8 +83,10 @@ def _progress(event: Mapping[str, Any]) -> str:
 
 def _run_stop(event: Mapping[str, Any]) -> str:
     rate = event["bytes"] / _MEGA / max(event["duration_s"], 1e-3)
+    # Only the line that says what is wrong begins with "error:".
+    outcome = "ended early" if event["outcome"] == "error" else event["outcome"].replace("_", " ")
     return (
-        f"{event['outcome'].replace('_', ' ')}: {event['copied']:,} copied,"
+        f"{outcome}: {event['copied']:,} copied,"
         f" {event['failed']:,} failed, {size(event['bytes'])} in {duration(event['duration_s'])}"
         f" ({rate:.1f} MB/s), exit code {event['exit_code']}"
     )

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from ntt_backup.catalog.session import CatalogSession
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.planner import claim_order
@@ -47,7 +48,7 @@ class Orders(BaseModel):
 
 
 class PipeLine:
-    """The way to the coordinator over stdin and stdout; see `worker.Line`."""
+    """The way to the coordinator over stdin and stdout; see `Line`."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._stdin = stdin
@@ -108,20 +109,21 @@ def run(orders: Orders, line: PipeLine) -> None:
         bytes_per_second=limit / settings.run.workers if limit is not None else None,
         on_bytes=line.sent,
     )
-    assignment = Assignment(
-        name=str(orders.worker),
-        url=settings.catalog.url,
-        application=f"{orders.application}/{orders.worker}",
-        target=settings.target,
-        order=claim_order(orders.worker, settings.run.workers),
-        watch=orders.watch,
-        run=settings.run,
-    )
 
-    def connect() -> Session:
+    def connect_remote() -> Session:
         return open_session(orders.strategy, plan)
 
-    Worker(assignment, store, connect, line).run()
+    def connect_catalog() -> CatalogSession:
+        return CatalogSession(
+            settings.catalog.url,
+            f"{orders.application}/{orders.worker}",
+            settings.target,
+            claim_order(orders.worker, settings.run.workers),
+            listen=orders.watch,
+        )
+
+    assignment = Assignment(name=str(orders.worker), watch=orders.watch, run=settings.run)
+    Worker(assignment, store, connect_remote, connect_catalog, line).run()
 
 
 def main() -> int:

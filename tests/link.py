@@ -102,6 +102,8 @@ class Link:
             self._listener.close()
             self._listener = None
         for writer in self._connections:
+            if writer.is_closing():
+                continue
             link_end: socket.socket = writer.get_extra_info("socket")
             link_end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()

@@ -8,12 +8,16 @@ server trades durability for speed; nothing here tests what survives a power cut
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import signal
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -35,9 +39,13 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Postgres:
-    """The session's server. url(name) is a connection URI to one of its databases."""
+    """The session's server. url(name) is a connection URI to one of its databases.
+
+    A test may stop it and leave it so: it runs again before the test's database is dropped.
+    """
 
     base: str
+    server: Any
 
     def url(self, database: str, user: str = "postgres") -> str:
         return psycopg.conninfo.make_conninfo(self.base, dbname=database, user=user)
@@ -45,6 +53,20 @@ class Postgres:
     def execute(self, statement: sql.Composed, database: str = "postgres") -> None:
         with psycopg.connect(self.url(database), autocommit=True) as conn:
             conn.execute(statement)
+
+    def stop(self) -> None:
+        """The server ends at once, as in a crash; connections break, new ones are refused."""
+        pid = self.server.get_pid()
+        os.kill(pid, signal.SIGQUIT)
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists():
+            if time.monotonic() > deadline:
+                pytest.fail("the database server does not stop", pytrace=False)
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        """Undo `stop` on the same socket; does nothing where it runs."""
+        self.server.ensure_postgres_running()
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +84,7 @@ def postgres() -> Iterator[Postgres]:
         with (data / "postgresql.conf").open("a") as settings:
             settings.write(_SETTINGS)
         server.start()
-        yield Postgres(server.get_uri())
+        yield Postgres(server.get_uri(), server)
     finally:
         server.cleanup()
         shutil.rmtree(data, ignore_errors=True)
@@ -74,6 +96,7 @@ def database_url(postgres: Postgres) -> Iterator[str]:
     name = f"ntt_{next(_numbers)}"
     postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     yield postgres.url(name)
+    postgres.start()
     postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
@@ -103,7 +126,7 @@ def catalog(catalog_url: str) -> Iterator[Connection]:
 def role(postgres: Postgres) -> Callable[[], str]:
     """Makes login roles without any privilege: `role()` returns the name of a new one.
 
-    They are left to the end of the server, since the database that holds their grants outlives them.
+    They are left to the server's end, since the database with their grants outlives the test.
     """
 
     def make() -> str:

@@ -6,16 +6,18 @@ the remote, lines of the log.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from ntt_backup.model import relative_path
 from tests.sshd import RemoteDir, Sshd
 
 WAIT_SECONDS = 60.0
+# In the environment of all that a site's CLI starts, so that none of it can hide.
+_MARK = "ACCEPTANCE_SITE"
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = WAIT_SECONDS) -> None:
@@ -44,6 +48,7 @@ class Site:
     """One source host with its catalog, and the remote directory its blobs go to.
 
     environ is added to the program's environment; wrapper is a command that starts the program.
+    shared_store is the store of another site, where this is not the only host.
     """
 
     root: Path
@@ -53,10 +58,11 @@ class Site:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
     wrapper: list[str] = field(default_factory=list)
+    shared_store: Path | None = None
 
     @property
     def store(self) -> Path:
-        return self.root / "by-hash"
+        return self.shared_store or self.root / "by-hash"
 
     @property
     def log(self) -> Path:
@@ -86,6 +92,16 @@ class Site:
         self.sshd = sshd
         self.write_config(remote={"host": sshd.alias, "ssh_config": str(sshd.ssh_config)})
 
+    def beside(self, name: str) -> Site:
+        """The same store, catalog and remote as another host would have them: own lock, own log."""
+        root = self.root / name
+        root.mkdir()
+        other = replace(
+            self, root=root, settings=copy.deepcopy(self.settings), shared_store=self.store
+        )
+        other.write_config(log={"jsonl": str(other.log)}, lock={"file": str(other.lock)})
+        return other
+
     # --- the store and the catalog
 
     def put(self, content: bytes) -> str:
@@ -111,6 +127,11 @@ class Site:
         self.register(sorted(blobids))
         return sorted(blobids)
 
+    def fill_slowly(self, count: int = 120, *, rate: str = "1MB/s") -> list[str]:
+        """Work for some seconds: count blobs of about 20 kB, in batches of 20, over a slow link."""
+        self.write_config(run={"batch_size": 20, "bwlimit": rate})
+        return self.fill(count, size=lambda chance: chance.randrange(10_000, 30_000))
+
     def register(self, blobids: list[str], sizes: list[int] | None = None) -> None:
         with psycopg.connect(self.url, autocommit=True) as conn, conn.cursor() as cursor:
             rows = zip(blobids, sizes or [None] * len(blobids), strict=True)
@@ -127,6 +148,14 @@ class Site:
 
     def copied(self) -> set[str]:
         return {row[0] for row in self.query("select blobid from blobs where remote_copied")}
+
+    @contextmanager
+    def locked_catalog(self) -> Iterator[None]:
+        """Nobody can record anything while this lasts; reading goes on."""
+        with psycopg.connect(self.url) as conn:
+            conn.execute("lock table blobs in exclusive mode")
+            yield
+            conn.rollback()
 
     def failures(self) -> dict[str, str]:
         """Blobid to reason, for every blob marked as failed."""
@@ -167,6 +196,13 @@ class Site:
         assert self.copied() == {Path(name).name for name in self.in_store()}
         assert self.litter() == []
 
+    def assert_nothing_half(self) -> None:
+        """Every copied row has its file, and every file is what the store has, at any instant."""
+        copied = self.copied()
+        there, ours = self.on_remote(), self.in_store()
+        assert copied <= {Path(name).name for name in there}
+        assert [name for name, content in there.items() if content != ours.get(name)] == []
+
     # --- the program
 
     def argv(self, *args: str) -> list[str]:
@@ -175,7 +211,7 @@ class Site:
 
     def environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("NTT_")}
-        return {**kept, "COLUMNS": "200", **self.environ}
+        return {**kept, "COLUMNS": "200", _MARK: str(self.root), **self.environ}
 
     def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """A command of the CLI, to its end."""
@@ -208,6 +244,35 @@ class Site:
                     process.kill()
                 process.wait()
 
+    def processes(self) -> dict[int, str]:
+        """What runs of the CLI and of all that it started: PID to the program's name."""
+        mark = f"{_MARK}={self.root}".encode()
+        found: dict[int, str] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "comm").read_text().strip()
+        return found
+
+    def children(self, pid: int) -> dict[int, str]:
+        """Those of `processes` that pid has started itself."""
+        return {child: name for child, name in self.processes().items() if _parent(child) == pid}
+
+    def kill_all(self, chance: random.Random) -> None:
+        """kill -9 for all of it, in any order."""
+        while running := sorted(self.processes()):
+            chance.shuffle(running)
+            for pid in running:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def status(self) -> dict[str, Any]:
+        """What `status --json` says."""
+        result = self.run("status", "--json")
+        assert result.returncode == 0, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
     def output(self) -> str:
         return (self.root / "output.txt").read_text()
 
@@ -217,6 +282,18 @@ class Site:
             return []
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line]
         return [line for line in lines if name is None or line["event"] == name]
+
+    def await_event(self, name: str, count: int = 1) -> dict[str, Any]:
+        """The event that makes it count of that name in the log, once it is there."""
+        wait_until(lambda: len(self.events(name)) >= count, f"{count} times {name}")
+        return self.events(name)[count - 1]
+
+
+def _parent(pid: int) -> int:
+    """The PID of the process that started pid; 0 where it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from datetime import datetime
 from typing import Any
 
 from ntt_backup.catalog.db import Connection, translated
-from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading
+from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob
 from ntt_backup.planner import prefix_ranges
@@ -51,10 +51,10 @@ class Holder:
 
 
 class Claims:
-    """The ranges that one connection holds. order lists range indexes, those to try first in front.
+    """The ranges that one connection holds, whose settings it may change.
 
-    Every method raises CatalogUnavailable when the connection is lost. All claims are lost with it:
-    make a new object on a new connection.
+    order lists range indexes, those to try first in front. Every method raises CatalogUnavailable
+    when the connection is lost. All claims are lost with it: make a new object on a new connection.
     """
 
     def __init__(self, conn: Connection, target: str, order: Sequence[int]) -> None:
@@ -65,6 +65,7 @@ class Claims:
         self._held: set[int] = set()
         self._open: Cursor | None = None
         with translated(conn, "read its indexes"):
+            walk_indexes(conn)
             self._parts = read_parts(conn, target)
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:

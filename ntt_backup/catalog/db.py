@@ -54,6 +54,7 @@ _HINTS = {
     "53300": "run fewer workers, or raise max_connections on the database server",
     "55P03": "another session holds the lock: see pg_blocking_pids(pid) and pg_stat_activity",
 }
+_AWAY_HINT = "check that PostgreSQL runs there, and catalog.url (NTT_DB_URL)"
 
 
 def connect(url: str, application_name: str) -> Connection:
@@ -78,7 +79,7 @@ def connect(url: str, application_name: str) -> Connection:
             **options,
         )
     except psycopg.Error as error:
-        raise _translate(error, f"connect to {describe(url)}", "") from error
+        raise _translate(error, f"let us in ({describe(url)})", "") from error
     with translated(conn, "set up the connection"):
         configure(conn, "lock_timeout", LOCK_TIMEOUT_MS)
     return conn
@@ -131,7 +132,7 @@ def _translate(error: psycopg.Error, doing: str, user: str) -> CatalogError:
         return CatalogUnavailable(
             f"the catalog is not available to {doing}",
             detail=detail,
-            hint=_HINTS.get(error.sqlstate or "", ""),
+            hint=_HINTS.get(error.sqlstate or "", _AWAY_HINT),
         )
     return CatalogRefused(
         f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail, user)

@@ -17,7 +17,7 @@ from typing import Any
 from psycopg import errors, sql
 
 from ntt_backup.catalog.db import Connection, configure, translated
-from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading
+from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob, BlobRange
 from ntt_backup.planner import prefix_ranges
@@ -79,7 +79,8 @@ def status(conn: Connection, target: str) -> Totals:
 
 def pending_in(conn: Connection, target: str, blob_range: BlobRange) -> int:
     """How many blobs of one range are pending."""
-    with translated(conn, "count pending blobs"):
+    with translated(conn, "count pending blobs"), conn.transaction():
+        walk_indexes(conn, local=True)
         parts = read_parts(conn, target)
         counts = conn.execute(
             statement("pending_in_ranges", **parts), bounds([blob_range])
@@ -106,7 +107,7 @@ def pending_bytes_estimate(conn: Connection, target: str, timeout_ms: int) -> Es
         for nth in range(1, len(ranges) + 1):
             one = ranges[nth * _SAMPLE_STEP % len(ranges)]
             left = int((deadline - time.monotonic()) * 1000)
-            counts = _within(conn, left, query, bounds([one]))
+            counts = _within(conn, left, query, bounds([one]), walk=True)
             if counts is None:
                 break
             seen.append(counts)
@@ -122,13 +123,20 @@ def _estimate(counts: Sequence[int], sampled: int) -> Estimate:
 
 
 def _within(
-    conn: Connection, timeout_ms: int, query: sql.Composed, values: dict[str, object]
+    conn: Connection,
+    timeout_ms: int,
+    query: sql.Composed,
+    values: dict[str, object],
+    *,
+    walk: bool = False,
 ) -> tuple[Any, ...] | None:
     """The query's one row, or None if it took too long."""
     if timeout_ms <= 0:
         return None  # to the server 0 means no limit
     try:
         with conn.transaction():
+            if walk:
+                walk_indexes(conn, local=True)
             configure(conn, "statement_timeout", timeout_ms, local=True)
             return conn.execute(query, values).fetchall()[0]
     except errors.QueryCanceled:
@@ -145,7 +153,8 @@ def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
         parts = read_parts(conn, target)
     cursor: Cursor | None = Cursor(_EVERYTHING)
     while cursor:
-        with translated(conn, "list pending blobs"):
+        with translated(conn, "list pending blobs"), conn.transaction():
+            walk_indexes(conn, local=True)
             values = {**reading([cursor]), "limit": _PAGE}
             rows = conn.execute(statement("pending_blobs", **parts), values).fetchall()
         yield from (Blob(blobid, size) for _, blobid, size in rows)

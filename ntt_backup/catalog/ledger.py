@@ -15,9 +15,10 @@ is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ntt_backup.catalog.db import Connection, configure, translated
-from ntt_backup.catalog.pending import columns, read_parts
+from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob, Failure
 
@@ -80,14 +81,20 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
     with translated(conn, "requeue failed blobs"):
         parts = read_parts(conn, target)
         values: dict[str, object] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
+
+        def batch(name: str) -> tuple[int, Any]:
+            with conn.transaction():
+                walk_indexes(conn, local=True)
+                count, result = conn.execute(statement(name, **parts), values).fetchall()[0]
+            return count, result
+
         listed = _REQUEUE_BATCH
         while listed == _REQUEUE_BATCH:
-            cursor = conn.execute(statement("requeue_listed", **parts), values)
-            listed, changed = cursor.fetchall()[0]
+            listed, changed = batch("requeue_listed")
             requeued += changed
-        unlisted, past = (_REQUEUE_BATCH if reason is None else 0), None
+        values["past"] = None
+        unlisted = _REQUEUE_BATCH if reason is None else 0
         while unlisted == _REQUEUE_BATCH:
-            cursor = conn.execute(statement("requeue_unlisted", **parts), {**values, "past": past})
-            unlisted, past = cursor.fetchall()[0]
+            unlisted, values["past"] = batch("requeue_unlisted")
             requeued += unlisted
     return requeued

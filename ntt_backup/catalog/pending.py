@@ -79,6 +79,16 @@ def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
     return parts
 
 
+def walk_indexes(conn: Connection, *, local: bool = False) -> None:
+    """Have PostgreSQL walk indexes in this session; with local in this transaction.
+
+    Where bounds come out of a list, it can only guess how much lies between them: for a range
+    without an end, a third of the table. To find a thousand blobs it would then read and sort
+    millions.
+    """
+    conn.execute(statement("walk_indexes"), {"local": local})
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """Where reading a range goes on: after the blobid `past`, or at its beginning for None."""

@@ -87,9 +87,9 @@ def _host(text: str) -> str:
     bare = text.removeprefix("ssh://")
     if bare == text:
         text = re.sub(r"(^|@)\[([0-9A-Fa-f:.]+(?:%\w+)?)\]$", r"\1\2", text)
-    host = bare.rpartition("@")[2]
-    if not host or text.startswith("-") or host.startswith("-"):
-        raise ValueError("no host, or an option of ssh")
+    user, _, host = bare.rpartition("@")
+    if not host or ":" in user or text.startswith("-") or host.startswith("-"):
+        raise ValueError("no host, a password, or an option of ssh")
     if _NOT_IN_A_HOST.search(text) or "/" in bare or re.fullmatch(r"[^:]+:\d*", text):
         raise ValueError("a path, a port, or worse")
     return text
@@ -143,9 +143,7 @@ LocalPath = Annotated[
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CatalogSettings(_Section):

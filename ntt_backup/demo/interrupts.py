@@ -26,13 +26,16 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._pending: int | None = None
-        self._raised = False
+        self._stopped: Stopped | None = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals here while the context lasts, then as before."""
-        before = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+        """Handle the signals here while the context lasts, then as before.
+
+        One that is ignored stays so: whoever started us with nohup does not want to be asked again.
+        """
+        wanted = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, self._handle) for signum in wanted}
         try:
             yield
         finally:
@@ -41,20 +44,21 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Raise nothing inside; a signal that came is raised at the end."""
+        """Raise nothing inside; where a signal has come by the end, raise there.
+
+        Also for one that came before: Python drops what is raised in some places, such as the
+        callbacks of its garbage collector.
+        """
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
-        self._raise_pending()
+        if self._stopped is not None and not self._depth:
+            raise self._stopped
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if self._pending is None:
-            self._pending = signum
-        self._raise_pending()
-
-    def _raise_pending(self) -> None:
-        if self._pending is not None and not self._depth and not self._raised:
-            self._raised = True
-            raise Stopped(self._pending)
+        if self._stopped is None:
+            self._stopped = Stopped(signum)
+            if not self._depth:
+                raise self._stopped

@@ -114,6 +114,7 @@ class SshServer:
 def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interrupts) -> SshServer:
     """Start a server that lets us in; stack will stop it. Raises ConfigError, RemoteError."""
     host = f"{_user()}@{LOOPBACK}"
+    _require_loopback()
     files.write()
     name = "embedded"
     if choice != "embedded":
@@ -127,10 +128,7 @@ def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interru
             sshd.stop()
             name = f"embedded ({error.message})"
     with interrupts.held():
-        try:
-            server = EmbeddedSshServer(files.host_key, files.authorized_keys.read_text())
-        except OSError as error:
-            raise _cannot_listen(error) from error
+        server = EmbeddedSshServer(files.host_key, files.authorized_keys.read_text())
         stack.callback(server.close)
     return _proven(SshServer(name, host, server.port), files)
 
@@ -162,7 +160,7 @@ def _proven(server: SshServer, files: SshFiles) -> SshServer:
         raise RemoteDenied(
             f"{server.name} does not let us in",
             detail=login.stderr.strip(),
-            hint="--ssh-server embedded",
+            hint="try the other one, --ssh-server embedded or openssh",
         )
     return server
 
@@ -239,20 +237,21 @@ class _OpenSsh:
 
 
 def _free_port() -> int:
-    try:
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            port: int = probe.getsockname()[1]
-    except OSError as error:
-        raise _cannot_listen(error) from error
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
     return port
 
 
-def _cannot_listen(error: OSError) -> RemoteUnreachable:
-    return RemoteUnreachable(
-        f"cannot listen on {LOOPBACK}",
-        detail=error.strerror or str(error),
-        hint="the demo talks to itself over the loopback interface: ip link set lo up",
-    )
+def _require_loopback() -> None:
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname()).close()
+    except OSError as error:
+        raise RemoteUnreachable(
+            f"nobody can connect to {LOOPBACK} here",
+            detail=error.strerror or str(error),
+            hint="the demo talks to itself over the loopback interface: ip link set lo up",
+        ) from error
 
 
 def _user() -> str:

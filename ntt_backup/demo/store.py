@@ -107,9 +107,7 @@ def _add(store: Path, file: str, budget: int, made: Made) -> None:
         if made.bytes + size > budget:
             made.too_large += 1
             return
-        free = shutil.disk_usage(store).free
-        if free < made.bytes + 2 * size + _RESERVE:  # all of it travels to the other side as well
-            raise _no_space(store, f"{free / 1e6:.0f} MB are free")
+        require_space(store, made.bytes + 2 * size)  # all of it travels to the other side as well
         incoming = store / "incoming"
         hasher = blake3()
         copied = 0
@@ -128,6 +126,13 @@ def _add(store: Path, file: str, budget: int, made: Made) -> None:
     incoming.rename(blob)
     made.blobs += 1
     made.bytes += copied
+
+
+def require_space(directory: Path, wanted: int = 0) -> None:
+    """Raise ConfigError unless there is room for so many bytes, and for what a demo needs anyway."""
+    free = shutil.disk_usage(directory).free
+    if free < wanted + _RESERVE:
+        raise _no_space(directory, f"{free / 1e6:.0f} MB are free")
 
 
 def _no_space(store: Path, detail: str) -> ConfigError:

@@ -30,13 +30,20 @@ from ntt_backup.demo import ssh
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
-from ntt_backup.demo.store import DEFAULT_SOURCES, Comparison, Made, compare, make_store
+from ntt_backup.demo.store import (
+    DEFAULT_SOURCES,
+    Comparison,
+    Made,
+    compare,
+    make_store,
+    require_space,
+)
 from ntt_backup.errors import ConfigError
 from ntt_backup.wording import duration, printable, size
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
 _MEGA: Final = 10**6
-_END_SECONDS: Final = 20.0
+_END_SECONDS: Final = 5.0
 _DIFFERENCES_SHOWN: Final = 10
 _COUNTS: Final = (
     "select count(*), count(*) filter (where remote_copied),"
@@ -74,14 +81,15 @@ class Story:
         with interrupts.held():
             scratch = Scratch.create(self.directory)
             stack.callback(self._leave, scratch)
+        require_space(scratch.root)
         _step("A catalog and a remote, on this machine and only for this demo")
         postgres, server = start_servers(scratch, self.ssh_server, stack, interrupts)
         _say(f"PostgreSQL: {postgres.url}")
         _say(f"ssh server: {server.name}, {server.host} port {server.port}")
 
-        sources = (
-            [self.source] if self.source else [path for path in DEFAULT_SOURCES if path.is_dir()]
-        )
+        sources = [path for path in DEFAULT_SOURCES if path.is_dir()]
+        if self.source is not None:
+            sources = [self.source.expanduser().resolve()]
         _step(f"A store made of files from {', '.join(map(str, sources))}")
         made = make_store(scratch.source, sources, self.blobs, avoid=scratch.root)
         _say(f"{made.blobs:,} blobs, {size(made.bytes)} in {scratch.source}")
@@ -156,8 +164,12 @@ class _Commands:
         _say("")
         _say("$ " + shlex.join(("ntt-backup-remote", *options)), style="bold")
         with self.interrupts.held():
+            # In a session of its own Ctrl-C reaches it through us, and not while Python starts.
             process = subprocess.Popen(
-                [sys.executable, "-m", "ntt_backup", *options], env=self.scratch.environment()
+                [sys.executable, "-m", "ntt_backup", *options],
+                stdin=subprocess.DEVNULL,
+                env=self.scratch.environment(),
+                start_new_session=True,
             )
         try:
             code = process.wait()
@@ -169,7 +181,7 @@ class _Commands:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a command that we no longer wait for; it may have heard Ctrl-C as well."""
+    """End a command that we no longer wait for; nothing in a demo is worth a long goodbye."""
     if process.poll() is None:
         process.terminate()
         try:

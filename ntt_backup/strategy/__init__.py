@@ -33,7 +33,9 @@ class Session(Protocol):
 
     @property
     def in_flight(self) -> tuple[Batch, ...]:
-        """The batches that were put and have no outcome yet, oldest first."""
+        """The batches that were put and have no outcome yet, oldest first; also once the session
+        is broken, closed or aborted.
+        """
         ...
 
     def put(self, batch: Batch) -> None:
@@ -46,6 +48,9 @@ class Session(Protocol):
     def collect(self, timeout: float) -> list[Outcome]:
         """Outcomes that have arrived; waits up to timeout seconds for the first where there is
         none.
+
+        A session that is not usable any more gives those that arrived before; it does not wait or
+        raise.
         """
         ...
 

@@ -8,9 +8,10 @@ names under 100 characters an archive is a 512-byte header a file, the content p
 empty blocks, and padding to 10 KiB records.
 
 The next batch is sent while the remote still extracts and syncs the last one. After the archive
-comes one more line: `commit`, once the local tar has ended well and its length was as announced,
-else `abort`; only then does the remote put anything in place. So a blob that changes under tar's
-hands never arrives.
+comes one more line: `commit`, once the local tar has ended well, its length was as announced, and
+every blob is still the file that was inspected; else `abort`. Only then does the remote put
+anything in place. So a blob that changes under tar's hands never arrives. The length alone would
+not do: what tar pads hides a file that became shorter, or a link.
 
 Needs sh and tar on the remote, and nothing of ours installed there. It does not hash on the far
 side; the source is hashed before it is sent instead (`run.verify_source`), and ssh guards the bytes
@@ -38,9 +39,10 @@ from ntt_backup.errors import (
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
 from ntt_backup.planner import Throttle
 from ntt_backup.process import Child, Tail, wait_for, write
+from ntt_backup.store import Inspection
 from ntt_backup.strategy.archive import archive_length, tar_argv, tar_environment
 from ntt_backup.strategy.session import Rejection, SessionPlan
-from ntt_backup.transport.shell import shell_script
+from ntt_backup.transport.shell import login_words, shell_script
 from ntt_backup.transport.storage import explain_batch, explain_root
 
 _NOISE_LIMIT: Final = 256 * 1024
@@ -113,7 +115,11 @@ class TarSession:
         flight = _Flight(self._number, batch, ready, failed, length, started)
         self._flights.append(flight)
         self._send(memoryview(f"{flight.number} {length}\n".encode()))
-        problem = self._send_archive(ready, length)
+        try:
+            problem = self._send_archive(ready, length) or self._alteration(checked)
+        except SourceError:
+            self.abort()
+            raise
         if problem is not None and not self._usable:
             self._flights.remove(flight)
             raise problem
@@ -127,7 +133,7 @@ class TarSession:
 
     def collect(self, timeout: float) -> list[Receipt | Rejection]:
         deadline = time.monotonic() + timeout
-        while not self._outcomes and self._flights:
+        while self._usable and not self._outcomes and self._flights:
             now = time.monotonic()
             self._check_overdue(now)
             self._hear(wait_for(reading=self._listening(), timeout=max(0.0, deadline - now)))
@@ -149,7 +155,7 @@ class TarSession:
     def _greet(self, script: bytes) -> bool:
         """Start the remote loop; whether the two sides must take turns (lockstep)."""
         deadline = time.monotonic() + self._plan.transport.connect_timeout
-        self._send(memoryview(script))
+        pending = memoryview(script)
         seen = b""
         while True:
             left = deadline - time.monotonic()
@@ -161,13 +167,22 @@ class TarSession:
                     hint="log in with the same options and see what its startup files do (do they"
                     " read from stdin, or start another program?)",
                 )
-            ready = wait_for(reading=self._listening(), timeout=left)
+            ready = wait_for(
+                reading=self._listening(),
+                writing=[self._ssh.stdin_fd] if pending else [],
+                timeout=left,
+            )
             self._ssh.drain_stderr()
+            if pending and self._ssh.stdin_fd in ready:
+                try:
+                    pending = pending[self._write(pending) :]
+                except BrokenPipeError:
+                    pending = memoryview(b"")  # It has ended: its last words are on stdout.
             if self._ssh.stdout_fd not in ready:
                 continue
             data = self._ssh.read()
             if data == b"":
-                raise self._lost()
+                raise self._lost(seen)
             seen += data or b""
             if len(seen) > _NOISE_LIMIT:
                 raise RemoteDenied(
@@ -208,6 +223,17 @@ class TarSession:
             )
         return BatchRejected("tar failed on a batch", detail=detail) if status != 0 else None
 
+    def _alteration(self, checked: Inspection) -> BatchRejected | None:
+        """What was sent was not what was inspected, if so."""
+        altered = self._plan.store.altered(checked)
+        if not altered:
+            return None
+        return BatchRejected(
+            "a blob changed while it was sent",
+            detail=f"{relative_path(altered[0].blobid)}, and {len(altered) - 1} more",
+            hint="it is looked at again",
+        )
+
     def _pump(self, tar: Child, length: int) -> int:
         """Copy tar's output to the connection until it ends; bytes sent, at most length."""
         sent = 0
@@ -235,22 +261,22 @@ class TarSession:
             if self._throttle is not None:
                 chunk = data[: self._throttle.allowance(time.monotonic())]
                 pause = self._throttle.delay() if not chunk else 0.0
-            sent = self._write(chunk)
+            try:
+                sent = self._write(chunk)
+            except BrokenPipeError:
+                raise self._lost() from None
             now = time.monotonic()
             if sent:
                 moved = now
                 data = data[sent:]
-                if self._throttle is not None:
-                    self._throttle.spend(sent)
-                self._plan.on_bytes(sent)
                 continue
             if pause:
                 moved = now
-            elif now - moved > self._plan.run.stall_timeout:
+            elif now - max(moved, self._heard) > self._patience:
                 raise self._broken(
                     RemoteUnreachable(
                         "the link has stalled",
-                        detail=f"no byte went out for {self._plan.run.stall_timeout:.0f} s",
+                        detail=f"no byte went out for {self._patience:.0f} s",
                     )
                 )
             fds = self._listening() + (_error_fd(tar) if tar else [])
@@ -259,11 +285,24 @@ class TarSession:
             if tar is not None:
                 tar.drain_stderr()
 
+    @property
+    def _patience(self) -> float:
+        """Seconds for which nothing may move. A remote with earlier batches to settle may be busy
+        syncing them; that the link lives meanwhile is what ssh's ServerAlive tells.
+        """
+        run = self._plan.run
+        return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout
+
     def _write(self, chunk: memoryview) -> int:
-        try:
-            return write(self._ssh.stdin_fd, chunk) if chunk else 0
-        except BrokenPipeError:
-            raise self._lost() from None
+        """Hand over what ssh takes now, and count it; how many bytes that was. Raises
+        BrokenPipeError.
+        """
+        sent = write(self._ssh.stdin_fd, chunk) if chunk else 0
+        if sent:
+            self._plan.on_bytes(sent)
+            if self._throttle is not None:
+                self._throttle.spend(sent)
+        return sent
 
     def _await_extraction(self, flight: _Flight) -> None:
         deadline = time.monotonic() + self._plan.run.receipt_timeout
@@ -330,11 +369,11 @@ class TarSession:
         elif not flight.aborted:
             raise self._broken(RemoteUnreachable("the remote answers nonsense", detail=line[:200]))
 
-    def _lost(self) -> BackupError:
-        """ssh has ended, or closed its side: why."""
+    def _lost(self, said: bytes = b"") -> BackupError:
+        """ssh has ended, or closed its side: why. said: what came instead of our greeting."""
         status = self._ssh.wait(1.0)
-        stderr = self._ssh.stderr.text
-        return self._broken(self._plan.transport.explain(status, stderr))
+        words = login_words(said, self._ssh.stderr.text)
+        return self._broken(self._plan.transport.explain(status, words))
 
     def _broken(self, error: BackupError) -> BackupError:
         self.abort()

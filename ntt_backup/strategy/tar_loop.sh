@@ -30,7 +30,7 @@ message=$(cd "$root" 2>&1) || fatal "$message"
 cd "$root" || exit 1
 place=$root/by-hash
 incoming=$root/.ntt-incoming
-message=$(mkdir -p "$place" "$incoming" 2>&1) || fatal "$message"
+message=$(mkdir -p "$place" 2>&1) || fatal "$message"
 
 # What dead sessions of ours left: those of earlier runs, and this worker's own of this run.
 for old in "$incoming/$owner".*; do
@@ -41,7 +41,10 @@ for old in "$incoming/$owner".*; do
     esac
 done
 stage=$incoming/$owner.$run.$slot.$$
-message=$(mkdir "$stage" 2>&1) || fatal "$message"
+# Twice, because a session that ends may just remove .ntt-incoming.
+message=$(mkdir -p "$stage" 2>&1 || mkdir -p "$stage" 2>&1) || fatal "$message"
+# When the link is gone, an answer must not end this shell before it has removed what it made.
+trap : PIPE
 
 # Some heads read ahead and would swallow what follows a batch; then the two sides take turns.
 turn=lockstep
@@ -51,13 +54,15 @@ fi
 if sync -f "$stage" 2>/dev/null; then barrier=file-system; else barrier=all; fi
 
 place_one() {
-    if [ -h "$place/$1" ] || ! cmp -s "$1" "$place/$1"; then
-        if [ -d "$place/$1" ]; then
-            echo "$1: a directory stands in its place"
-            return 1
-        fi
-        mkdir -p "$place/${1%/*}" && mv -f "$1" "$place/$1"
+    if [ -h "$place/$1" ]; then
+        rm -f "$place/$1" # where it leads to a directory, mv would move into that
+    elif cmp -s "$1" "$place/$1"; then
+        return 0
+    elif [ -d "$place/$1" ]; then
+        echo "$1: a directory stands in its place"
+        return 1
     fi
+    mkdir -p "$place/${1%/*}" && mv -f "$1" "$place/$1"
 }
 
 # cp links what is new, in one go. A file that cp could not link still has a single link: its name is taken,

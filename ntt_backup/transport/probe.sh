@@ -8,6 +8,8 @@ printf "system=%s\n" "$(uname -srm 2>/dev/null)"
 printf "tar=%s\n" "$(tar --version 2>/dev/null | head -n 1)"
 if [ ! -d "$root" ]; then
     printf "problem=%s: no such directory\n" "$root"
+elif [ -e "$root/by-hash" ] && [ ! -w "$root/by-hash" ]; then
+    printf "problem=%s/by-hash: Permission denied (as %s)\n" "$root" "$(id -un)"
 elif rm -rf "${scratch%.*}".* && ! message=$(mkdir "$scratch" 2>&1); then
     printf "problem=%s (as %s)\n" "$message" "$(id -un)"
 fi

@@ -15,12 +15,15 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from ntt_backup.errors import RemoteDenied, RemoteUnreachable, SourceError
 from ntt_backup.process import Child, wait_for, write
 from ntt_backup.transport import Transport
 
-_ANSWER = b"NTT-ANSWER\n"
+SSH_FAILED: Final = 255
+
+_ANSWER: Final = b"NTT-ANSWER\n"
 
 
 def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
@@ -30,6 +33,11 @@ def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     source = (assignments + script).encode()
     return f"exec sh -c 'eval \"$(head -c {len(source)})\"'", source
+
+
+def login_words(stdout: bytes, stderr: str) -> str:
+    """What a login said that never came to our script: /usr/sbin/nologin, for one, uses stdout."""
+    return f"{stdout[-2000:].decode('utf-8', 'backslashreplace')}\n{stderr}".strip()
 
 
 def start(transport: Transport, command: str) -> Child:
@@ -99,6 +107,8 @@ def ask(
         child.kill()
     _, found, answer = said.partition(b"\n" + _ANSWER)
     if not found:
+        raise transport.explain(status, login_words(said, stderr))
+    if status in (None, SSH_FAILED):
         raise transport.explain(status, stderr)
     if status != 0:
         raise RemoteDenied(

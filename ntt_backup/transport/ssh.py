@@ -104,6 +104,8 @@ class _Explanation:
     hint: str
 
 
+_NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c (see PATH there)"
+
 _EXPLANATIONS = (
     _Explanation(
         r"host key verification failed|remote host identification has changed|host key is known",
@@ -120,7 +122,7 @@ _EXPLANATIONS = (
         " half into ~/.ssh/authorized_keys on the remote",
     ),
     _Explanation(
-        r"bad configuration option|bad owner or permissions|can't open user config file"
+        r"bad configuration option:|bad owner or permissions|can't open user config file"
         r"|bad key types|bad ssh2 cipher|missing argument|unsupported option",
         ConfigError,
         "ssh refuses its own configuration",
@@ -131,6 +133,18 @@ _EXPLANATIONS = (
         RemoteDenied,
         "the remote account may not run commands",
         "give the account a login shell (usermod -s /bin/sh)",
+    ),
+    _Explanation(
+        r"unable to negotiate|no matching (host key type|cipher|mac|key exchange method) found",
+        RemoteDenied,
+        "ssh here and sshd there do not agree on an algorithm",
+        "update the older side, or allow what it offers in the ssh configuration of this user",
+    ),
+    _Explanation(
+        r"\b(head|sh): (command )?not found|\bhead: \w+ option\b",
+        RemoteDenied,
+        "the remote cannot run our command",
+        _NEEDS_A_SHELL,
     ),
     _Explanation(
         r"could not resolve hostname",
@@ -145,7 +159,7 @@ _EXPLANATIONS = (
         "check that sshd runs there, and remote.port (NTT_REMOTE_PORT)",
     ),
     _Explanation(
-        r"timed out|not responding",
+        r"timed out|not responding|no route to host|network is unreachable",
         RemoteUnreachable,
         "the remote does not answer",
         "check the network between here and there, and any firewall",
@@ -155,20 +169,28 @@ _EXPLANATIONS = (
 
 def explain(status: int | None, stderr: str) -> BackupError:
     """The error for an ssh process that ended with status (None: we ended it) and said stderr."""
-    said = stderr.lower()
-    last = stderr.splitlines()[-1].strip() if stderr else ""
+    lines = [line.strip() for line in stderr.splitlines()]
+    last = lines[-1] if lines else ""
     for case in _EXPLANATIONS:
-        if re.search(case.pattern, said):
-            return case.error(case.message, detail=last, hint=case.hint)
+        if telling := [line for line in lines if re.search(case.pattern, line.lower())]:
+            return case.error(case.message, detail=telling[-1], hint=case.hint)
     if status in (126, 127):
         return RemoteDenied(
             "the remote cannot run our command",
             detail=last,
-            hint="the remote account needs a login shell that finds sh (see PATH there)",
+            hint=_NEEDS_A_SHELL,
+        )
+    if status == 0:
+        return RemoteDenied(
+            "the remote ended the login without running our command",
+            detail=last,
+            hint="see what startup files of the remote account do: do they read from stdin, or"
+            " start another program?",
         )
     return RemoteUnreachable(
         "the connection to the remote was lost",
         detail=last or (f"ssh ended with status {status}" if status is not None else ""),
+        hint="if it does not come back: check the link, and sshd's log on the remote",
     )
 
 

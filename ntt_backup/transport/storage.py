@@ -45,7 +45,7 @@ _CASES: Final = (
         "give it the directory remote.path (chown), or set remote.path to one that it owns",
     ),
     _Case(
-        r"input/output error",
+        r"input/output error|structure needs cleaning",
         RemoteCannotStore,
         "the remote's disk reports errors",
         "look at the remote's kernel log before anything else",

@@ -72,7 +72,7 @@ def test_a_refusal_at_connecting(message: str, expected: type[BackupError]) -> N
     assert "copyjob on 127.0.0.1" in error.message
     assert isinstance(error.__cause__, psycopg.Error)
     assert SECRET not in f"{error.message}{error.detail}{error.hint}{error.__cause__}"
-    assert bool(error.hint) == (expected is CatalogRefused)
+    assert error.hint
 
 
 def test_nobody_listens() -> None:

@@ -263,11 +263,11 @@ def test_an_estimate_scales_up_the_ranges_that_time_allowed(
     really = figures._within
     asked: list[str] = []
 
-    def only_eight_ranges(conn, timeout_ms, query, values):  # type: ignore[no-untyped-def]
+    def only_eight_ranges(conn, timeout_ms, query, values, *, walk=False):  # type: ignore[no-untyped-def]
         asked.append(query.as_string(None))
         if "pending_total" in asked[-1] or len(asked) > 9:
             return None
-        return really(conn, timeout_ms, query, values)
+        return really(conn, timeout_ms, query, values, walk=walk)
 
     monkeypatch.setattr(figures, "_within", only_eight_ranges)
 

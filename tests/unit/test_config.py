@@ -321,12 +321,13 @@ URL = f"postgresql://copyjob:{SECRET}@db/catalog"
     [
         {"NTT_DB_URL": URL + "\n"},
         {"NTT_DB_URL": f"host=db password={SECRET}\n"},
+        {"NTT_DB_URL": f"\n{SECRET}"},
         {"NTT_REMOTE_HOST": URL},
         {"NTT_REMOTE_HOST": f"copyjob:{SECRET}@db"},
         {"NTT_REMOTE_PATH": URL},
         {"NTT_WORKERS": f"host=db PASSWORD={SECRET}"},
         {"NTT_SOURCE_ROOT": URL},
-        {"NTT_STRATEGY": URL},
+        {"NTT_STRATEGY": f"https://db/?token={SECRET}"},
         {"NTT_DBURL": URL},
     ],
 )

@@ -175,7 +175,7 @@ def test_plain_lines_tell_the_run() -> None:
     }
     lines = plain(RUN_START, progress, retry, OUTAGE, failed(), restart, RUN_STOP)
     assert lines == [
-        "target remote: /srv/store to host:/backup, strategy tar, 4 workers",
+        "4 workers, strategy tar, target remote: /srv/store to host:/backup",
         "3,150 copied, 2 failed, 1,848 pending, 212.3 MB, 48.1 MB/s, 812 files/s, about 34 s left",
         "batch w1-7 again in 1.5 s (attempt 2): tar: exit 2",
         "remote is away, again in 3.2 s: no answer: timed out",
@@ -226,7 +226,7 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
         term.raw()
         view.refresh(SNAPSHOT)
         text = term.text()
-    assert "target remote: /srv/store to host:/backup, strategy tar, 4 workers" in text
+    assert "4 workers, strategy tar, target remote: /srv/store to host:/backup" in text
     assert "75%, 3,000 of 4,000 blobs" in text
     assert "2 failed, 123.5 MB in 1 min 12 s, 12.2 MB/s over the last minute" in text
     assert "812 files/s, about 34 s left" in text

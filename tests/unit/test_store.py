@@ -65,8 +65,10 @@ def open_root() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="ntt-store-"))
     path.chmod(0o755)
     yield path
-    for directory, _, _ in os.walk(path):
-        os.chmod(directory, 0o755)
+    path.chmod(0o755)
+    for directory, names, _ in os.walk(path):
+        for name in names:
+            os.chmod(os.path.join(directory, name), 0o755)
     shutil.rmtree(path)
 
 
@@ -406,7 +408,7 @@ def test_an_unmounted_disk_fails_no_blob(root: Path, blobs: list[Blob], tmp_path
         store.inspect(blobs, verify=True)
     assert "mount" in caught.value.hint
     with pytest.raises(SourceError, match="is empty"):
-        store.inspect(blobs[:1], verify=False)
+        store.inspect([Blob("x"), blobs[0]], verify=False)
 
 
 def test_lost_and_found_of_a_mount_point_is_no_sign_of_life(root: Path) -> None:
@@ -438,6 +440,22 @@ def test_a_disk_unmounted_in_the_middle_of_a_batch_fails_no_blob(
     gone = [Blob("0" * 64), Blob("1" * 64)]
     with pytest.raises(SourceError, match="is empty"):
         Store(root).inspect(Switching(gone, unmount), verify=True)
+
+
+def test_what_was_read_before_a_disk_was_unmounted_counts(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    corrupt = put_as(root, "cc" * 32, b"something else")
+    for number, known in enumerate((blobs[0], corrupt)):
+
+        def unmount(name: str = f"unmounted {number}") -> None:
+            root.rename(tmp_path / name)
+            root.mkdir()
+
+        found = Store(root).inspect(Switching([known, Blob("0" * 64)], unmount), verify=True)
+        assert (found.failed[-1].blobid, found.failed[-1].reason) == ("0" * 64, Reason.MISSING)
+        root.rmdir()
+        (tmp_path / f"unmounted {number}").rename(root)
 
 
 def test_a_disk_mounted_in_the_middle_of_a_batch_fails_no_blob(
@@ -524,7 +542,7 @@ def test_running_out_of_descriptors_fails_no_blob(root: Path, blobs: list[Blob])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/", os.O_RDONLY)
     os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 12, hard))
     try:
         with pytest.raises(SourceError, match="Too many open files") as caught:
             store.inspect(blobs, verify=True)
@@ -568,6 +586,42 @@ def test_measure_does_not_touch_the_store_when_all_is_known(tmp_path: Path) -> N
     store = Store(tmp_path / "root")
     (tmp_path / "root").rmdir()
     assert store.measure([Blob("0" * 64, 7)]) == [Blob("0" * 64, 7)]
+
+
+# --- altered --------------------------------------------------------------------------------------
+
+
+def test_blobs_left_alone_are_not_altered(root: Path, blobs: list[Blob]) -> None:
+    store = Store(root)
+    assert store.altered(store.inspect(blobs, verify=True)) == []
+
+
+def test_blobs_rewritten_replaced_or_gone_are_altered(root: Path, blobs: list[Blob]) -> None:
+    store = Store(root)
+    asked = [Blob("0" * 64), *blobs[1:]]
+    for verify in (True, False):
+        found = store.inspect(asked, verify=verify)
+        rewritten, replaced, gone = (place(root, blob) for blob in blobs[1:4])
+        status = rewritten.stat()
+        rewritten.write_bytes(b"y" * status.st_size)
+        os.utime(rewritten, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        shutil.copy2(replaced, root / "copy")
+        (root / "copy").rename(replaced)
+        gone.unlink()
+        assert store.altered(found) == blobs[1:4]
+        for blob in blobs[1:4]:
+            number = blobs.index(blob)
+            place(root, blob).write_bytes(f"content of blob {number}".encode() * number)
+
+
+def test_a_store_that_went_away_after_the_inspection_is_no_altered_blob(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    store = Store(root)
+    found = store.inspect(blobs, verify=True)
+    root.rename(tmp_path / "away")
+    with pytest.raises(SourceError):
+        store.altered(found)
 
 
 # --- walking --------------------------------------------------------------------------------------
@@ -650,6 +704,18 @@ def test_walk_of_a_root_that_cannot_be_listed_is_the_stores_trouble(
     faults.listing(errno.EIO)
     with pytest.raises(SourceError, match="Input/output error"):
         walk(root)
+
+
+def test_a_file_system_that_goes_away_under_a_walk_is_no_stray(
+    root: Path, blobs: list[Blob], faults: Faults
+) -> None:
+    path = relative_path(blobs[0].blobid)
+    faults.opening(path[3:5], errno.ESTALE)
+    with Tree(root) as tree:
+        with pytest.raises(SourceError, match="Stale"):
+            tree.lstat(path)
+        with pytest.raises(SourceError, match="Stale"):
+            list(tree.entries(path[:5]))
 
 
 prefixes = st.integers(0, 255).map(lambda number: f"{number:02x}")

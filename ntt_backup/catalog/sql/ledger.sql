@@ -36,13 +36,12 @@ set reason = excluded.reason, detail = excluded.detail,
 
 -- name: requeue_listed
 -- Makes one batch of the failed blobs in our list pending again, all or those of one reason, and
--- takes them off the list. Returns how many were on the list, and how many of them were failed
--- blobs.
+-- takes them off the list. Locks blobs before failures, as recording does. Returns how many were on
+-- the list, and how many of them were failed blobs.
 with listed as materialized (
     select blobid from ntt_backup.failures
     where target = %(target)s and (%(reason)s::text is null or reason = %(reason)s)
     order by blobid limit %(limit)s
-    for update
 ), locked as materialized (
     select blobid from blobs
     where blobid in (select blobid from listed) and {copy_failed}

@@ -4,6 +4,13 @@
 -- Sets a server setting for the session, or for the transaction only.
 select set_config(%(setting)s, %(value)s, %(local)s);
 
+-- name: walk_indexes
+-- Has the planner walk indexes, for the session or the transaction only, and spend no time on
+-- compiling.
+select set_config('enable_seqscan', 'off', %(local)s), set_config('enable_bitmapscan', 'off',
+%(local)s),
+    set_config('jit', 'off', %(local)s);
+
 -- name: limits
 -- The time limits of the session, as they can be set again.
 select current_setting('lock_timeout'), current_setting('statement_timeout');

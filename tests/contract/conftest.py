@@ -1,0 +1,59 @@
+"""Every strategy, over every way to a remote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config.settings import RemoteSettings
+from ntt_backup.strategy import STRATEGIES
+from ntt_backup.transport.local import Local
+from ntt_backup.transport.ssh import Ssh
+from tests.contract.rig import Machine, Rig
+from tests.sshd import Sshd
+
+
+@pytest.fixture(params=sorted(STRATEGIES))
+def strategy(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A remote on this machine whose tools and startup files can be changed."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    return Machine(tools)
+
+
+@pytest.fixture
+def here(tmp_path: Path, strategy: str) -> Iterator[Rig]:
+    """A rig whose remote is a directory of this machine."""
+    store, there = tmp_path / "store", tmp_path / "remote"
+    store.mkdir()
+    there.mkdir()
+    rig = Rig(strategy, store, Local(), str(there), there)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def over_ssh(tmp_path: Path, strategy: str, remote: Sshd) -> Iterator[Rig]:
+    """A rig whose remote is the test server."""
+    store = tmp_path / "store"
+    store.mkdir()
+    directory = remote.directory()
+    settings = RemoteSettings(host=remote.alias, path=directory.path, ssh_config=remote.ssh_config)
+    rig = Rig(strategy, store, Ssh(settings), directory.path, directory.local)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture(params=["local", "ssh"])
+def rig(request: pytest.FixtureRequest, strategy: str) -> Rig:
+    """The same over either transport."""
+    made: Rig = request.getfixturevalue("here" if request.param == "local" else "over_ssh")
+    return made

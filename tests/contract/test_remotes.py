@@ -1,0 +1,411 @@
+"""Remotes of every kind: slow, loud, silent, mad, without links, with odd tools.
+
+They are shells of this machine with replaced tools (`Machine`), or scripts that only pretend to be
+the strategy's far side (`Imposter`), so these tests know how the tar strategy talks.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.errors import (
+    BackupError,
+    BatchRejected,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteUnreachable,
+)
+from ntt_backup.model import Batch
+from ntt_backup.strategy import Session
+from ntt_backup.strategy.session import Rejection
+from tests.contract.rig import Imposter, Machine, Rig, receipt_of, settle
+from tests.site import wait_until
+
+READY = 'printf "\\nNTT-TAR 1 ready exact\\n"'
+TAKE_ONE = 'IFS=" " read -r number bytes; head -c "$bytes" >/dev/null; read -r verdict'
+
+
+@pytest.fixture
+def strategy() -> str:
+    return "tar"
+
+
+def sends_everything(rig: Rig, session: Session) -> None:
+    """Several batches go out before the first answer is asked for, and all arrive."""
+    batches = [rig.batch(f"b{n}", *(bytes([n]) * k for k in (1, 511, 40_000))) for n in range(4)]
+    for batch in batches:
+        session.put(batch)
+    assert [receipt_of(outcome).batch for outcome in settle(session)] == batches
+    assert rig.on_remote() == rig.expected(*batches)
+
+
+def gone(pid: Path) -> bool:
+    return not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
+    here: Rig, machine: Machine
+) -> None:
+    machine.python_tool(
+        "head",
+        "import os, sys\n"
+        "left = int(sys.argv[2])\n"
+        "while left and (data := os.read(0, 65536)):\n"
+        "    os.write(1, data[:left])\n"
+        "    left -= min(left, len(data))\n",
+    )
+    sends_everything(here, here.open(transport=machine))
+
+
+def test_without_hard_links_files_are_moved_into_place(here: Rig, machine: Machine) -> None:
+    machine.tool("cp", 'echo "cp: cannot create hard link: Operation not supported" >&2; exit 1')
+    sends_everything(here, here.open(transport=machine))
+
+
+def test_without_hard_links_too_what_is_right_stays_and_what_is_wrong_is_replaced(
+    here: Rig, machine: Machine
+) -> None:
+    machine.tool("cp", "exit 1")
+    batch = here.batch("b", b"right", b"wrong before")
+    for blob, content in zip(batch.blobs, (b"right", b"something else"), strict=True):
+        here.final(blob).parent.mkdir(parents=True)
+        here.final(blob).write_bytes(content)
+    inode = here.final(batch.blobs[0]).stat().st_ino
+    session = here.open(transport=machine)
+    session.put(batch)
+    settle(session)
+    assert here.on_remote() == here.expected(batch)
+    assert here.final(batch.blobs[0]).stat().st_ino == inode
+
+
+def test_a_sync_that_knows_no_file_systems_syncs_everything(
+    here: Rig, machine: Machine, tmp_path: Path
+) -> None:
+    called = tmp_path / "called"
+    machine.tool("sync", f'[ $# = 0 ] || exit 1; echo all >> "{called}"')
+    sends_everything(here, here.open(transport=machine))
+    assert called.read_text().split() == ["all"] * 4
+
+
+def test_what_could_not_be_synced_has_no_receipt(here: Rig, machine: Machine) -> None:
+    machine.tool("sync", "echo \"sync: error syncing '$2': Input/output error\" >&2; exit 1")
+    session = here.open(transport=machine)
+    session.put(here.batch("b", b"content"))
+    (rejection,) = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert isinstance(rejection.error, RemoteCannotStore)
+    assert "Input/output error" in rejection.error.detail
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("tar: ab: Cannot open: No space left on device", RemoteCannotStore),
+        ("tar: ab: Cannot write: Disk quota exceeded", RemoteCannotStore),
+        ("tar: ab: Cannot mkdir: Read-only file system", RemoteCannotStore),
+        ("tar: ab: Cannot open: Permission denied", RemoteCannotStore),
+        ("sh: 1: Cannot fork", RemoteUnreachable),
+        ("tar: something nobody has heard of", BatchRejected),
+    ],
+)
+def test_what_tar_says_there_decides_what_becomes_of_the_batch(
+    here: Rig, machine: Machine, said: str, kind: type[BackupError]
+) -> None:
+    machine.tool("tar", f"cat >/dev/null; echo '{said}' >&2; exit 2")
+    session = here.open(transport=machine)
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    (rejection,) = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert (rejection.batch, type(rejection.error)) == (batch, kind)
+    assert said in rejection.error.detail
+    assert here.on_remote() == {}
+    assert session.usable
+
+
+def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
+    here: Rig, machine: Machine, tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    machine.tool("tar", f'if mkdir "{once}" 2>/dev/null; then exit 3; fi; exec /bin/tar "$@"')
+    bad, good = here.batch("bad", b"b" * 3_000_000), here.batch("good", b"g" * 30_000)
+    session = here.open(transport=machine)
+    session.put(bad)
+    session.put(good)
+    rejection, receipt = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert rejection.batch == bad
+    assert receipt_of(receipt).batch == good
+    assert here.on_remote() == here.expected(good)
+
+
+@pytest.mark.parametrize("missing", ["tar", "cmp", "sync"])
+def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -> None:
+    needed = ["sh", "tar", "head", "cp", "mv", "cmp", "find", "sync", "cut", "tr", "rm", "mkdir"]
+    path = machine.only(*(name for name in needed if name != missing))["PATH"]
+    bare = replace(machine, startup=f"PATH={path}")
+    with pytest.raises(RemoteCannotStore) as caught:
+        here.open(transport=bare)
+    assert missing in caught.value.detail
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a "b"', "$(touch x)`id`", "a\nb", "-rf", "100%s"])
+def test_the_remote_path_may_hold_anything(here: Rig, machine: Machine, name: str) -> None:
+    here.there /= name
+    here.there.mkdir()
+    sends_everything(here, here.open(root=str(here.there)))
+    assert [path.name for path in here.there.parent.iterdir()] == [name]
+
+
+def test_a_path_that_is_missing_is_not_made(here: Rig) -> None:
+    with pytest.raises(RemoteCannotStore) as caught:
+        here.open(root=f"{here.path}/unmounted")
+    assert "unmounted" in caught.value.detail
+    assert "mkdir -p" in caught.value.hint
+    assert list(here.there.iterdir()) == []
+
+
+def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine: Machine) -> None:
+    odd = replace(machine, startup="umask 077; export TAR_OPTIONS=--no-such-option")
+    session = here.open(transport=odd)
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    settle(session)
+    assert here.on_remote() == here.expected(batch)
+    assert here.final(batch.blobs[0]).stat().st_mode & 0o7777 == 0o644
+    assert here.final(batch.blobs[0]).parent.stat().st_mode & 0o7777 == 0o755
+
+
+# --- the greeting ---------------------------------------------------------------------------------
+
+NOISE = [
+    "echo Welcome",
+    "echo Welcome >&2",
+    "printf 'no end of line'",
+    "printf '\\000\\377\\n\\n\\n'",
+    "echo NTT-TAR 1",
+    "yes | head -n 50000",
+]
+
+
+@pytest.mark.parametrize("startup", NOISE)
+def test_noise_before_the_greeting_is_skipped(here: Rig, machine: Machine, startup: str) -> None:
+    sends_everything(here, here.open(transport=replace(machine, startup=startup)))
+
+
+@pytest.mark.parametrize("rate", [None, 20_000])
+def test_a_limit_on_speed_holds_from_the_first_byte_on_and_noise_is_still_skipped(
+    here: Rig, machine: Machine, rate: float | None
+) -> None:
+    loud = replace(machine, startup="echo Welcome; echo again")
+    batch = here.batch("b", b"content")
+    session = here.open(transport=loud, bytes_per_second=rate)
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == batch.blobs
+
+
+def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
+    with pytest.raises(RemoteDenied) as caught:
+        here.open(transport=replace(machine, startup="exec yes"))
+    assert "prints without end" in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "startup", ["exec sleep 600", "cat >/dev/null", "echo Password:; exec sleep 600"]
+)
+def test_silence_ends_with_what_was_waited_for(here: Rig, machine: Machine, startup: str) -> None:
+    silent = replace(machine, startup=startup, connect_timeout=0.3)
+    with pytest.raises(RemoteUnreachable) as caught:
+        here.open(transport=silent)
+    assert "did not start our loop in time" in caught.value.message
+    assert "waited" in caught.value.detail
+    assert ("Password:" in caught.value.detail) is ("Password" in startup)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("where", ["", ">&2"])
+def test_an_account_that_ends_at_once_gives_its_own_words(
+    here: Rig, machine: Machine, where: str
+) -> None:
+    with pytest.raises(BackupError) as caught:
+        here.open(transport=replace(machine, startup=f"echo 'go away' {where}; exit 7"))
+    assert "go away" in str(caught.value)
+
+
+def test_a_session_that_could_not_be_opened_leaves_no_process(
+    here: Rig, machine: Machine, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    silent = replace(machine, startup=f"echo $$ > {pid}; exec sleep 600", connect_timeout=0.5)
+    with pytest.raises(RemoteUnreachable):
+        here.open(transport=silent)
+    wait_until(lambda: gone(pid), "the remote shell to end")
+
+
+# --- nonsense, stalls and losses ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "echo 'ok 99'",
+        "echo 'ok'",
+        "echo 'hello there'",
+        "echo",
+        "echo 'ok 2'",
+        "printf '\\000\\001\\002\\n'",
+        "echo 'ok 1'; echo 'ok 1'",
+        "head -c 1000000 /dev/zero",
+    ],
+)
+def test_nonsense_ends_the_session_and_forgets_no_batch(
+    here: Rig, machine: Machine, answer: str
+) -> None:
+    mad = Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; {answer}; cat >/dev/null")
+    session = here.open(transport=mad)
+    batch = here.batch("b", b"content")
+    answered: list[Batch] = []
+
+    def mad_enough() -> bool:
+        answered.extend(outcome.batch for outcome in session.collect(0.1))
+        if not session.in_flight:
+            session.put(here.batch("more", b"more"))
+        return False
+
+    session.put(batch)
+    with pytest.raises(RemoteUnreachable) as caught:
+        wait_until(mad_enough, "the nonsense to be noticed")
+    assert "nonsense" in caught.value.message
+    assert not session.usable
+    answered += [outcome.batch for outcome in session.collect(0.0)]
+    assert [*answered, *session.in_flight][0] == batch
+
+
+def test_answers_that_came_before_the_loss_can_still_be_collected(
+    here: Rig, machine: Machine
+) -> None:
+    script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; head -c 2000000 >/dev/null; exit 1"
+    session = here.open(transport=Imposter(machine.tools, script=script))
+    first, second = here.batch("first", b"1"), here.batch("second", b"2" * 6_000_000)
+    session.put(first)
+    with pytest.raises(RemoteUnreachable):
+        session.put(second)
+    assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
+    assert session.in_flight == (second,)
+    assert not session.usable
+
+
+def test_a_remote_that_dies_with_a_batch_in_its_hands_leaves_it_in_flight(
+    here: Rig, machine: Machine
+) -> None:
+    session = here.open(
+        transport=Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; kill -9 $$")
+    )
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    with pytest.raises(RemoteUnreachable):
+        settle(session)
+    assert session.in_flight == (batch,)
+    assert not session.usable
+
+
+def test_a_remote_that_stops_reading_is_a_stall(here: Rig, machine: Machine) -> None:
+    stuck = Imposter(machine.tools, script=f"{READY}; exec sleep 600")
+    session = here.open(transport=stuck, stall_timeout=1)
+    batch = here.batch("b", b"more than a pipe takes" * 200_000)
+    with pytest.raises(RemoteUnreachable) as caught:
+        session.put(batch)
+    assert "stalled" in caught.value.message
+    assert session.in_flight == (batch,)
+    assert not session.usable
+
+
+def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
+    here: Rig, machine: Machine
+) -> None:
+    stuck = Imposter(machine.tools, script=f"{READY}; cat >/dev/null")
+    session = here.open(transport=stuck, receipt_timeout=1)
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle(session)
+    assert "does not answer" in caught.value.message
+    assert "b, 1 s" in caught.value.detail
+    assert session.in_flight == (batch,)
+
+
+def test_abort_leaves_no_process(here: Rig, machine: Machine, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    session = here.open(transport=replace(machine, startup=f"echo $$ > {pid}"))
+    session.put(here.batch("b", b"content" * 1000))
+    session.abort()
+    wait_until(lambda: gone(pid), "the remote shell to end")
+
+
+def test_close_does_not_wait_for_ever(
+    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ntt_backup.strategy.tar._CLOSE_SECONDS", 0.2)
+    pid = tmp_path / "pid"
+    stuck = Imposter(machine.tools, script=f"echo $$ > {pid}; {READY}; exec sleep 600")
+    here.open(transport=stuck).close()
+    wait_until(lambda: gone(pid), "the remote shell to end")
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+def test_every_byte_that_is_handed_over_is_told(
+    here: Rig, machine: Machine, tmp_path: Path
+) -> None:
+    recording = tmp_path / "recording"
+    session = here.open(transport=replace(machine, recording=recording))
+    receipts = []
+    for nth in range(3):
+        session.put(here.batch(f"b{nth}", b"x" * nth * 10_000))
+        receipts += settle(session)
+    session.close()
+    assert here.sent == recording.stat().st_size
+    assert sum(receipt_of(receipt).wire_bytes for receipt in receipts) < here.sent
+
+
+def test_what_dead_sessions_left_is_removed_and_others_things_stay(
+    here: Rig, machine: Machine
+) -> None:
+    incoming = here.there / ".ntt-incoming"
+    mine, same_run, other = (
+        incoming / "0123456789ab.earlier.0.77",
+        incoming / "0123456789ab.run.9.78",
+        incoming / "ffffffffffff.earlier.0.79",
+    )
+    for directory in (mine, same_run, other):
+        directory.mkdir(parents=True)
+        (directory / "leftover").write_bytes(b"half a batch")
+    session = here.open()
+    session.close()
+    assert not mine.exists()
+    assert same_run.exists()
+    assert other.exists()
+
+
+def test_a_source_that_is_away_is_no_batchs_trouble(here: Rig) -> None:
+    session = here.open()
+    batch = here.batch("b", b"content")
+    here.store.rename(here.store.with_name("elsewhere"))
+    with suppress(BatchRejected), pytest.raises(BackupError) as caught:
+        session.put(batch)
+    assert caught.value.exit_code == 2
+    assert session.in_flight == ()
+    here.store.with_name("elsewhere").rename(here.store)
+    session.put(batch)
+    assert [outcome.batch for outcome in settle(session)] == [batch]

@@ -1,0 +1,346 @@
+"""What every strategy's session promises, over every transport: see `strategy.Session`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.errors import BatchRejected, RemoteCannotStore, RemoteUnreachable
+from ntt_backup.model import Batch, Blob
+from ntt_backup.strategy.session import Rejection
+from tests.contract.rig import Rig, Tampered, reasons, receipt_of, settle
+from tests.site import wait_until
+from tests.sshd import Sshd
+
+# --- what is well ---------------------------------------------------------------------------------
+
+
+def test_batches_are_answered_in_the_order_they_were_put_in(rig: Rig) -> None:
+    session = rig.open()
+    chance = random.Random(1)
+    batches = [
+        rig.batch(f"b{nth}", *(chance.randbytes(size) for size in (0, nth, 511, 512, 513, 30_000)))
+        for nth in range(1, 6)
+    ]
+    outcomes = []
+    for batch in batches:
+        session.put(batch)
+        outcomes += session.collect(0.0)
+    outcomes += settle(session)
+    assert [receipt_of(outcome).batch for outcome in outcomes] == batches
+    assert rig.on_remote() == rig.expected(*batches)
+    assert session.usable
+
+
+def test_many_batches_go_through_one_session(rig: Rig) -> None:
+    session = rig.open()
+    chance = random.Random(2)
+    batches, outcomes = [], []
+    for nth in range(40):
+        sizes = [chance.choice((0, 1, 512, 5000, 20_000)) for _ in range(chance.randrange(1, 30))]
+        batches.append(rig.batch(f"b{nth}", *map(chance.randbytes, sizes)))
+        session.put(batches[-1])
+        while len(session.in_flight) >= 4:
+            outcomes += session.collect(1.0)
+    outcomes += settle(session)
+    assert [receipt_of(outcome).batch for outcome in outcomes] == batches
+    assert rig.on_remote() == rig.expected(*batches)
+
+
+def test_a_batch_is_in_flight_from_its_putting_to_its_outcome(rig: Rig) -> None:
+    session = rig.open()
+    assert session.in_flight == ()
+    first, second = rig.batch("first", b"1"), rig.batch("second", b"2")
+    session.put(first)
+    session.put(second)
+    answered = [outcome.batch for outcome in session.collect(0.0)]
+    assert [*answered, *session.in_flight] == [first, second]
+    settle(session)
+    assert session.in_flight == ()
+
+
+def test_a_receipt_has_a_verdict_for_every_blob(rig: Rig) -> None:
+    good = [rig.put(b"good"), rig.put(b"")]
+    missing, cut_short, corrupt = rig.put(b"missing"), rig.put(b"cut short"), rig.put(b"corrupt")
+    rig.here(missing).unlink()
+    rig.here(cut_short).write_bytes(b"cut")
+    rig.here(corrupt).write_bytes(b"CORRUPT")
+    odd = Blob("../../etc/passwd")
+    batch = Batch("b", (good[0], missing, cut_short, odd, corrupt, good[1]))
+    session = rig.open()
+    session.put(batch)
+    (outcome,) = settle(session)
+    receipt = receipt_of(outcome)
+    assert receipt.stored == tuple(good)
+    assert reasons(receipt.failed) == {
+        missing.blobid: "missing",
+        cut_short.blobid: "wrong-size",
+        corrupt.blobid: "corrupt-source",
+        odd.blobid: "bad-blobid",
+    }
+    assert receipt.wire_bytes > 0
+    assert rig.on_remote() == rig.expected(Batch("", tuple(good)))
+
+
+def test_a_size_that_the_catalog_does_not_know_is_in_the_receipt(rig: Rig) -> None:
+    blob = rig.put(b"twelve bytes")
+    session = rig.open()
+    session.put(Batch("b", (Blob(blob.blobid, None),)))
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == (Blob(blob.blobid, 12),)
+
+
+def test_a_batch_without_a_good_blob_is_answered_without_the_remote(rig: Rig) -> None:
+    session = rig.open()
+    before = rig.sent
+    rig.put(b"a sign of life")
+    lost = rig.put(b"lost")
+    rig.here(lost).unlink()
+    session.put(Batch("bad", (lost,)))
+    assert session.in_flight == ()
+    (outcome,) = session.collect(0.0)
+    receipt = receipt_of(outcome)
+    assert (receipt.stored, receipt.wire_bytes, rig.sent) == ((), 0, before)
+    assert reasons(receipt.failed) == {lost.blobid: "missing"}
+    following = rig.batch("good", b"good")
+    session.put(following)
+    assert [outcome.batch for outcome in settle(session)] == [following]
+
+
+def test_without_verification_content_is_not_read_twice_but_sent_as_it_is(rig: Rig) -> None:
+    blob = rig.put(b"as it was")
+    rig.here(blob).write_bytes(b"AS IT IS!")
+    session = rig.open(verify_source=False)
+    session.put(Batch("b", (blob,)))
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == (blob,)
+
+
+def test_close_leaves_nothing_but_the_blobs(rig: Rig) -> None:
+    session = rig.open()
+    batch = rig.batch("b", b"one", b"two")
+    session.put(batch)
+    settle(session)
+    session.close()
+    assert not session.usable
+    assert [path.name for path in rig.there.iterdir()] == ["by-hash"]
+
+
+def test_a_session_that_was_not_used_can_be_closed(rig: Rig) -> None:
+    session = rig.open()
+    session.close()
+    assert not session.usable
+    assert rig.on_remote() == {}
+    assert not (rig.there / ".ntt-incoming").exists()
+
+
+def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(rig: Rig) -> None:
+    session = rig.open()
+    batch = rig.batch("b", *(bytes([number]) * 1000 for number in range(50)))
+    session.put(batch)
+    session.abort()
+    session.abort()
+    assert not session.usable
+    answered = [outcome.batch for outcome in session.collect(0.0)]
+    assert [*answered, *session.in_flight] == [batch]
+
+
+def test_what_the_next_session_sends_again_is_welcome(rig: Rig) -> None:
+    batch = rig.batch("b", *(bytes([number]) * 3000 for number in range(50)))
+    first = rig.open()
+    first.put(batch)
+    first.abort()
+    second = rig.open()
+    second.put(batch)
+    (outcome,) = settle(second)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert rig.on_remote() == rig.expected(batch)
+
+
+def test_files_and_directories_have_modes_of_their_own(rig: Rig) -> None:
+    batch = rig.batch("b", b"private", b"set-uid")
+    rig.here(batch.blobs[0]).chmod(0o400)
+    rig.here(batch.blobs[1]).chmod(0o6777)
+    session = rig.open()
+    session.put(batch)
+    settle(session)
+    for blob in batch.blobs:
+        assert rig.final(blob).stat().st_mode & 0o7777 == 0o644
+        assert rig.final(blob).parent.stat().st_mode & 0o7777 == 0o755
+
+
+# --- a source that changes ------------------------------------------------------------------------
+
+
+def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return change
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "shorter by a byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer by a byte": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "longer by a lot": lambda path: path.write_bytes(path.read_bytes() + bytes(200_000)),
+    "rewritten in place": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "vanished": Path.unlink,
+    "replaced by another file": replace_by(lambda path: path.write_bytes(b"other")),
+    "replaced by a symlink": replace_by(lambda path: path.symlink_to("/etc/hostname")),
+    "replaced by a directory": replace_by(Path.mkdir),
+}
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_blob_that_changes_after_its_inspection_never_arrives(
+    here: Rig, change: str, size: int
+) -> None:
+    earlier = here.batch("earlier", b"earlier")
+    victim = here.put(b"v" * size)
+    neighbours = [here.put(b"before"), here.put(b"after")]
+    batch = Batch("changing", (neighbours[0], victim, neighbours[1]))
+    store = Tampered(here.store)
+    session = here.open(store=store)
+    session.put(earlier)
+    store.then = lambda: CHANGES[change](here.here(victim))
+    with pytest.raises(BatchRejected):
+        session.put(batch)
+    assert batch not in session.in_flight
+    outcomes = settle(session) if session.usable else session.collect(0.0)
+    assert [*(outcome.batch for outcome in outcomes), *session.in_flight] == [earlier]
+    assert victim.blobid not in {Path(name).name for name in here.on_remote()}
+
+    again = session if session.usable else here.open()
+    again.put(batch)
+    (outcome,) = settle(again)
+    assert receipt_of(outcome).stored == tuple(neighbours)
+    assert set(reasons(receipt_of(outcome).failed)) == {victim.blobid}
+    assert victim.blobid not in {Path(name).name for name in here.on_remote()}
+
+
+def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Rig) -> None:
+    grows, shrinks = here.put(b"g" * 512), here.put(b"s" * 1024)
+
+    def swap() -> None:
+        here.here(grows).write_bytes(b"g" * 1024)
+        here.here(shrinks).write_bytes(b"s" * 512)
+
+    store = Tampered(here.store)
+    store.then = swap
+    session = here.open(store=store)
+    with pytest.raises(BatchRejected):
+        session.put(Batch("b", (grows, shrinks)))
+    if session.usable:
+        settle(session)
+    assert here.on_remote() == {}
+
+
+# --- a remote that has something there already ----------------------------------------------------
+
+
+def arrange(rig: Rig, blob: Blob) -> Path:
+    """The place of a blob on the remote, with its directory."""
+    path = rig.final(blob)
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def test_right_content_that_is_there_already_is_left_alone(here: Rig) -> None:
+    batch = here.batch("b", b"there already", b"new")
+    place = arrange(here, batch.blobs[0])
+    place.write_bytes(b"there already")
+    before = place.stat()
+    session = here.open()
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert (place.stat().st_ino, place.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert here.on_remote() == here.expected(batch)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda place: place.write_bytes(b"wrong"),
+        lambda place: place.write_bytes(b""),
+        lambda place: place.symlink_to("/etc/hostname"),
+        lambda place: place.symlink_to("/nowhere"),
+    ],
+    ids=["other content", "an empty file", "a symlink", "a dangling symlink"],
+)
+def test_what_does_not_match_its_name_is_replaced(
+    here: Rig, wrong: Callable[[Path], object]
+) -> None:
+    batch = here.batch("b", b"right")
+    wrong(arrange(here, batch.blobs[0]))
+    session = here.open()
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert here.on_remote() == here.expected(batch)
+
+
+def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Rig) -> None:
+    batch, following = here.batch("b", b"good", b"blocked"), here.batch("next", b"next")
+    place = arrange(here, batch.blobs[1])
+    place.mkdir()
+    (place / "precious").write_bytes(b"kept")
+    session = here.open()
+    session.put(batch)
+    session.put(following)
+    rejection, receipt = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert isinstance(rejection.error, BatchRejected)
+    assert "a directory stands in its place" in rejection.error.detail
+    assert receipt_of(receipt).batch == following
+    assert (place / "precious").read_bytes() == b"kept"
+
+
+def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
+    over_ssh: Rig, remote: Sshd
+) -> None:
+    full = remote.full_directory()
+    over_ssh.path, over_ssh.there = full.path, full.local
+    small = over_ssh.batch("small", b"small")
+    large = over_ssh.batch("large", *(random.Random(n).randbytes(3_000_000) for n in range(8)))
+    session = over_ssh.open()
+    session.put(small)
+    session.put(large)
+    receipt, rejection = settle(session)
+    assert receipt_of(receipt).batch == small
+    assert isinstance(rejection, Rejection)
+    assert isinstance(rejection.error, RemoteCannotStore)
+    assert rejection.error.hint
+    assert rejection.batch == large
+    assert over_ssh.final(small.blobs[0]).read_bytes() == b"small"
+
+
+# --- a remote that is lost ------------------------------------------------------------------------
+
+
+def test_a_remote_that_is_killed_is_noticed_and_no_batch_is_forgotten(
+    over_ssh: Rig, remote: Sshd
+) -> None:
+    session = over_ssh.open()
+    batches = [over_ssh.batch(f"b{nth}", bytes([nth]) * 50_000) for nth in range(3)]
+    for batch in batches:
+        session.put(batch)
+    remote.kill_sessions()
+    answered: list[Batch] = []
+
+    def lost() -> bool:
+        answered.extend(outcome.batch for outcome in session.collect(0.1))
+        session.put(over_ssh.batch("more", b"more"))
+        return False
+
+    with pytest.raises(RemoteUnreachable):
+        wait_until(lost, "the loss to be noticed")
+    answered += [outcome.batch for outcome in session.collect(0.0)]
+    assert not session.usable
+    assert [*answered, *session.in_flight][:3] == batches

@@ -1,0 +1,294 @@
+"""Scan: what the store has and the catalog lacks is registered, however often it is stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ntt_backup import catalog as catalog_api
+from ntt_backup import scan as scan_module
+from ntt_backup.catalog import Connection, load_scan
+from ntt_backup.errors import SourceError
+from ntt_backup.model import Blob, relative_path
+from ntt_backup.scan import ScanResult, scan
+from ntt_backup.store import Store
+from ntt_backup.tree import Stray, StrayKind
+
+
+def put(root: Path, content: bytes) -> Blob:
+    blobid = blake3(content).hexdigest()
+    path = root / relative_path(blobid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return Blob(blobid, len(content))
+
+
+def rows(conn: Connection) -> dict[str, int | None]:
+    return dict(conn.execute("select blobid, size from blobs").fetchall())
+
+
+def sizes(blobs: list[Blob]) -> dict[str, int | None]:
+    return {blob.blobid: blob.size for blob in blobs}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "by-hash"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def blobs(root: Path) -> list[Blob]:
+    return [put(root, b"x" * number) for number in range(60)]
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "BATCH_SIZE", 7)
+
+
+class Interrupted(Exception):
+    """What a test ends a scan with."""
+
+
+def interrupt_after(batches: int) -> Callable[[ScanResult], None]:
+    left = [batches]
+
+    def on_progress(_: ScanResult) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Interrupted
+
+    return on_progress
+
+
+def test_what_is_missing_is_registered_with_its_size(
+    catalog: Connection, root: Path, blobs: list[Blob]
+) -> None:
+    catalog_api.register(catalog, [Blob(blob.blobid, 10**6) for blob in blobs[:10]])
+    result = scan(catalog, Store(root))
+    assert rows(catalog) == sizes([Blob(blob.blobid, 10**6) for blob in blobs[:10]] + blobs[10:])
+    assert (result.registered, result.known) == (50, 10)
+    assert result.bytes == sum(range(10, 60))
+    assert result.directories == len({relative_path(blob.blobid)[:5] for blob in blobs})
+    assert result.strays == {}
+    assert result.resumed_from is None
+
+
+def test_registered_blobs_are_pending(catalog: Connection, root: Path, blobs: list[Blob]) -> None:
+    scan(catalog, Store(root))
+    assert catalog_api.status(catalog, "remote").pending == len(blobs)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_second_scan_walks_all_and_registers_only_what_is_new(
+    catalog: Connection, root: Path, blobs: list[Blob]
+) -> None:
+    scan(catalog, Store(root))
+    new = put(root, b"new")
+    result = scan(catalog, Store(root))
+    assert (result.registered, result.known) == (1, len(blobs))
+    assert result.resumed_from is None
+    assert rows(catalog) == sizes([*blobs, new])
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("batches", range(1, 9))
+def test_an_interrupted_scan_goes_on_where_it_was_saved(
+    catalog: Connection, root: Path, blobs: list[Blob], batches: int
+) -> None:
+    with pytest.raises(Interrupted):
+        scan(catalog, Store(root), on_progress=interrupt_after(batches))
+    saved = load_scan(catalog, str(root))
+    assert saved is not None
+    assert saved.finished_at is None
+    done = len(rows(catalog))
+    assert done == 7 * batches == saved.registered
+    result = scan(catalog, Store(root))
+    assert rows(catalog) == sizes(blobs)
+    assert result.resumed_from == saved.directory
+    assert result.registered == len(blobs) - done
+    assert result.known < 7
+    finished = load_scan(catalog, str(root))
+    assert finished is not None
+    assert finished.finished_at is not None
+    assert finished.registered == len(blobs)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_restart_begins_anew(catalog: Connection, root: Path, blobs: list[Blob]) -> None:
+    with pytest.raises(Interrupted):
+        scan(catalog, Store(root), on_progress=interrupt_after(3))
+    earlier = min(blobs, key=lambda blob: blob.blobid)
+    catalog.execute("delete from blobs where blobid = %s", (earlier.blobid,))
+    result = scan(catalog, Store(root), restart=True)
+    assert result.resumed_from is None
+    assert result.directories == len({relative_path(blob.blobid)[:5] for blob in blobs})
+    assert rows(catalog) == sizes(blobs)
+    saved = load_scan(catalog, str(root))
+    assert saved is not None
+    assert saved.registered == result.registered
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_directories_larger_than_a_batch(catalog: Connection, root: Path) -> None:
+    directory = root / "ab" / "cd"
+    directory.mkdir(parents=True)
+    names = {f"abcd{number:060x}" for number in range(50)}
+    for name in names:
+        (directory / name).touch()
+    with pytest.raises(Interrupted):
+        scan(catalog, Store(root), on_progress=interrupt_after(4))
+    saved = load_scan(catalog, str(root))
+    assert saved is not None
+    assert saved.directory is None
+    result = scan(catalog, Store(root))
+    assert set(rows(catalog)) == names
+    assert (result.registered, result.known) == (22, 28)
+
+
+def test_strays_are_told_and_never_registered_or_followed(
+    catalog: Connection, root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    outside = put(tmp_path / "outside", b"of another tree")
+    (root / outside.blobid[:2]).mkdir(exist_ok=True)
+    elsewhere = tmp_path / "outside" / outside.blobid[:2] / outside.blobid[2:4]
+    (root / outside.blobid[:2] / outside.blobid[2:4]).symlink_to(elsewhere)
+    home = (root / relative_path(blobs[0].blobid)).parent
+    (home / ".tmp123").touch()
+    (home / outside.blobid).touch()
+    os.mkfifo(home / "pipe")
+    strays: list[Stray] = []
+    result = scan(catalog, Store(root), on_stray=strays.append)
+    assert rows(catalog) == sizes(blobs)
+    assert {stray.kind for stray in strays} == {
+        StrayKind.SYMLINK,
+        StrayKind.NOT_A_BLOBID,
+        StrayKind.WRONG_DIRECTORY,
+        StrayKind.NOT_A_FILE,
+    }
+    assert result.strays == dict.fromkeys((stray.kind for stray in strays), 1)
+    saved = load_scan(catalog, str(root))
+    assert saved is not None
+    assert saved.strays == 4
+
+
+def test_a_blob_that_changes_between_listing_and_sizing(
+    catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = catalog_api.missing
+
+    def meanwhile(conn: Connection, blobids: list[str]) -> set[str]:
+        (root / relative_path(blobs[0].blobid)).unlink()
+        replaced = root / relative_path(blobs[1].blobid)
+        replaced.unlink()
+        replaced.symlink_to("/etc/passwd")
+        return look_up(conn, blobids)
+
+    monkeypatch.setattr(catalog_api, "missing", meanwhile)
+    strays: list[Stray] = []
+    result = scan(catalog, Store(root), on_stray=strays.append)
+    assert rows(catalog) == sizes(blobs[2:])
+    assert result.registered == len(blobs) - 2
+    assert strays == [Stray(relative_path(blobs[1].blobid), StrayKind.NOT_A_FILE)]
+
+
+def test_an_unreadable_directory_is_told_and_the_rest_goes_on(
+    catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = blobs[0].blobid[:2]
+    real = os.open
+
+    def refuse(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", refuse)
+    strays: list[Stray] = []
+    result = scan(catalog, Store(root), on_stray=strays.append)
+    assert strays == [Stray(closed, StrayKind.UNREADABLE, "Permission denied")]
+    assert rows(catalog) == sizes([one for one in blobs if not one.blobid.startswith(closed)])
+    assert result.strays == {StrayKind.UNREADABLE: 1}
+
+
+def test_a_store_that_is_not_mounted_is_no_finished_scan(
+    catalog: Connection, root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    store = Store(root)
+    root.rename(tmp_path / "unmounted")
+    root.mkdir()
+    with pytest.raises(SourceError, match="is empty"):
+        scan(catalog, store)
+    assert load_scan(catalog, str(root)) is None
+    assert rows(catalog) == {}
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_store_that_goes_away_under_a_scan_leaves_it_to_be_resumed(
+    catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pull_the_plug(_: ScanResult) -> None:
+        def stale(*_: object) -> object:
+            raise OSError(116, "Stale file handle")
+
+        monkeypatch.setattr(os, "scandir", stale)
+
+    with pytest.raises(SourceError, match="Stale"):
+        scan(catalog, Store(root), on_progress=pull_the_plug)
+    monkeypatch.undo()
+    saved = load_scan(catalog, str(root))
+    assert saved is not None
+    assert saved.finished_at is None
+    assert scan(catalog, Store(root)).resumed_from == saved.directory
+    assert rows(catalog) == sizes(blobs)
+
+
+def test_progress_ends_with_the_result(catalog: Connection, root: Path, blobs: list[Blob]) -> None:
+    seen: list[ScanResult] = []
+    result = scan(catalog, Store(root), on_progress=seen.append)
+    assert (seen[-1].registered, seen[-1].directory) == (result.registered, result.directory)
+    assert result.directory == max(relative_path(blob.blobid)[:5] for blob in blobs)
+
+
+def test_scans_of_two_stores_do_not_mix(
+    catalog: Connection, root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    other = put(tmp_path / "other", b"in the other store")
+    scan(catalog, Store(root))
+    assert scan(catalog, Store(tmp_path / "other")).registered == 1
+    assert rows(catalog) == sizes([*blobs, other])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    contents=st.sets(st.binary(max_size=4), min_size=1, max_size=40),
+    stops=st.lists(st.integers(1, 4), max_size=4),
+    size=st.integers(1, 9),
+)
+def test_however_often_it_is_stopped_everything_is_registered_once(
+    catalog: Connection,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    contents: set[bytes],
+    stops: list[int],
+    size: int,
+) -> None:
+    root = tmp_path_factory.mktemp("store")
+    blobs = [put(root, content) for content in contents]
+    catalog.execute("truncate blobs")
+    monkeypatch.setattr(scan_module, "BATCH_SIZE", size)
+    for batches in stops:
+        try:
+            scan(catalog, Store(root), on_progress=interrupt_after(batches))
+        except Interrupted:
+            continue
+    scan(catalog, Store(root))
+    assert rows(catalog) == sizes(blobs)

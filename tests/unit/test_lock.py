@@ -1,0 +1,124 @@
+"""The PID lock: one holder at a time, no stale locks, no tricks with what stands in its place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.errors import ConfigError, LockHeld
+from ntt_backup.lock import pid_lock
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from ntt_backup.lock import pid_lock
+with pid_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def hold(path: Path) -> subprocess.Popen[str]:
+    """Another process that holds the lock."""
+    argv = [sys.executable, "-c", HOLDER, str(path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+def test_the_file_names_the_holder_while_it_is_held_and_nobody_afterwards(path: Path) -> None:
+    with pid_lock(path):
+        assert path.read_text() == f"{os.getpid()}\n"
+    assert path.read_text() == ""
+
+
+def test_an_error_inside_lets_go_of_it_too(path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), pid_lock(path):
+        raise ZeroDivisionError
+    assert path.read_text() == ""
+    with pid_lock(path):
+        pass
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
+    with hold(path) as other:
+        try:
+            with pytest.raises(LockHeld) as caught, pid_lock(path):
+                pytest.fail("two hold the lock")
+            assert str(other.pid) in caught.value.message
+            assert str(path) in caught.value.detail
+            assert caught.value.hint
+            assert caught.value.exit_code == 3
+            assert path.read_text() == f"{other.pid}\n"
+        finally:
+            other.kill()
+
+
+def test_a_dead_holder_leaves_nothing_that_holds(path: Path) -> None:
+    with hold(path) as other:
+        other.kill()
+    assert path.read_text() == f"{other.pid}\n"
+    with pid_lock(path):
+        assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_longer_text_in_a_stale_file_is_not_left_behind(path: Path) -> None:
+    path.write_text("99999999999 and more\n")
+    with pid_lock(path):
+        assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_children_do_not_inherit_the_lock(path: Path) -> None:
+    with pid_lock(path):
+        child = subprocess.Popen(["sleep", "600"])
+    try:
+        with pid_lock(path):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_two_targets_do_not_get_into_each_others_way(tmp_path: Path) -> None:
+    with pid_lock(tmp_path / "one"), pid_lock(tmp_path / "two"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.symlink_to("elsewhere"), "symlink"),
+        (lambda path: path.symlink_to("/etc/hostname"), "symlink"),
+        (Path.mkdir, ""),
+        (os.mkfifo, "not a regular file"),
+    ],
+    ids=["a dangling symlink", "a symlink", "a directory", "a FIFO"],
+)
+def test_what_is_no_regular_file_is_refused(
+    path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    make(path)
+    with pytest.raises(ConfigError) as caught, pid_lock(path):
+        pytest.fail("locked")
+    assert str(path) in caught.value.message
+    assert why in str(caught.value)
+    assert caught.value.hint
+    assert not (path.parent / "elsewhere").exists()
+
+
+def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught, pid_lock(tmp_path / "missing" / "lock"):
+        pytest.fail("locked")
+    assert "missing/lock" in caught.value.message
+    assert "NTT_LOCK_FILE" in caught.value.hint

@@ -1,0 +1,360 @@
+"""The planner's decisions: nothing is left out or taken twice, and every loop comes to an end."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.model import Batch, Blob, BlobRange, Reason
+from ntt_backup.planner import (
+    RANGES,
+    Backoff,
+    GiveUp,
+    OutageClock,
+    RateWindow,
+    Retry,
+    Split,
+    Throttle,
+    after_link_loss,
+    after_rejection,
+    claim_order,
+    cut,
+    eta_seconds,
+    prefix_ranges,
+    split,
+)
+
+AT_ONCE = Backoff(base=1, cap=60)
+WORKERS = [*range(1, 65), 100, 256]
+
+
+def half() -> float:
+    return 0.5
+
+
+# --- ranges ---------------------------------------------------------------------------------------
+
+
+def holds(one: BlobRange, text: str) -> bool:
+    """Whether text is in the range, in the order of code points, which is one collation of many."""
+    return one.lo <= text and (one.hi is None or text < one.hi)
+
+
+@given(st.text() | st.text(alphabet="0123456789abcdef", max_size=64))
+def test_any_text_lies_in_exactly_one_range(text: str) -> None:
+    assert sum(holds(one, text) for one in prefix_ranges()) == 1
+
+
+@given(st.text(alphabet="0123456789abcdef", min_size=64, max_size=64))
+def test_a_blobid_lies_in_the_range_of_its_first_two_digits(blobid: str) -> None:
+    (found,) = [one.index for one in prefix_ranges() if holds(one, blobid)]
+    assert found == int(blobid[:2], 16)
+
+
+def test_the_ranges_join_end_to_end_from_the_first_text_to_no_end() -> None:
+    ranges = prefix_ranges()
+    assert [one.index for one in ranges] == list(range(RANGES))
+    assert ranges[0].lo == ""
+    assert ranges[-1].hi is None
+    assert all(one.hi == following.lo for one, following in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_worker_tries_every_range_once(workers: int) -> None:
+    for worker in range(workers):
+        assert sorted(claim_order(worker, workers)) == list(range(RANGES))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_workers_start_evenly_spread(workers: int) -> None:
+    starts = [claim_order(worker, workers)[0] for worker in range(workers)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise([*starts, RANGES])]
+    assert max(gaps) - min(gaps) <= 1
+    assert min(gaps) >= 1
+
+
+# --- cutting --------------------------------------------------------------------------------------
+
+blob_lists = st.lists(st.none() | st.integers(0, 300), max_size=60).map(
+    lambda sizes: [Blob(f"{number:064x}", size) for number, size in enumerate(sizes)]
+)
+
+
+def cut_all(blobs: list[Blob], max_blobs: int, max_bytes: int) -> list[list[Blob]]:
+    batches = []
+    while blobs:
+        count = cut(blobs, max_blobs, max_bytes)
+        assert count > 0, "cutting must go on"
+        batches.append(blobs[:count])
+        blobs = blobs[count:]
+    return batches
+
+
+@given(blob_lists, st.integers(1, 20), st.integers(1, 500))
+def test_cutting_keeps_every_blob_once_and_in_order(
+    blobs: list[Blob], max_blobs: int, max_bytes: int
+) -> None:
+    batches = cut_all(blobs, max_blobs, max_bytes)
+    assert [blob for batch in batches for blob in batch] == blobs
+
+
+@given(blob_lists, st.integers(1, 20), st.integers(1, 500))
+def test_batches_keep_to_both_limits_and_only_a_big_blob_alone_is_above(
+    blobs: list[Blob], max_blobs: int, max_bytes: int
+) -> None:
+    for batch in cut_all(blobs, max_blobs, max_bytes):
+        assert len(batch) <= max_blobs
+        # Blobs without a size weigh nothing, so they may travel with a big one that came first.
+        heavy = [blob for blob in batch if blob.size]
+        assert sum(blob.size or 0 for blob in batch) <= max_bytes or len(heavy) == 1
+
+
+@given(blob_lists, st.integers(1, 20), st.integers(1, 500))
+def test_no_batch_ends_early(blobs: list[Blob], max_blobs: int, max_bytes: int) -> None:
+    for batch, following in itertools.pairwise(cut_all(blobs, max_blobs, max_bytes)):
+        size = sum(blob.size or 0 for blob in batch) + (following[0].size or 0)
+        assert len(batch) == max_blobs or size > max_bytes
+
+
+def test_nothing_gives_no_batch() -> None:
+    assert cut([], 10, 10) == 0
+
+
+# --- retries and splits ---------------------------------------------------------------------------
+
+
+def a_batch(count: int, attempt: int = 1) -> Batch:
+    blobs = tuple(Blob(f"{number:064x}", 1) for number in range(count))
+    return Batch("b", blobs, frozenset({7}), attempt)
+
+
+@given(
+    st.integers(1, 200).flatmap(
+        lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count - 1), max_size=4))
+    ),
+    st.integers(1, 5),
+)
+def test_bad_blobs_end_alone_and_failed_and_no_other_is(
+    case: tuple[int, set[int]], attempts: int
+) -> None:
+    count, bad_numbers = case
+    batch = a_batch(count)
+    bad = {batch.blobs[number] for number in bad_numbers}
+    todo, stored, failed, sends = deque([batch]), [], [], 0
+    while todo:
+        sent = todo.popleft()
+        sends += 1
+        assert sent.ranges == batch.ranges
+        if not bad.intersection(sent.blobs):
+            stored += sent.blobs
+            continue
+        decision = after_rejection(sent, "no", attempts, AT_ONCE, half)
+        if isinstance(decision, Retry):
+            assert decision.batch == replace(sent, attempt=sent.attempt + 1)
+            todo.append(decision.batch)
+        elif isinstance(decision, Split):
+            todo.extend(decision.parts)
+        else:
+            failed.append(decision.failure)
+    assert {one.blobid for one in failed} == {blob.blobid for blob in bad}
+    assert len(failed) == len(bad)
+    assert all(one.reason is Reason.REMOTE_REJECTED and one.detail == "no" for one in failed)
+    assert sorted(stored, key=lambda blob: blob.blobid) == [b for b in batch.blobs if b not in bad]
+    # A bad blob costs two sends a halving, and the whole batch `attempts`.
+    halvings = max(1, (count - 1).bit_length())
+    assert sends <= attempts + 2 * halvings * len(bad)
+
+
+def test_a_single_blob_is_given_up_only_after_all_its_attempts() -> None:
+    for attempt in (1, 2):
+        assert isinstance(after_rejection(a_batch(1, attempt), "no", 3, AT_ONCE, half), Retry)
+    assert isinstance(after_rejection(a_batch(1, 3), "no", 3, AT_ONCE, half), GiveUp)
+
+
+@given(st.integers(2, 300), st.integers(1, 9))
+def test_halves_hold_the_whole_in_order_and_have_names_of_their_own(
+    count: int, attempt: int
+) -> None:
+    whole = a_batch(count)
+    first, second = split(whole, attempt)
+    assert first.blobs + second.blobs == whole.blobs
+    assert first.blobs
+    assert second.blobs
+    assert len({whole.name, first.name, second.name}) == 3
+    assert first.attempt == second.attempt == attempt
+
+
+@given(st.integers(1, 100), st.integers(1, 5), st.integers(0, 60))
+def test_a_lost_link_gives_up_nothing_however_often_it_is_lost(
+    count: int, attempts: int, losses: int
+) -> None:
+    batches = [a_batch(count)]
+    for _ in range(losses):
+        batches = [part for batch in batches for part in after_link_loss(batch, attempts)]
+    assert [blob for batch in batches for blob in batch.blobs] == list(a_batch(count).blobs)
+
+
+def test_a_batch_too_large_for_the_link_gets_smaller_until_it_fits() -> None:
+    todo, sends = deque([a_batch(100)]), 0
+    while todo:
+        sends += 1
+        batch = todo.popleft()
+        if len(batch.blobs) > 3:
+            todo.extend(after_link_loss(batch, 3))
+    assert sends < 1000
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+fractions = st.floats(0, 1, exclude_max=True)
+
+
+@given(
+    st.floats(0.01, 60),
+    st.floats(0.01, 3600),
+    st.integers(1, 10_000),
+    st.lists(fractions, min_size=2),
+)
+def test_a_wait_is_never_none_and_never_above_the_ceiling(
+    base: float, cap: float, attempt: int, draws: list[float]
+) -> None:
+    backoff = Backoff(base, max(base, cap))
+    for draw in draws:
+        wait = backoff.wait(attempt, lambda draw=draw: draw)
+        assert 0 < wait <= min(backoff.cap, base * 2.0 ** min(attempt - 1, 1000))
+
+
+@given(fractions)
+def test_waits_double_until_the_cap(draw: float) -> None:
+    backoff = Backoff(base=1, cap=60)
+    waits = [backoff.wait(attempt, lambda: draw) for attempt in range(1, 12)]
+    assert waits[1] == pytest.approx(2 * waits[0])
+    assert waits[5] == pytest.approx(32 * waits[0])
+    assert waits[6:] == [waits[6]] * 5
+
+
+def test_waits_differ_with_chance_so_that_workers_do_not_come_back_together() -> None:
+    assert AT_ONCE.wait(3, lambda: 0.1) != AT_ONCE.wait(3, lambda: 0.9)
+
+
+def test_an_outage_ends_the_patience_after_its_limit_and_not_before() -> None:
+    clock = OutageClock(AT_ONCE, limit=100, random=half)
+    assert clock.next_wait(1000.0) is not None
+    assert clock.next_wait(1099.9) is not None
+    assert clock.next_wait(1100.0) is None
+
+
+def test_without_a_limit_patience_has_no_end() -> None:
+    clock = OutageClock(AT_ONCE, limit=None, random=half)
+    assert all(clock.next_wait(now) is not None for now in range(0, 10**9, 10**7))
+
+
+def test_an_answer_ends_the_outage_so_the_next_one_counts_from_its_own_start() -> None:
+    clock = OutageClock(AT_ONCE, limit=100, random=half)
+    first = clock.next_wait(0.0)
+    clock.next_wait(99.0)
+    assert clock.attempt == 2
+    clock.over()
+    assert clock.attempt == 0
+    assert clock.next_wait(150.0) == first
+    assert clock.next_wait(249.0) is not None
+
+
+def test_a_limit_of_zero_means_no_patience_at_all() -> None:
+    assert OutageClock(AT_ONCE, limit=0, random=half).next_wait(5.0) is None
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.floats(4, 1e9),
+    st.lists(st.tuples(st.floats(0, 3), fractions), min_size=1, max_size=60),
+)
+def test_a_throttle_never_lets_more_through_in_any_window_than_the_rate_and_one_burst(
+    rate: float, steps: list[tuple[float, float]]
+) -> None:
+    now = 0.0
+    throttle = Throttle(rate, now)
+    sent: list[tuple[float, int]] = []
+    for pause, fraction in steps:
+        now += pause
+        amount = int(throttle.allowance(now) * (1 - fraction))
+        throttle.spend(amount)
+        sent.append((now, amount))
+    burst = max(1.0, rate / 10)
+    for first, (start, _) in enumerate(sent):
+        for last in range(first, len(sent)):
+            passed = sum(amount for _, amount in sent[first : last + 1])
+            assert passed <= (burst + (sent[last][0] - start) * rate) * (1 + 1e-9) + 1e-6
+
+
+@given(st.floats(4, 1e9))
+def test_after_the_delay_of_a_throttle_something_may_be_sent(rate: float) -> None:
+    throttle = Throttle(rate, 0.0)
+    throttle.spend(throttle.allowance(0.0))
+    delay = throttle.delay()
+    assert delay > 0
+    assert throttle.allowance(delay * (1 + 1e-9)) >= 1
+
+
+def test_a_throttle_that_waits_for_its_delays_sends_at_its_rate() -> None:
+    now, sent = 0.0, 0
+    throttle = Throttle(12e6, now)
+    while now < 100:
+        amount = throttle.allowance(now)
+        throttle.spend(amount)
+        sent += amount
+        now += throttle.delay()
+    assert sent / now == pytest.approx(12e6, rel=0.02)
+
+
+def test_a_rate_is_that_of_the_last_minute() -> None:
+    window = RateWindow(60)
+    for second in range(600):
+        window.add(float(second), 5.0)
+    assert window.rate(599.0) == pytest.approx(5.0, rel=0.05)
+    assert window.rate(630.0) == pytest.approx(2.5, rel=0.1)
+    assert window.rate(1000.0) == 0
+
+
+def test_a_rate_is_not_diluted_by_a_minute_that_has_not_been_yet() -> None:
+    window = RateWindow(60)
+    assert window.rate(0.0) == 0
+    for second in range(11):
+        window.add(100.0 + second, 5.0)
+    assert window.rate(110.0) == pytest.approx(5.0, rel=0.15)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 1e9)), max_size=80))
+def test_a_rate_is_never_negative_and_never_above_what_was_added(
+    steps: list[tuple[float, float]],
+) -> None:
+    window, now, total = RateWindow(60), 0.0, 0.0
+    for pause, amount in steps:
+        now += pause
+        window.add(now, amount)
+        total += amount
+        assert -1e-3 <= window.rate(now) <= total + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("pending", "settled", "elapsed", "expected"),
+    [
+        (None, 10, 10.0, None),
+        (100, 0, 10.0, None),
+        (100, 10, 0.5, None),
+        (0, 0, 10.0, 0.0),
+        (100, 10, 10.0, 100.0),
+        (42_000_000, 1_000_000, 3600.0, 151_200.0),
+    ],
+)
+def test_the_eta_is_the_runs_own_pace_or_nothing(
+    pending: int | None, settled: int, elapsed: float, expected: float | None
+) -> None:
+    assert eta_seconds(pending, settled, elapsed) == expected

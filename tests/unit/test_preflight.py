@@ -1,0 +1,90 @@
+"""The preflight's judgements: what came back must be what was sent, and the rest is only a look."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup import preflight
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
+from ntt_backup.model import relative_path
+
+CONTENTS = (b"", b"x", b"y" * 70_000)
+SENT = {blake3(content).hexdigest() for content in CONTENTS}
+
+
+def archive(files: dict[str, bytes], mode: int = 0o644) -> bytes:
+    """A tar archive as the remote's tar makes it of by-hash."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as made:
+        top = tarfile.TarInfo("by-hash")
+        top.type, top.mode = tarfile.DIRTYPE, 0o755
+        made.addfile(top)
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"by-hash/{name}")
+            member.size, member.mode = len(content), mode
+            made.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+RIGHT = {relative_path(blake3(content).hexdigest()): content for content in CONTENTS}
+
+
+def test_what_comes_back_identical_is_well() -> None:
+    preflight._compare(archive(RIGHT), SENT)
+
+
+@pytest.mark.parametrize(
+    ("files", "mode", "word"),
+    [
+        ({}, 0o644, "0 of 3"),
+        (dict(list(RIGHT.items())[:2]), 0o644, "2 of 3"),
+        ({name: content + b"\r" for name, content in RIGHT.items()}, 0o644, "0 of 3"),
+        (RIGHT, 0o600, "mode 600"),
+        (RIGHT, 0o755, "mode 755"),
+    ],
+    ids=["nothing", "too little", "altered", "private", "executable"],
+)
+def test_what_comes_back_otherwise_stops_the_run(
+    files: dict[str, bytes], mode: int, word: str
+) -> None:
+    with pytest.raises(RemoteCannotStore) as caught:
+        preflight._compare(archive(files, mode), SENT)
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"NTT: not found\n" * 50, archive(RIGHT)[:70_000]],
+    ids=["nothing", "text", "half"],
+)
+def test_what_is_no_archive_is_an_error_of_ours_and_not_of_a_library(data: bytes) -> None:
+    with pytest.raises(BackupError):
+        preflight._compare(data, SENT)
+
+
+@pytest.mark.parametrize(("skew", "warned"), [(0.0, False), (4.9, False), (5.1, True)])
+def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
+    facts = preflight._Facts(free_bytes=1, skew_s=skew, system="Linux", tar="tar")
+    assert bool(preflight._clock(facts).warning) is warned
+
+
+def test_a_step_that_fails_is_a_step_with_its_error() -> None:
+    error = RemoteUnreachable("away")
+
+    def fail() -> preflight.Step:
+        raise error
+
+    assert preflight._guarded("remote", fail) == preflight.Step("remote", error=error)
+
+
+def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    step = preflight._guarded("versions", preflight._versions)
+    assert isinstance(step.error, SourceError)
+    assert "tar is not installed" in step.error.message
+    assert "apt-get install tar" in step.error.hint

@@ -1,0 +1,242 @@
+"""Subprocesses: never waited for without end, never outliving us, never filling our memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.process import PIPE_BYTES, TAIL_BYTES, Child, Tail, output_of, wait_for, write
+from tests.site import wait_until
+
+WAIT = 30.0
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a shell script as a Child; whatever still runs is killed at the end."""
+    children: list[Child] = []
+
+    def make(script: str, **options: object) -> Child:
+        children.append(Child(["/bin/sh", "-c", script], **options))  # type: ignore[arg-type]
+        return children[-1]
+
+    yield make
+    for child in children:
+        child.kill()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, though perhaps nobody has reaped it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def read_all(child: Child) -> bytes:
+    said = b""
+    while True:
+        wait_for(reading=[child.stdout_fd], timeout=WAIT)
+        data = child.read()
+        if data == b"":
+            return said
+        said += data or b""
+
+
+# --- stderr ---------------------------------------------------------------------------------------
+
+
+def test_only_the_end_of_stderr_is_kept(start: Start) -> None:
+    child = start("yes 0123456789 | head -n 100000 >&2; echo the end >&2")
+    assert child.wait(WAIT) == 0
+    assert child.stderr.text.endswith("0123456789\nthe end")
+    assert len(child.stderr.text) <= TAIL_BYTES
+
+
+def test_stderr_that_is_no_text_is_still_shown() -> None:
+    tail = Tail()
+    tail.add(b" bad \xff byte\n")
+    assert tail.text == "bad \\xff byte"
+
+
+def test_a_stderr_that_is_closed_is_not_waited_for(start: Start) -> None:
+    child = start("exec 2>&-; read line")
+    wait_until(lambda: (child.drain_stderr(), child.stderr_fd)[1] == -1, "the end of stderr")
+    assert child.status is None
+
+
+# --- pipes ----------------------------------------------------------------------------------------
+
+
+def test_reading_never_waits(start: Start) -> None:
+    child = start("read line; echo $line")
+    assert child.read() is None
+    assert write(child.stdin_fd, b"hello\n") == 6
+    assert read_all(child) == b"hello\n"
+    assert child.read() == b""
+
+
+def test_writing_never_waits_and_says_how_much_the_pipe_took(start: Start) -> None:
+    child = start("exec sleep 600")
+    data = memoryview(bytes(4 * PIPE_BYTES))
+    taken = 0
+    while count := write(child.stdin_fd, data[taken:]):
+        taken += count
+    assert 0 < taken < len(data)
+    assert not wait_for(writing=[child.stdin_fd], timeout=0)
+
+
+def test_writing_to_a_process_that_has_ended_is_told(start: Start) -> None:
+    child = start("exit 0")
+    child.wait(WAIT)
+    with pytest.raises(BrokenPipeError):
+        write(child.stdin_fd, b"x")
+
+
+def test_the_pipes_are_wide_enough_for_both_ends_to_work_at_once(start: Start) -> None:
+    assert write(start("exec sleep 600").stdin_fd, bytes(512 * 1024)) == 512 * 1024
+
+
+def test_a_closed_stdin_is_the_end_of_the_file(start: Start) -> None:
+    child = start("cat; echo end")
+    child.close_stdin()
+    child.close_stdin()
+    assert child.stdin_fd == -1
+    assert read_all(child) == b"end\n"
+
+
+def test_stdin_can_be_a_file(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"content")
+    with (tmp_path / "in").open("rb") as file:
+        assert read_all(start("cat", stdin=file.fileno())) == b"content"
+
+
+def test_no_descriptor_of_ours_is_inherited(start: Start, tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w"):
+        said = read_all(start("ls -l /proc/self/fd"))
+    assert b"secret" not in said
+
+
+def test_arguments_reach_the_program_as_they_are() -> None:
+    words = ["a b", "it's", "$(id)", "\n", "*", ""]
+    child = Child(["printf", "%s|", *words])
+    assert read_all(child).decode() == "".join(f"{word}|" for word in words)
+    child.kill()
+
+
+# --- waiting and ends -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)]
+)
+def test_the_status_is_that_of_the_program(start: Start, script: str, status: int) -> None:
+    child = start(script)
+    assert child.wait(WAIT) == status
+    assert child.status == status
+    assert child.kill() == status
+
+
+def test_a_wait_has_an_end(start: Start) -> None:
+    child = start("exec sleep 600")
+    assert child.wait(0.05) is None
+    assert child.wait(0) is None
+    assert child.status is None
+
+
+@pytest.mark.parametrize("where", ["", ">&2"])
+def test_a_flood_of_output_does_not_keep_a_program_from_ending(start: Start, where: str) -> None:
+    assert start(f"yes | head -c 20000000 {where}").wait(WAIT) == 0
+
+
+def test_kill_ends_a_program_that_ignores_every_request(start: Start) -> None:
+    child = start("trap '' TERM INT HUP; echo ready; while :; do sleep 600; done")
+    wait_for(reading=[child.stdout_fd], timeout=WAIT)
+    assert child.kill() == -signal.SIGKILL
+    assert gone(child.pid)
+
+
+def test_kill_may_be_called_again_and_leaves_no_descriptor(start: Start) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    child = start("exec sleep 600")
+    assert child.kill() == child.kill() == -signal.SIGKILL
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (child.stdin_fd, child.stdout_fd, child.stderr_fd) == (-1, -1, -1)
+
+
+def test_a_program_that_is_not_there_is_told_at_once() -> None:
+    with pytest.raises(FileNotFoundError):
+        Child(["/nowhere/program"])
+
+
+PARENT = """
+import sys, time
+from ntt_backup.process import Child
+child = Child(["sleep", "600"], new_session=sys.argv[1] == "session")
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("session", ["session", "same"])
+def test_a_child_dies_with_its_parent_however_that_dies(
+    signum: signal.Signals, session: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, session], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not gone(pid)
+        parent.send_signal(signum)
+        parent.wait(WAIT)
+        wait_until(lambda: gone(pid), "the child to end")
+
+
+def test_waiting_sees_whichever_is_ready_and_nothing_else(start: Start) -> None:
+    quiet, loud = start("exec sleep 600"), start("echo here; exec sleep 600")
+    both = [quiet.stdout_fd, loud.stdout_fd]
+    assert wait_for(reading=both, timeout=WAIT) == {loud.stdout_fd}
+    assert wait_for(reading=[quiet.stdout_fd], timeout=0) == frozenset()
+    assert wait_for(reading=both, writing=[quiet.stdin_fd], timeout=WAIT) == {
+        loud.stdout_fd,
+        quiet.stdin_fd,
+    }
+
+
+def test_waiting_sees_the_end_of_a_program(start: Start) -> None:
+    child = start("exit 0")
+    assert wait_for(reading=[child.stdout_fd], timeout=WAIT) == {child.stdout_fd}
+    assert child.read() == b""
+
+
+# --- short commands -------------------------------------------------------------------------------
+
+
+def test_output_of_is_what_a_command_prints() -> None:
+    assert output_of(["sh", "-c", "echo version 1"], WAIT) == "version 1"
+
+
+def test_output_of_is_what_it_says_on_stderr_where_it_prints_nothing() -> None:
+    assert output_of(["sh", "-c", "echo OpenSSH_9 >&2"], WAIT) == "OpenSSH_9"
+
+
+def test_output_of_a_command_that_is_not_there_is_none() -> None:
+    assert output_of(["/nowhere/program"], WAIT) is None
+
+
+def test_output_of_a_command_that_hangs_is_what_it_said_so_far() -> None:
+    assert output_of(["sh", "-c", "echo begun; exec sleep 600"], 0.3) == "begun"
+
+
+def test_output_of_does_not_wait_for_a_command_whose_stderr_nobody_reads() -> None:
+    said = output_of(["sh", "-c", "yes | head -c 3000000 >&2; echo done"], WAIT)
+    assert said == "done"

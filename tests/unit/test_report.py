@@ -1,0 +1,177 @@
+"""What `status` and `--dry-run` print: the same figures for people and for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ntt_backup import report
+from ntt_backup.catalog.claim import Holder
+from ntt_backup.catalog.figures import Totals
+from ntt_backup.catalog.runs import Run
+from ntt_backup.config import Settings
+from ntt_backup.model import Blob
+from ntt_backup.planner import cut
+from ntt_backup.scan import ScanResult
+from ntt_backup.tree import StrayKind
+
+TOTALS = Totals(
+    pending=1200,
+    copied=3_400_000,
+    failed=3,
+    pending_bytes=5_000_000,
+    copied_bytes=7_000_000_000,
+    failed_bytes=12,
+    unsized=4,
+    without_blobid=2,
+    failed_by_reason={"missing": 2, "wrong-size": 1},
+)
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+
+
+def a_run(**changes: Any) -> Run:
+    values: dict[str, Any] = {
+        "run_id": UUID(int=7),
+        "target": "remote",
+        "host": "alpha",
+        "pid": 4711,
+        "strategy": "tar",
+        "workers": 4,
+        "started_at": NOW,
+        "updated_at": NOW + timedelta(minutes=1),
+        "ended_at": NOW + timedelta(minutes=2),
+        "outcome": "done",
+        "exit_code": 0,
+        "copied": 10,
+        "failed": 0,
+        "bytes": 1000,
+    }
+    return Run(**{**values, **changes})
+
+
+def drawn(last: Run | None = None, holders: list[Holder] | None = None) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report.status_table("remote", TOTALS, last, holders or []))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def test_the_json_is_plain_and_complete() -> None:
+    holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99, None)]
+    said = json.loads(json.dumps(report.status_json("remote", TOTALS, a_run(), holders)))
+    assert said["target"] == "remote"
+    assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
+    assert said["pending_bytes"] == 5_000_000
+    assert said["failed_by_reason"] == {"missing": 2, "wrong-size": 1}
+    assert said["last_run"]["run_id"] == str(UUID(int=7))
+    assert datetime.fromisoformat(said["last_run"]["started_at"]) == NOW
+    assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
+
+
+def test_the_json_of_a_catalog_without_runs() -> None:
+    assert report.status_json("remote", TOTALS, None, [])["last_run"] is None
+
+
+def test_a_person_reads_the_same_figures() -> None:
+    text = drawn(a_run())
+    for words in ("1,200 blobs", "3,400,000 blobs", "2 missing", "1 wrong-size", "4 pending blobs"):
+        assert words in text
+    assert "2 rows have no blobid" in text
+    assert "2026-03-04 05:06 on alpha: done (exit code 0), 10 copied" in text
+
+
+def test_a_run_without_an_end_says_when_it_was_last_seen() -> None:
+    text = drawn(a_run(ended_at=None, outcome=None, exit_code=None))
+    assert "PID 4711: no end yet, last seen" in text
+
+
+def test_a_catalog_that_no_run_has_seen() -> None:
+    assert "none" in drawn()
+
+
+def test_holders_are_told_with_their_ranges_and_many_are_cut_short() -> None:
+    few = [Holder(index, "h/0", 5, None) for index in (0, 255)]
+    many = [Holder(index, "h/1", 6, None) for index in range(1, 101)]
+    text = drawn(holders=[*few, *many])
+    assert "h/0 (PID 5): ranges 00 ff" in text
+    assert "and 84 more" in text
+
+
+def test_words_from_the_catalog_cannot_steer_the_terminal() -> None:
+    text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5, None)])
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.none() | st.integers(0, 300), max_size=80), st.integers(1, 20), st.integers(1, 500)
+)
+def test_a_plan_counts_the_batches_that_would_be_cut(
+    sizes: list[int | None], max_blobs: int, max_bytes: int
+) -> None:
+    blobs = [Blob(f"{number:064x}", size) for number, size in enumerate(sizes)]
+    planned = report.plan(iter(blobs), max_blobs, max_bytes)
+    left, batches = blobs, 0
+    while left:
+        left = left[cut(left, max_blobs, max_bytes) :]
+        batches += 1
+    assert planned == report.Plan(
+        len(blobs), sum(size or 0 for size in sizes), sizes.count(None), batches
+    )
+
+
+def settings(**run: Any) -> Settings:
+    return Settings(  # type: ignore[call-arg]
+        source={"root": "/store"},  # type: ignore[arg-type]
+        remote={"host": "vault", "path": "/backup"},  # type: ignore[arg-type]
+        run=run,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(("unsized", "rate"), [(0, None), (7, 12_000_000)])
+def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -> None:
+    text = "\n".join(
+        report.plan_lines(
+            settings(batch_size=500, workers=3, bwlimit=rate),
+            report.Plan(12_345, 10**9, unsized, 25),
+        )
+    )
+    assert "12,345 blobs" in text
+    assert "/store to vault:/backup/by-hash" in text
+    assert "25 batches of at most 500 blobs" in text
+    assert "by 3 workers, strategy tar" in text
+    assert ("unknown size" in text) is bool(unsized)
+    assert ("12.0 MB/s" in text) is bool(rate)
+
+
+def test_a_scan_is_told_with_what_it_left_aside() -> None:
+    result = ScanResult(
+        registered=5,
+        known=1000,
+        bytes=700,
+        strays={StrayKind.SYMLINK: 2, StrayKind.NOT_A_BLOBID: 1},
+        directories=256,
+        directory="ff/ff",
+        resumed_from="7f/00",
+        duration_s=61.0,
+    )
+    text = "\n".join(report.scan_lines(result))
+    assert "registered 5 blobs" in text
+    assert "1,000 were known" in text
+    assert "going on after 7f/00" in text
+    assert "2 strays: symlink" in text
+    assert "1 strays: not-a-blobid" in text

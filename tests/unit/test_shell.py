@@ -1,0 +1,182 @@
+"""Questions to the remote's shell: the answer alone, or an error that says what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ntt_backup.config.settings import RemoteSettings
+from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
+from ntt_backup.transport.local import Local
+from ntt_backup.transport.shell import ask
+from ntt_backup.transport.ssh import Ssh
+
+WAIT = 30.0
+
+
+@dataclass(frozen=True)
+class Account:
+    """A shell of this machine whose startup files do something first; it fails as ssh does."""
+
+    startup: str = ":"
+    program: str = "/bin/sh"
+    connect_timeout: float = WAIT
+
+    def argv(self, remote_command: str) -> list[str]:
+        return [self.program, "-c", f"{self.startup}\n{remote_command}"]
+
+    def environment(self) -> Mapping[str, str]:
+        return Local().environment()
+
+    def explain(self, status: int | None, stderr: str) -> BackupError:
+        return Ssh(RemoteSettings(host="h", path="/p")).explain(status, stderr)
+
+
+def asked(script: str, startup: str = ":", timeout: float = WAIT, limit: int = 1 << 20) -> bytes:
+    return ask(Account(startup), script, {}, doing="a question", timeout=timeout, limit=limit)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_what_the_script_prints() -> None:
+    assert ask(Local(), "printf 'one\\ntwo'", {}, doing="a question", timeout=WAIT) == b"one\ntwo"
+
+
+def test_an_answer_may_be_empty_or_binary_or_look_like_ours() -> None:
+    assert asked("true") == b""
+    assert asked("printf '\\000\\377\\n\\n'") == b"\0\xff\n\n"
+    assert asked("echo; echo NTT-ANSWER; echo after") == b"\nNTT-ANSWER\nafter\n"
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "echo Welcome",
+        "echo Welcome >&2",
+        "printf 'no end of line'",
+        "printf '\\000\\377'",
+        "echo NTT-ANSWE",
+        "yes | head -n 30000",
+        "yes | head -n 100000 >&2",
+    ],
+)
+def test_noise_before_it_is_skipped(noise: str) -> None:
+    assert asked("echo answer", noise) == b"answer\n"
+
+
+def test_what_a_script_says_on_stderr_is_not_its_answer() -> None:
+    assert asked("echo answer; echo trouble >&2") == b"answer\n"
+
+
+def test_a_script_may_be_longer_than_any_command_line() -> None:
+    assert asked("# " + "x" * 3_000_000 + "\necho done") == b"done\n"
+
+
+@settings(max_examples=60)
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
+def test_values_are_only_values(value: str) -> None:
+    said = ask(Local(), 'printf "%s" "$value"', {"value": value}, doing="it", timeout=WAIT)
+    assert said == value.encode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "'; touch hit; '",
+        "$(touch hit)",
+        "`touch hit`",
+        "\ntouch hit\n",
+        "' \n touch hit #",
+        "-n",
+        "*",
+    ],
+)
+def test_no_value_is_run(tmp_path: Path, value: str) -> None:
+    script = 'cd "$place" && printf "%s" "$value"'
+    values = {"place": str(tmp_path), "value": value}
+    assert ask(Local(), script, values, doing="it", timeout=WAIT) == value.encode()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_finds_nothing_on_its_stdin() -> None:
+    assert asked("cat; echo end") == b"end\n"
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_a_failing_script_gives_its_words() -> None:
+    with pytest.raises(RemoteDenied) as caught:
+        asked("echo partial; echo 'df: no such thing' >&2; exit 3")
+    assert "a question" in caught.value.message
+    assert caught.value.detail == "df: no such thing"
+
+
+def test_a_script_that_fails_in_silence_gives_its_status() -> None:
+    with pytest.raises(RemoteDenied) as caught:
+        asked("exit 3")
+    assert caught.value.detail == "status 3"
+
+
+@pytest.mark.parametrize("startup", ["exec sleep 600", "cat >/dev/null; exec sleep 600"])
+def test_silence_ends_after_the_time_out_and_says_what_was_asked(startup: str) -> None:
+    with pytest.raises(RemoteUnreachable) as caught:
+        asked("echo", f"echo 'Password:' >&2; {startup}", timeout=0.5)
+    assert "in time: a question" in caught.value.message
+    assert "waited" in caught.value.detail
+    assert "Password:" in caught.value.detail
+    assert caught.value.hint
+
+
+def test_a_script_that_hangs_in_its_answer_ends_after_the_time_out_too() -> None:
+    with pytest.raises(RemoteUnreachable):
+        asked("echo begun; exec sleep 600", timeout=0.5)
+
+
+@pytest.mark.parametrize(("script", "startup"), [("exec yes", ":"), ("true", "exec yes")])
+def test_endless_output_is_refused(script: str, startup: str) -> None:
+    with pytest.raises(RemoteDenied) as caught:
+        asked(script, startup, limit=1000)
+    assert "too much: a question" in caught.value.message
+
+
+def test_an_answer_up_to_the_limit_is_taken() -> None:
+    assert len(asked("head -c 100000 /dev/zero", limit=100_000)) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("startup", "kind"),
+    [
+        ("echo 'u@h: Permission denied (publickey).' >&2; exit 255", RemoteDenied),
+        ("echo 'This account is currently not available.'; exit 1", RemoteDenied),
+        (
+            "echo 'ssh: connect to host h port 22: Connection refused' >&2; exit 255",
+            RemoteUnreachable,
+        ),
+        ("exit 255", RemoteUnreachable),
+    ],
+)
+def test_a_login_that_fails_is_explained_by_what_it_said(
+    startup: str, kind: type[BackupError]
+) -> None:
+    with pytest.raises(kind):
+        asked("echo", startup)
+
+
+def test_a_link_that_is_lost_during_the_answer_is_an_outage_and_no_refusal() -> None:
+    # ssh's own status for that is 255; no script of ours has it.
+    with pytest.raises(RemoteUnreachable):
+        asked("echo half; echo 'client_loop: send disconnect: Broken pipe' >&2; exit 255")
+
+
+def test_an_ssh_that_is_not_installed_is_a_matter_of_this_machine() -> None:
+    missing = Account(program="/nowhere/ssh")
+    with pytest.raises(SourceError) as caught:
+        ask(missing, "true", {}, doing="it", timeout=WAIT)
+    assert "apt-get install" in caught.value.hint

@@ -1,0 +1,208 @@
+"""The ssh command line: every option the job depends on stands in it, and no file can undo one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config.settings import RemoteSettings
+from ntt_backup.transport.ssh import Ssh, ssh_argv
+
+HOSTILE = """
+Host *
+    RemoteCommand exec zsh
+    RequestTTY yes
+    ForwardX11 yes
+    ForwardX11Trusted yes
+    XAuthLocation /opt/X11/bin/xauth
+    ForwardAgent yes
+    ControlMaster auto
+    ControlPath /tmp/cm-%r@%h:%p
+    ControlPersist yes
+    PermitLocalCommand yes
+    LocalCommand echo local
+    LocalForward 9999 localhost:9999
+    RemoteForward 9998 localhost:9998
+    DynamicForward 9997
+    Tunnel yes
+    Compression yes
+    BatchMode no
+    LogLevel DEBUG3
+    EscapeChar ~
+    StrictHostKeyChecking no
+    ConnectTimeout 999
+    ServerAliveInterval 0
+    TCPKeepAlive no
+    SessionType none
+    StdinNull yes
+    ForkAfterAuthentication yes
+    StreamLocalBindUnlink yes
+"""
+
+
+def settings(**changes: Any) -> RemoteSettings:
+    return RemoteSettings(**{"host": "vault", "path": "/storage", **changes})
+
+
+def options(argv: list[str]) -> dict[str, str]:
+    """What follows each -o, by name."""
+    given = [argv[place + 1] for place, word in enumerate(argv) if word == "-o"]
+    return dict(option.split("=", 1) for option in given)
+
+
+def effective(argv: list[str]) -> dict[str, str]:
+    """What ssh itself makes of a command line."""
+    done = subprocess.run(
+        ["ssh", "-G", *argv[1:]], capture_output=True, text=True, check=True, timeout=30
+    )
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BatchMode", "yes"),
+        ("RequestTTY", "no"),
+        ("RemoteCommand", "none"),
+        ("SessionType", "default"),
+        ("StdinNull", "no"),
+        ("ForkAfterAuthentication", "no"),
+        ("ForwardX11", "no"),
+        ("ForwardX11Trusted", "no"),
+        ("ForwardAgent", "no"),
+        ("ClearAllForwardings", "yes"),
+        ("Tunnel", "no"),
+        ("PermitLocalCommand", "no"),
+        ("ControlMaster", "no"),
+        ("ControlPath", "none"),
+        ("EscapeChar", "none"),
+        ("Compression", "no"),
+        ("LogLevel", "ERROR"),
+        ("StrictHostKeyChecking", "yes"),
+        ("TCPKeepAlive", "yes"),
+        ("ConnectTimeout", "15"),
+        ("ServerAliveInterval", "15"),
+        ("ServerAliveCountMax", "4"),
+    ],
+)
+def test_every_option_is_named(name: str, value: str) -> None:
+    assert options(ssh_argv(settings(), "true", aes=False))[name] == value
+
+
+def test_names_that_old_clients_lack_are_announced_before_they_are_used() -> None:
+    argv = ssh_argv(settings(), "true", aes=False)
+    named = [argv[place + 1] for place, word in enumerate(argv) if word == "-o"]
+    assert named[0].startswith("IgnoreUnknown=")
+    for name in ("SessionType", "StdinNull", "ForkAfterAuthentication"):
+        assert name in named[0]
+
+
+def test_it_is_ssh_without_a_terminal_and_the_command_comes_last() -> None:
+    argv = ssh_argv(settings(), "exec sh -c 'true'", aes=False)
+    assert argv[0] == "ssh"
+    assert "-T" in argv
+    assert argv[-3:] == ["--", "vault", "exec sh -c 'true'"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"port": 2222}, {"Port": "2222"}),
+        ({"identity_file": "/k/id"}, {"IdentityFile": '"/k/id"', "IdentitiesOnly": "yes"}),
+        ({"known_hosts": "/k/hosts"}, {"UserKnownHostsFile": '"/k/hosts"'}),
+        ({"connect_timeout": 3}, {"ConnectTimeout": "3"}),
+        ({"alive_interval": 7, "alive_count": 2}, {"ServerAliveInterval": "7"}),
+        ({"alive_interval": 7, "alive_count": 2}, {"ServerAliveCountMax": "2"}),
+        (
+            {"identity_file": """/a b/it's "k" 100%h \\"""},
+            {"IdentityFile": '''"/a b/it's \\"k\\" 100%%h \\\\"'''},
+        ),
+    ],
+)
+def test_settings_become_options(changes: dict[str, Any], expected: dict[str, str]) -> None:
+    given = options(ssh_argv(settings(**changes), "true", aes=False))
+    assert {name: given[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["Port", "IdentityFile", "IdentitiesOnly", "UserKnownHostsFile"])
+def test_what_is_not_set_is_left_to_the_users_configuration(name: str) -> None:
+    assert name not in options(ssh_argv(settings(), "true", aes=False))
+
+
+def test_a_configuration_file_is_handed_over_as_it_is_called() -> None:
+    path = '/etc/my ssh/100% "config"'
+    argv = ssh_argv(settings(ssh_config=path), "true", aes=False)
+    assert argv[argv.index("-F") + 1] == path
+    assert "-F" not in ssh_argv(settings(), "true", aes=False)
+
+
+def test_a_fast_cipher_comes_first_where_the_cpu_has_aes_and_others_stay() -> None:
+    assert "Ciphers" not in options(ssh_argv(settings(), "true", aes=False))
+    ciphers = effective(ssh_argv(settings(ssh_config="/dev/null"), "true", aes=True))["ciphers"]
+    assert ciphers.startswith("aes128-gcm@openssh.com,aes256-gcm@openssh.com,")
+    assert "chacha20-poly1305@openssh.com" in ciphers
+
+
+@pytest.mark.parametrize("aes", [True, False])
+def test_a_hostile_configuration_changes_nothing_that_counts(tmp_path: Path, aes: bool) -> None:
+    config = tmp_path / "config"
+    config.write_text(HOSTILE)
+    shown = effective(ssh_argv(settings(ssh_config=config), "true", aes=aes))
+    expected = {
+        "batchmode": "yes",
+        "requesttty": "false",
+        "forwardx11": "no",
+        "forwardx11trusted": "no",
+        "forwardagent": "no",
+        "clearallforwardings": "yes",
+        "tunnel": "false",
+        "permitlocalcommand": "no",
+        "controlmaster": "false",
+        "escapechar": "none",
+        "compression": "no",
+        "loglevel": "ERROR",
+        "stricthostkeychecking": "true",
+        "connecttimeout": "15",
+        "serveraliveinterval": "15",
+        "serveralivecountmax": "4",
+        "tcpkeepalive": "yes",
+        "sessiontype": "default",
+        "stdinnull": "no",
+        "forkafterauthentication": "no",
+    }
+    assert {name: shown.get(name) for name in expected} == expected
+    # Shown as "none", or not at all, depending on the client's age.
+    assert shown.get("remotecommand", "none") == "none"
+    assert shown.get("controlpath", "none") == "none"
+    for name in ("localforward", "remoteforward", "dynamicforward"):
+        assert name not in shown or shown["clearallforwardings"] == "yes"
+
+
+def test_ssh_takes_paths_with_odd_characters_as_one_path(tmp_path: Path) -> None:
+    odd = tmp_path / """a b'c "d" 100%"""
+    remote = settings(ssh_config="/dev/null", identity_file=odd, known_hosts=odd)
+    shown = effective(ssh_argv(remote, "true", aes=False))
+    percent_kept = str(odd).replace("%", "%%")
+    assert shown["identityfile"] in (str(odd), percent_kept)
+    assert shown["userknownhostsfile"] in (str(odd), percent_kept)
+
+
+def test_nothing_in_the_environment_can_ask_a_person_or_change_the_language(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("DISPLAY", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "LANG", "LC_ALL", "LANGUAGE"):
+        monkeypatch.setenv(name, "de_DE.UTF-8")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/agent")
+    environment = Ssh(settings()).environment()
+    assert environment["LC_ALL"] == "C"
+    assert environment["SSH_AUTH_SOCK"] == "/agent"
+    assert environment["PATH"] == os.environ["PATH"]
+    assert not {"DISPLAY", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "LANG"} & environment.keys()
+
+
+def test_the_whole_login_gets_as_long_again_as_the_connection() -> None:
+    assert Ssh(settings(connect_timeout=10)).connect_timeout == 20

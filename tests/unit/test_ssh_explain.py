@@ -1,0 +1,161 @@
+"""What OpenSSH says when it fails, and what that means: the class decides whether we wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
+from ntt_backup.transport.ssh import explain
+
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+Add correct host key in /root/.ssh/known_hosts to get rid of this message.
+Host key for vault has changed and you have requested strict checking.
+Host key verification failed."""
+UNKNOWN = """\
+No ED25519 host key is known for [127.0.0.1]:2222 and you have requested strict checking.
+Host key verification failed."""
+
+# status, stderr, class, a word of the message. As OpenSSH 7.4 to 10 say it.
+CASES = [
+    (255, CHANGED, RemoteDenied, "host key"),
+    (255, UNKNOWN, RemoteDenied, "host key"),
+    (255, "backup@vault: Permission denied (publickey).", RemoteDenied, "key"),
+    (255, "backup@vault: Permission denied (publickey,password).", RemoteDenied, "key"),
+    (
+        255,
+        'Load key "/k/id": invalid format\nbackup@vault: Permission denied (publickey).',
+        RemoteDenied,
+        "key",
+    ),
+    (
+        255,
+        "Received disconnect from 127.0.0.1 port 22:2: Too many authentication failures\n"
+        "Disconnected from 127.0.0.1 port 22",
+        RemoteDenied,
+        "key",
+    ),
+    (
+        255,
+        "Unable to negotiate with 127.0.0.1 port 22: no matching host key type found."
+        " Their offer: ssh-rsa",
+        RemoteDenied,
+        "agree",
+    ),
+    (
+        255,
+        "Unable to negotiate with 127.0.0.1 port 22: no matching cipher found."
+        " Their offer: aes128-cbc",
+        RemoteDenied,
+        "agree",
+    ),
+    (
+        255,
+        "/etc/ssh/c: line 3: Bad configuration option: remotcommand\n"
+        "/etc/ssh/c: terminating, 1 bad configuration options",
+        ConfigError,
+        "configuration",
+    ),
+    (255, "Can't open user config file /nowhere: No such file", ConfigError, "configuration"),
+    (255, "Bad owner or permissions on /root/.ssh/config", ConfigError, "configuration"),
+    (
+        255,
+        "command-line line 0: Bad SSH2 cipher spec '^aes128-gcm@openssh.com'.",
+        ConfigError,
+        "configuration",
+    ),
+    (255, "/etc/ssh/c line 2: missing argument.", ConfigError, "configuration"),
+    (1, "This account is currently not available.", RemoteDenied, "commands"),
+    (1, "This service allows sftp connections only.", RemoteDenied, "commands"),
+    (
+        255,
+        "ssh: Could not resolve hostname vault: Name or service not known",
+        RemoteUnreachable,
+        "resolve",
+    ),
+    (
+        255,
+        "ssh: Could not resolve hostname vault: Temporary failure in name resolution",
+        RemoteUnreachable,
+        "resolve",
+    ),
+    (
+        255,
+        "ssh: connect to host vault port 22: Connection refused",
+        RemoteUnreachable,
+        "refuses",
+    ),
+    (
+        255,
+        "ssh: connect to host vault port 22: Connection timed out",
+        RemoteUnreachable,
+        "answer",
+    ),
+    (255, "Connection timed out during banner exchange", RemoteUnreachable, "answer"),
+    (255, "Timeout, server vault not responding.", RemoteUnreachable, "answer"),
+    (255, "ssh: connect to host vault port 22: No route to host", RemoteUnreachable, "answer"),
+    (
+        255,
+        "ssh: connect to host vault port 22: Network is unreachable",
+        RemoteUnreachable,
+        "answer",
+    ),
+    (
+        255,
+        "kex_exchange_identification: Connection closed by remote host\n"
+        "Connection closed by 127.0.0.1 port 22",
+        RemoteUnreachable,
+        "lost",
+    ),
+    (255, "client_loop: send disconnect: Broken pipe", RemoteUnreachable, "lost"),
+    (255, "Connection to vault closed by remote host.", RemoteUnreachable, "lost"),
+    (255, "Read from remote host vault: Connection reset by peer", RemoteUnreachable, "lost"),
+    (
+        255,
+        "ssh_dispatch_run_fatal: Connection to 127.0.0.1 port 22:"
+        " message authentication code incorrect",
+        RemoteUnreachable,
+        "lost",
+    ),
+    (255, "", RemoteUnreachable, "lost"),
+    (None, "", RemoteUnreachable, "lost"),
+    (-9, "", RemoteUnreachable, "lost"),
+    (127, "bash: line 1: sh: command not found", RemoteDenied, "command"),
+    (126, "sh: /bin/sh: Permission denied", RemoteDenied, "command"),
+    (0, "sh: 1: head: not found", RemoteDenied, "command"),
+    (1, "head: illegal option -- c\nusage: head [-n] [file ...]", RemoteDenied, "command"),
+    (1, "head: unrecognized option: c\nBusyBox v1.36 multi-call binary.", RemoteDenied, "command"),
+]
+
+
+@pytest.mark.parametrize(("status", "stderr", "kind", "word"), CASES)
+def test_ssh_words_have_a_class_a_message_and_a_hint(
+    status: int | None, stderr: str, kind: type[BackupError], word: str
+) -> None:
+    error = explain(status, stderr)
+    assert type(error) is kind
+    assert word in error.message
+    assert error.hint
+    assert error.retryable is (kind is RemoteUnreachable)
+    assert error.exit_code == (2 if kind is ConfigError else 5)
+
+
+@pytest.mark.parametrize(("status", "stderr", "kind", "word"), CASES)
+def test_the_detail_is_one_line_that_ssh_said(
+    status: int | None, stderr: str, kind: type[BackupError], word: str
+) -> None:
+    detail = explain(status, stderr).detail
+    assert "\n" not in detail
+    assert not stderr or detail in stderr
+
+
+def test_noise_of_a_login_around_it_does_not_hide_the_reason() -> None:
+    error = explain(255, f"Welcome to vault\n{CHANGED}\nGood bye")
+    assert isinstance(error, RemoteDenied)
+
+
+def test_a_status_is_told_where_ssh_said_nothing() -> None:
+    assert "255" in explain(255, "").detail

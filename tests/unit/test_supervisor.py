@@ -1,0 +1,217 @@
+"""A worker process seen from the coordinator: it may say or do anything, and ends when it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup import supervisor
+from ntt_backup.config import Settings
+from ntt_backup.errors import WorkerFailed
+from ntt_backup.planner import Backoff
+from ntt_backup.process import wait_for
+from ntt_backup.supervisor import RESTARTS, SupervisedWorker
+from ntt_backup.worker_process import Orders
+from tests.site import wait_until
+
+WAIT = 30.0
+ORDERS = Orders(
+    settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),  # type: ignore[arg-type]
+    worker=3,
+    run_id="run",
+    owner="0123456789ab",
+    application="test",
+    strategy="tar",
+    watch=False,
+)
+Start = Callable[[str], SupervisedWorker]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a worker whose program is a shell script; it is killed at the end."""
+    workers: list[SupervisedWorker] = []
+
+    def make(script: str) -> SupervisedWorker:
+        monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", script))
+        workers.append(SupervisedWorker(ORDERS, Backoff(1, 60)))
+        workers[-1].start()
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.kill()
+        listen(worker)
+
+
+def listen(worker: SupervisedWorker) -> list[dict[str, Any]]:
+    """All that it says until it has ended."""
+    heard: list[dict[str, Any]] = []
+    while worker.running:
+        assert wait_for(reading=worker.fds, timeout=WAIT), "no end"
+        heard += worker.hear()
+    return heard
+
+
+def say(*events: dict[str, Any]) -> str:
+    return "".join(f"echo '{json.dumps(event)}'\n" for event in events)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+START = {"event": "worker_start", "pid": 1}
+STOP = {"event": "worker_stop", "pid": 1}
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+def test_its_events_are_heard_in_order_and_a_good_end_is_no_death(start: Start) -> None:
+    tick = {"event": "tick", "state": "sending", "sent": 5}
+    assert listen(start(say(START, tick, STOP))) == [START, tick, STOP]
+
+
+def test_its_orders_are_one_line_that_it_can_read(start: Start) -> None:
+    worker = start('read -r line; printf "%s\\n" "$line" >&2; exit 1')
+    (died,) = listen(worker)
+    assert Orders.model_validate_json(died["detail"]) == ORDERS
+
+
+def test_events_that_come_in_pieces_are_put_together(start: Start) -> None:
+    script = "printf '{\"event\": \"wor'; sleep 0.05; printf 'ker_start\"}\\n'\n" + say(STOP)
+    assert [event["event"] for event in listen(start(script))] == ["worker_start", "worker_stop"]
+
+
+def test_a_flood_of_events_is_heard_to_its_end(start: Start) -> None:
+    script = 'yes \'{"event": "tick"}\' | head -n 100000\n' + say(STOP)
+    assert len(listen(start(script))) == 100_001
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "echo hello",
+        "echo",
+        "echo 17",
+        "echo '[]'",
+        "echo null",
+        "echo '{}'",
+        "echo '{\"event\": 5}'",
+        "printf '\\000\\377\\n'",
+        'echo \'{"event": "tick"\'',
+        "printf '[%.0s' $(seq 9999); echo",
+    ],
+)
+def test_what_is_no_event_is_told_and_the_rest_is_still_heard(start: Start, garbage: str) -> None:
+    first, warning, last = listen(start(f"{say(START)}\n{garbage}\n{say(STOP)}"))
+    assert (first, last) == (START, STOP)
+    assert warning["event"] == "warning"
+    assert "worker 3" in warning["reason"]
+
+
+def test_garbage_without_end_is_told_once_and_not_kept(start: Start) -> None:
+    script = f"yes | head -n 10000\nhead -c 30000000 /dev/zero\necho\n{say(STOP)}"
+    assert [event["event"] for event in listen(start(script))] == ["warning", "worker_stop"]
+
+
+# --- how it ends ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("exit 1", 1), ("exit 0", 0), ("kill -9 $$", -9), ("kill -SEGV $$", -11)]
+)
+def test_an_end_without_a_good_bye_is_a_death(start: Start, end: str, status: int) -> None:
+    worker = start(f"{say(START)}echo 'Traceback: out of luck' >&2\n{end}")
+    *_, died = listen(worker)
+    assert died["event"] == "worker_died"
+    assert died["status"] == status
+    assert died["detail"] == "Traceback: out of luck"
+    assert not worker.running
+    assert worker.fds == []
+
+
+def test_a_fatal_error_is_a_good_bye(start: Start) -> None:
+    fatal = {"event": "fatal", "exit_code": 6, "message": "full", "detail": "", "hint": ""}
+    assert listen(start(say(fatal) + "exit 6")) == [fatal]
+
+
+def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
+    worker = start(f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; exit 1")
+    listen(worker)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: gone(pid), "the orphan to end")
+
+
+def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
+    worker = start(f"trap '' TERM INT; sleep 600 & echo $! > {tmp_path}/pid; echo; wait")
+    wait_for(reading=worker.fds, timeout=WAIT)
+    worker.kill()
+    *_, died = listen(worker)
+    assert died["status"] == -signal.SIGKILL
+    wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "the child to end")
+
+
+def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:
+    worker = start("cut -d' ' -f5 /proc/$$/stat >&2; exit 1")
+    (died,) = listen(worker)
+    assert int(died["detail"]) != os.getpgid(0)
+
+
+def test_stop_is_a_word_on_its_stdin(start: Start) -> None:
+    worker = start(f'read -r orders; read -r word; [ "$word" = stop ] || exit 1\n{say(STOP)}')
+    worker.stop()
+    assert listen(worker) == [STOP]
+
+
+def test_stopping_and_killing_what_has_ended_is_no_error(start: Start) -> None:
+    worker = start(say(STOP))
+    listen(worker)
+    worker.stop()
+    worker.kill()
+    assert worker.due is None
+
+
+# --- starting it again ----------------------------------------------------------------------------
+
+
+def test_it_is_started_again_a_bounded_number_of_times_with_growing_waits() -> None:
+    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
+    waits = []
+    for nth in range(1, RESTARTS + 1):
+        waits.append(worker.plan_restart(100.0, random=0.5))
+        assert worker.due == 100.0 + waits[-1]
+        assert worker.restarts == nth
+    assert waits == sorted(waits)
+    with pytest.raises(WorkerFailed) as caught:
+        worker.plan_restart(100.0, random=0.5)
+    assert caught.value.exit_code == 1
+    assert "worker 3 died 6 times" in caught.value.message
+    assert caught.value.hint
+
+
+def test_told_to_stop_it_is_not_started_again() -> None:
+    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
+    worker.plan_restart(100.0, random=0.5)
+    worker.stop()
+    assert worker.due is None
+
+
+def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start('printf \'{"event": "ti\'; exit 1')
+    listen(worker)
+    monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", say(START, STOP)))
+    worker.start()
+    assert listen(worker) == [START, STOP]

@@ -1,0 +1,399 @@
+"""The send loop while everything around it fails: nothing is lost, doubled or wrongly blamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ntt_backup.config.settings import RunSettings
+from ntt_backup.errors import (
+    BackupError,
+    CatalogUnavailable,
+    RemoteCannotStore,
+    RemoteUnreachable,
+    SourceError,
+)
+from ntt_backup.model import Blob
+from ntt_backup.process import wait_for
+from ntt_backup.worker import Assignment, Worker
+from tests.unit.fakes import FakeCatalog, FakeLine, FakeRemote, FakeStore, Script, blobs
+
+QUICK: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.01, "batch_size": 10, "window": 3}
+REMOTE_FAULTS = [
+    "remote away",
+    "lost in put",
+    "answered, then lost in put",
+    "lost",
+    "answered, then lost",
+    "changed",
+    "changed, stream lost",
+    "busy",
+]
+CATALOG_FAULTS = [
+    "catalog away",
+    "catalog lost at take",
+    "catalog lost at record",
+    "catalog lost at release",
+    "catalog lost at look",
+]
+
+
+@dataclass
+class Scene:
+    """One worker and all that it meets."""
+
+    catalog: FakeCatalog
+    remote: FakeRemote
+    line: FakeLine
+    store: FakeStore
+    all: list[Blob]
+
+    def worker(self, *, watch: bool = False, **run: Any) -> Worker:
+        return Worker(
+            Assignment("0", watch, RunSettings(**{**QUICK, **run})),
+            cast(Any, self.store),
+            self.remote.connect,
+            cast(Any, self.catalog.connect),
+            self.line,
+        )
+
+    def assert_done(self, failed: Sequence[str] = ()) -> None:
+        """Every blob is settled, as it should be, told of once, and no claim is left."""
+        assert self.catalog.failed.keys() == set(failed)
+        assert self.catalog.copied == {blob.blobid for blob in self.all} - set(failed)
+        assert self.catalog.pending == {}
+        assert self.catalog.locks == {}
+        told = self.line.of("batch_complete")
+        assert sum(one["copied"] for one in told) == len(self.all) - len(failed)
+        assert sorted(one["blobid"] for one in self.line.of("blob_failed")) == sorted(failed)
+
+
+def scene(
+    count: int,
+    remote: Sequence[str] = (),
+    catalog: Sequence[str] = (),
+    poison: Sequence[int] = (),
+) -> Scene:
+    everything = blobs(count)
+    table = FakeCatalog(everything, Script(catalog))
+    far = FakeRemote(table, Script(remote), [everything[number].blobid for number in poison])
+    return Scene(table, far, FakeLine(table), FakeStore(), everything)
+
+
+@pytest.fixture
+def stop_pipe() -> Iterator[tuple[int, int]]:
+    fds = os.pipe()
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+# --- what is well ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 300])
+def test_everything_is_sent_once(count: int) -> None:
+    made = scene(count)
+    made.worker().run()
+    made.assert_done()
+    assert sum(len(batch.blobs) for batch in made.remote.batches) == count
+
+
+def test_few_blobs_of_many_ranges_go_out_in_full_batches() -> None:
+    made = scene(300)
+    made.worker(batch_size=100).run()
+    assert [len(batch.blobs) for batch in made.remote.batches] == [100, 100, 100]
+
+
+def test_no_more_batches_are_under_way_than_the_window_allows() -> None:
+    made = scene(300)
+    made.worker(window=3).run()
+    assert made.remote.most_in_flight == 3
+
+
+def test_a_batch_is_told_of_when_it_is_recorded_and_not_before() -> None:
+    made = scene(50)
+    told = 0
+
+    def check(event: dict[str, Any]) -> None:
+        nonlocal told
+        if event["event"] == "batch_complete":
+            told += event["copied"]
+            assert len(made.catalog.copied) == told
+
+    made.line.on_event = check
+    made.worker().run()
+    assert told == 50
+
+
+def test_batches_have_names_of_their_own() -> None:
+    made = scene(100)
+    made.worker().run()
+    names = [batch.name for batch in made.remote.batches]
+    assert names == [f"0.{number}" for number in range(1, 11)]
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [[0], [99], [3, 4], list(range(0, 100, 20))])
+def test_bad_blobs_end_alone_and_their_neighbours_arrive(poison: list[int]) -> None:
+    made = scene(100, poison=poison)
+    made.worker(attempts=2).run()
+    made.assert_done([made.all[number].blobid for number in poison])
+    assert {one["reason"] for one in made.line.of("blob_failed")} == {"remote-rejected"}
+
+
+@pytest.mark.parametrize("fault", REMOTE_FAULTS)
+@pytest.mark.parametrize("at", range(4))
+def test_a_fault_of_the_remote_is_no_blobs_failure(fault: str, at: int) -> None:
+    made = scene(60, remote=["ok"] * at + [fault])
+    made.worker().run()
+    made.assert_done()
+
+
+@pytest.mark.parametrize("fault", CATALOG_FAULTS)
+@pytest.mark.parametrize("at", range(6))
+def test_a_fault_of_the_catalog_is_no_blobs_failure(fault: str, at: int) -> None:
+    made = scene(60, catalog=["ok"] * at + [fault])
+    made.worker().run()
+    made.assert_done()
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(["ok", *REMOTE_FAULTS]), max_size=25),
+    st.lists(st.sampled_from(["ok", *CATALOG_FAULTS]), max_size=25),
+    st.sets(st.integers(0, 39), max_size=2),
+    st.integers(1, 4),
+)
+def test_whatever_fails_in_whatever_order_all_is_settled_in_the_end(
+    remote: list[str], catalog: list[str], poison: set[int], window: int
+) -> None:
+    made = scene(40, remote, catalog, sorted(poison))
+    # More attempts than faults: a blob that is refused so often is failed, and rightly.
+    made.worker(window=window, attempts=30 if not poison else 1).run()
+    bad = {made.all[number].blobid for number in poison}
+    if poison:
+        # "changed" is a refusal too, so with few attempts a neighbour may be given up as well.
+        assert bad <= made.catalog.failed.keys()
+        assert made.catalog.copied | made.catalog.failed.keys() == {b.blobid for b in made.all}
+    else:
+        made.assert_done()
+
+
+def test_an_answer_that_came_with_the_loss_of_the_link_is_recorded() -> None:
+    made = scene(30, remote=["ok"] * 3 + ["answered, then lost in put"])
+    made.worker().run()
+    made.assert_done()
+    sent = [blob.blobid for batch in made.remote.batches for blob in batch.blobs]
+    assert len(sent) == 30 + 20  # two of three batches had no answer
+
+
+def test_outages_and_retries_are_told_of() -> None:
+    made = scene(10, remote=["remote away", "lost in put"], catalog=["catalog away"])
+    made.worker().run()
+    whats = [(one["what"], one["attempt"]) for one in made.line.of("outage")]
+    assert whats == [("catalog", 1), ("remote", 1), ("remote", 2)]
+    (retry,) = made.line.of("batch_retry")
+    assert (retry["batch"], retry["blobs"], retry["attempt"]) == ("0.1", 10, 2)
+    assert "lost" in retry["reason"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("lost in put", ["0.1", "0.2", "0.3"]),
+        ("changed, stream lost", ["0.3", "0.1", "0.2"]),
+        ("busy", ["0.1", "0.2", "0.3"]),
+    ],
+)
+def test_every_batch_that_goes_again_is_told_of_with_its_name(fault: str, told: list[str]) -> None:
+    made = scene(30, remote=["ok"] * (4 if fault == "busy" else 3) + [fault])
+    made.worker().run()
+    made.assert_done()
+    assert [one["batch"] for one in made.line.of("batch_retry")] == told
+
+
+def test_an_answer_ends_an_outage() -> None:
+    made = scene(30, remote=["ok", "lost in put", "ok", "ok", "ok", "ok", "ok", "lost"])
+    made.worker(window=1).run()
+    made.assert_done()
+    assert [one["attempt"] for one in made.line.of("outage")] == [1, 1]
+
+
+def test_a_batch_under_which_the_link_breaks_again_and_again_gets_smaller() -> None:
+    made = scene(8, remote=["lost in put"] * 3)
+    made.worker(attempts=3).run()
+    made.assert_done()
+    assert [len(batch.blobs) for batch in made.remote.batches] == [8, 8, 8, 4, 4]
+
+
+def test_what_is_refused_while_the_catalog_is_away_is_claimed_anew_before_it_is_sent_again() -> (
+    None
+):
+    made = scene(30, remote=["ok", "ok", "ok", "ok", "busy"], catalog=["ok"] * 4)
+    lost = False
+
+    def lose_catalog(_: object) -> None:
+        nonlocal lost
+        if len(made.remote.batches) == 3 and not lost:
+            lost = True
+            made.catalog.script = Script(["catalog lost at record", "catalog away"])
+
+    made.remote.on_put = lose_catalog
+    made.worker(window=2).run()
+    made.assert_done()
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("far", "table", "kind"),
+    [
+        (["remote away"] * 99, [], RemoteUnreachable),
+        (["lost in put"] * 99, [], RemoteUnreachable),
+        ([], ["catalog away"] * 99, CatalogUnavailable),
+    ],
+)
+def test_an_outage_that_outlasts_the_patience_ends_the_work_and_fails_nothing(
+    far: list[str], table: list[str], kind: type[BackupError]
+) -> None:
+    made = scene(20, far, table)
+    with pytest.raises(kind):
+        made.worker(outage_timeout=0).run()
+    assert made.catalog.failed == {}
+    assert len(made.catalog.pending) == 20
+
+
+def test_a_watching_worker_waits_out_any_outage() -> None:
+    made = scene(20, ["remote away"] * 5 + ["lost in put"] * 5, ["catalog away"] * 5)
+
+    def stop_when_done(event: dict[str, Any]) -> None:
+        made.line.stopping = not made.catalog.pending
+
+    made.line.on_event = stop_when_done
+    made.worker(watch=True, outage_timeout=0, attempts=100).run()
+    made.assert_done()
+
+
+def test_a_full_remote_ends_the_work_but_what_it_answered_for_is_recorded() -> None:
+    made = scene(60, remote=["ok"] * 3 + ["full"])
+    with pytest.raises(RemoteCannotStore):
+        made.worker(window=3).run()
+    assert made.catalog.copied == made.remote.stored
+    assert made.catalog.copied
+    assert made.catalog.failed == {}
+    assert not any(session.usable for session in made.remote.sessions)
+
+
+def test_a_store_that_is_away_ends_the_work_and_fails_nothing() -> None:
+    made = scene(20)
+    made.store.error = SourceError("not mounted")
+    with pytest.raises(SourceError):
+        made.worker().run()
+    assert made.catalog.failed == {}
+    assert len(made.catalog.pending) == 20
+
+
+def stop_after(made: Scene, batches: int) -> None:
+    def check(_: object) -> None:
+        made.line.stopping = len(made.remote.batches) >= batches
+
+    made.remote.on_put = check
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 5])
+def test_told_to_stop_it_finishes_what_is_in_flight_and_begins_nothing(batches: int) -> None:
+    made = scene(100)
+    stop_after(made, batches)
+    made.worker().run()
+    assert len(made.remote.batches) == batches
+    assert made.catalog.copied == {b.blobid for one in made.remote.batches for b in one.blobs}
+    assert made.catalog.locks == {}
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_told_to_stop_while_the_catalog_fails_it_ends_and_records_at_the_second_try(
+    batches: int,
+) -> None:
+    made = scene(100)
+    stop_after(made, batches)
+    made.catalog.script = Script(["ok"] * (batches + 1) + ["catalog lost at record"])
+    made.worker().run()
+    assert made.catalog.copied == made.remote.stored
+
+
+def test_told_to_stop_while_the_catalog_stays_away_it_ends_and_claims_nothing_false() -> None:
+    made = scene(100)
+
+    def stop_and_cut(_: object) -> None:
+        if len(made.remote.batches) == 3:
+            made.line.stopping = True
+            made.catalog.script = Script(["catalog lost at record"] + ["catalog away"] * 99)
+
+    made.remote.on_put = stop_and_cut
+    made.worker().run()
+    assert made.catalog.copied <= made.remote.stored
+    assert made.line.of("batch_complete") == []
+
+
+def test_told_to_stop_while_the_link_is_lost_it_ends_at_once() -> None:
+    made = scene(100, remote=["ok", "ok", "lost in put"])
+    stop_after(made, 3)
+    made.worker().run()
+    assert made.catalog.failed == {}
+    assert made.catalog.copied <= made.remote.stored
+
+
+def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told() -> None:
+    made = scene(5)
+    late = Blob("ff" * 32, 10)
+
+    def next_scene(state: str) -> None:
+        if state == "idle" and late.blobid not in made.catalog.copied:
+            made.catalog.insert(late)
+        elif state == "idle":
+            assert not wait_for(reading=[made.catalog.notify], timeout=0), "it would wake at once"
+            made.line.stopping = True
+
+    made.line.on_state = next_scene
+    # It would sleep for a day, were it not woken.
+    made.worker(watch=True, poll_interval=86400).run()
+    made.all.append(late)
+    made.assert_done()
+
+
+def test_ranges_that_others_hold_are_waited_for() -> None:
+    made = scene(20)
+    other = made.catalog.connect()
+    (theirs,) = {blob.blobid for blob in made.all[:1]}
+    made.catalog.locks[made.catalog.range_of(theirs)] = other
+
+    def other_ends(state: str) -> None:
+        if state == "idle":
+            other.close()
+
+    made.line.on_state = other_ends
+    made.worker().run()
+    made.assert_done()
+
+
+def test_a_word_from_the_coordinator_ends_a_long_wait(stop_pipe: tuple[int, int]) -> None:
+    made = scene(10, remote=["remote away"])
+    made.line.fd, writer = stop_pipe
+
+    def stop(state: str) -> None:
+        if state == "outage":
+            os.write(writer, b"stop\n")
+
+    made.line.on_state = stop
+    made.worker(backoff_base=60, backoff_cap=60).run()
+    made.assert_done()
