@@ -179,7 +179,7 @@ class _Run:
             now = time.monotonic()
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
-                    worker.start()
+                    worker.start(now)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = wait_for(reading=fds, timeout=_REFRESH_SECONDS)
             for worker in self._workers:

@@ -78,7 +78,7 @@ def tell_split(line: Line, batch: Batch, error: BackupError) -> None:
 
 
 def tell_outage(line: Line, what: str, error: BackupError, attempt: int, wait_s: float) -> None:
-    """A side (`remote` or `catalog`) is away; it is tried again after wait_s seconds."""
+    """A side (`remote`, `catalog` or `source`) is away; it is tried again after wait_s seconds."""
     line.emit(
         "outage",
         what=what,

@@ -6,7 +6,8 @@ in it is only there to be named in the message. The file stays: removing it woul
 lock two files of the same name.
 
 The default path lies in /tmp, where others may put things: a symlink in its place is refused, and
-so is a file of another user, who could lock it himself and keep us out. Called by `coordinator` and `preflight`.
+so is a file of another user, who could lock it himself and keep us out. Called by `coordinator` and
+`preflight`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ class BlobRange:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Blobs that travel, and are retried, as a whole. attempt counts from 1.
+    """Blobs that travel, and are retried, as a whole.
+
+    attempt counts the sendings from 1, refusals those that were refused for the batch itself; the
+    others were lost with the link, which is no fault of the batch.
 
     ranges are the indexes of the claimed ranges the blobs came from; they stay locked until the
     batch is settled.
@@ -78,6 +81,7 @@ class Batch:
     blobs: tuple[Blob, ...]
     ranges: frozenset[int] = frozenset()
     attempt: int = 1
+    refusals: int = 0
 
     @property
     def size(self) -> int:

@@ -135,14 +135,16 @@ def after_rejection(
 ) -> Decision:
     """What to do with a batch that the remote (or the local tar) refused for itself.
 
-    It is retried as a whole until it was sent `attempts` times; then it is halved, until a single
-    blob is left that keeps failing. Halves get one attempt less to waste: the whole has shown that
-    waiting does not help, so they are split again at once if they fail.
+    It is retried as a whole until it was refused `attempts` times; then it is halved, until a
+    single blob is left that keeps failing. The whole has shown that waiting does not help, so
+    halves are split again at once if they are refused. Lost links do not count.
     """
-    if batch.attempt < attempts:
-        return Retry(replace(batch, attempt=batch.attempt + 1), backoff.wait(batch.attempt, random))
+    refusals = batch.refusals + 1
+    if refusals < attempts:
+        again = replace(batch, attempt=batch.attempt + 1, refusals=refusals)
+        return Retry(again, backoff.wait(refusals, random))
     if len(batch.blobs) > 1:
-        return Split(split(batch, attempt=attempts))
+        return Split(split(batch, refusals=attempts - 1))
     return GiveUp(Failure(batch.blobs[0].blobid, Reason.REMOTE_REJECTED, detail))
 
 
@@ -153,17 +155,19 @@ def after_link_loss(batch: Batch, attempts: int) -> tuple[Batch, ...]:
     again and again under the same large batch may carry a smaller one: after every `attempts`
     losses it is halved.
     """
-    if batch.attempt % attempts == 0 and len(batch.blobs) > 1:
-        return split(batch, attempt=1)
+    losses = batch.attempt - batch.refusals
+    if losses % attempts == 0 and len(batch.blobs) > 1:
+        return split(batch, refusals=batch.refusals)
     return (replace(batch, attempt=batch.attempt + 1),)
 
 
-def split(batch: Batch, attempt: int) -> tuple[Batch, Batch]:
+def split(batch: Batch, refusals: int) -> tuple[Batch, Batch]:
     """The two halves of a batch of at least two blobs; names grow by 'a' and 'b'."""
     middle = len(batch.blobs) // 2
+    half = replace(batch, attempt=refusals + 1, refusals=refusals)
     return (
-        replace(batch, name=batch.name + "a", blobs=batch.blobs[:middle], attempt=attempt),
-        replace(batch, name=batch.name + "b", blobs=batch.blobs[middle:], attempt=attempt),
+        replace(half, name=batch.name + "a", blobs=batch.blobs[:middle]),
+        replace(half, name=batch.name + "b", blobs=batch.blobs[middle:]),
     )
 
 

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -22,12 +23,14 @@ from ntt_backup.catalog import db, figures, runs
 from ntt_backup.catalog.claim import Claims
 from ntt_backup.config import Settings
 from ntt_backup.errors import CatalogError
+from ntt_backup.model import BlobRange
 from ntt_backup.planner import RANGES, prefix_ranges
 from ntt_backup.progress import Progress, Snapshot
 
 T = TypeVar("T")
 
-_COUNT_SHARE: Final = 0.05
+_COUNT_SECONDS: Final = 0.02
+_COUNT_SHARE: Final = 0.1
 _RECOUNT_SECONDS: Final = 300.0
 
 
@@ -60,15 +63,18 @@ class RunBook:
         return Claims(self._open(), self._settings.target, range(RANGES)).any_pending()
 
     def count_some(self, progress: Progress, now: float) -> None:
-        """Count the next range, if it is time to."""
+        """Count a few ranges, if it is time to."""
         if now < self._count_due or self._connection is None:
             return
-        one = prefix_ranges()[progress.next_range]
-        pending = self._try(lambda conn: figures.pending_in(conn, self._settings.target, one))
-        if pending is not None:
+        complete, took = False, 0.0
+        while not complete and took < _COUNT_SECONDS:
+            one = prefix_ranges()[progress.next_range]
+            pending = self._try(partial(_count, self._settings.target, one))
+            if pending is None:
+                break
             complete = progress.count_range(pending)
             took = time.monotonic() - now
-            self._count_due = now + (_RECOUNT_SECONDS if complete else took / _COUNT_SHARE)
+        self._count_due = now + (_RECOUNT_SECONDS if complete else took / _COUNT_SHARE)
 
     def update(self, snapshot: Snapshot) -> None:
         """Note what the run has done so far; shows that it is alive."""
@@ -104,6 +110,10 @@ class RunBook:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+def _count(target: str, one: BlobRange, connection: db.Connection) -> int:
+    return figures.pending_in(connection, target, one)
 
 
 def _figures(snapshot: Snapshot) -> dict[str, int]:

@@ -18,6 +18,7 @@ from ntt_backup.process import Child, write
 from ntt_backup.worker_process import Orders
 
 RESTARTS: Final = 5
+SOUND_SECONDS: Final = 600.0
 PROGRAM: Final = (sys.executable, "-m", "ntt_backup.worker_process")
 
 _LINE_BYTES: Final = 1 << 20
@@ -32,6 +33,7 @@ class SupervisedWorker:
     def __init__(self, orders: Orders, backoff: Backoff) -> None:
         self.orders = orders
         self.restarts = 0
+        self._started = 0.0
         self.due: float | None = 0.0
         self._backoff = backoff
         self._child: Child | None = None
@@ -54,13 +56,14 @@ class SupervisedWorker:
             return []
         return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
 
-    def start(self) -> None:
-        """Start the process and give it its orders."""
+    def start(self, now: float) -> None:
+        """Start the process and give it its orders. now: monotonic seconds."""
         self._child = Child(PROGRAM, new_session=True)
         self._rest = b""
         self._said_goodbye = False
         self._said_nonsense = False
         self.due = None
+        self._started = now
         self._tell(self.orders.model_dump_json().encode() + b"\n")
 
     def hear(self) -> Iterator[dict[str, Any]]:
@@ -129,8 +132,10 @@ class SupervisedWorker:
 
     def plan_restart(self, now: float, random: float) -> float:
         """Count a restart and set when it is due; seconds until then. Raises WorkerFailed at the
-        limit.
+        limit. A worker that lived for SOUND_SECONDS starts counting anew.
         """
+        if now - self._started > SOUND_SECONDS:
+            self.restarts = 0
         if self.restarts == RESTARTS:
             raise WorkerFailed(
                 f"worker {self.index} died {RESTARTS + 1} times",

@@ -33,6 +33,7 @@ from ntt_backup.errors import (
     CatalogError,
     CatalogUnavailable,
     RemoteUnreachable,
+    SourceError,
 )
 from ntt_backup.line import Line, tell_outage, tell_receipt, tell_retry, tell_split
 from ntt_backup.model import Batch, Receipt
@@ -83,7 +84,8 @@ class Worker:
         self._backoff = Backoff(run.backoff_base, run.backoff_cap)
         limit = None if assignment.watch else run.outage_timeout
         self._outages = {
-            kind: OutageClock(self._backoff, limit, random.random) for kind in ("remote", "catalog")
+            kind: OutageClock(self._backoff, limit, random.random)
+            for kind in ("remote", "catalog", "source")
         }
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
@@ -107,6 +109,8 @@ class Worker:
                     self._catalog_away(error)
                 except RemoteUnreachable as error:
                     self._remote_away(error)
+                except SourceError as error:
+                    self._source_away(error)
         except BaseException as error:
             self._give_up_session()
             if isinstance(error, BackupError) and not isinstance(error, CatalogError):
@@ -170,6 +174,11 @@ class Worker:
             self._session.put(batch)
         except BatchRejected as error:
             self._rejected(batch, error)
+        except SourceError:
+            if batch not in self._session.in_flight:
+                self._backlog.delay([batch])
+            raise
+        self._outages["source"].over()
         self._outcomes += self._session.collect(0.0)
 
     # --- what became of it ------------------------------------------------------------------------
@@ -272,9 +281,9 @@ class Worker:
         if pending:
             self._poll = min(self._poll * 2, _LAST_POLL_SECONDS)
             self._pause(self._poll, "idle")
-        else:
+        elif not claims.drain_notifications():
+            # One that came with the answer to a query would not make the socket readable.
             self._pause(self._run.poll_interval, "idle", claims.fileno())
-            claims.drain_notifications()
 
     def _pause(self, seconds: float, state: str, *fds: int) -> None:
         """Wait, but not past a word from the coordinator or life on one of fds."""
@@ -288,6 +297,11 @@ class Worker:
     def _remote_away(self, error: RemoteUnreachable) -> None:
         wait_s = 0.0 if self._line.stopping else self._outage("remote", error)
         self._resend(self._give_up_session(), wait_s, error)
+        self._pause(wait_s, "outage")
+
+    def _source_away(self, error: SourceError) -> None:
+        """The store worked when the run began: a disk that was unmounted may be mounted again."""
+        wait_s = 0.0 if self._line.stopping else self._outage("source", error)
         self._pause(wait_s, "outage")
 
     def _give_up_session(self) -> tuple[Batch, ...]:

@@ -128,8 +128,8 @@ class Site:
         return sorted(blobids)
 
     def fill_slowly(self, count: int = 120, *, rate: str = "1MB/s") -> list[str]:
-        """Work for some seconds: count blobs of about 20 kB, in batches of 20, over a slow link."""
-        self.write_config(run={"batch_size": 20, "bwlimit": rate})
+        """Work for some seconds: count blobs of about 20 kB, in batches of 5, over a slow link."""
+        self.write_config(run={"batch_size": 5, "bwlimit": rate})
         return self.fill(count, size=lambda chance: chance.randrange(10_000, 30_000))
 
     def register(self, blobids: list[str], sizes: list[int] | None = None) -> None:
@@ -227,7 +227,7 @@ class Site:
 
     @contextmanager
     def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
-        """A command of the CLI in the background; killed at the end if it still runs."""
+        """A command of the CLI in the background; killed at the end, with all that it started."""
         with (self.root / "output.txt").open("w") as output:
             process = subprocess.Popen(
                 self.argv(*args),
@@ -243,6 +243,7 @@ class Site:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
+                self.kill_all(random.Random(0))
 
     def processes(self) -> dict[int, str]:
         """What runs of the CLI and of all that it started: PID to the program's name."""

@@ -262,7 +262,8 @@ class DockerServer:
 
     def full_directory(self) -> RemoteDir:
         path = "/srv/full"
-        self._as_root(f"find {path} -mindepth 1 -delete")
+        # A container that was stopped and started again comes back with another mode here.
+        self._as_root(f"find {path} -mindepth 1 -delete && chmod 1777 {path}")
         # Only the container's own mount namespace has this file system.
         return RemoteDir(path, Path(f"/proc/{self._engine.attrs['State']['Pid']}/root{path}"))
 

@@ -129,7 +129,7 @@ def _add(store: Path, file: str, budget: int, made: Made) -> None:
 
 
 def require_space(directory: Path, wanted: int = 0) -> None:
-    """Raise ConfigError unless there is room for so many bytes, and for what a demo needs anyway."""
+    """Raise ConfigError unless there is room for these bytes and for what a demo needs anyway."""
     free = shutil.disk_usage(directory).free
     if free < wanted + _RESERVE:
         raise _no_space(directory, f"{free / 1e6:.0f} MB are free")

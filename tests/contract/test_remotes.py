@@ -6,9 +6,9 @@ the strategy's far side (`Imposter`), so these tests know how the tar strategy t
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,8 +18,10 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteDenied,
     RemoteUnreachable,
+    SourceError,
 )
 from ntt_backup.model import Batch
+from ntt_backup.store import Store
 from ntt_backup.strategy import Session
 from ntt_backup.strategy.session import Rejection
 from tests.contract.rig import Imposter, Machine, Rig, receipt_of, settle
@@ -398,11 +400,35 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
     assert other.exists()
 
 
+def test_a_settled_batch_leaves_nothing_in_the_scratch_space(here: Rig, machine: Machine) -> None:
+    session = here.open()
+    good, blocked = here.batch("good", b"good"), here.batch("blocked", b"blocked" * 10_000)
+    here.final(blocked.blobs[0]).mkdir(parents=True)
+    session.put(good)
+    session.put(blocked)
+    settle(session)
+    (stage,) = (here.there / ".ntt-incoming").iterdir()
+    wait_until(lambda: not list(stage.iterdir()), "the scratch space to be empty")
+
+
+def test_a_source_that_goes_away_while_it_is_sent_ends_the_session(
+    here: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(here.store)
+    away = SourceError("not mounted any more")
+    monkeypatch.setattr(store, "altered", Mock(side_effect=away))
+    session = here.open(store=store)
+    with pytest.raises(SourceError):
+        session.put(here.batch("b", b"content"))
+    assert not session.usable
+    assert here.on_remote() == {}
+
+
 def test_a_source_that_is_away_is_no_batchs_trouble(here: Rig) -> None:
     session = here.open()
     batch = here.batch("b", b"content")
     here.store.rename(here.store.with_name("elsewhere"))
-    with suppress(BatchRejected), pytest.raises(BackupError) as caught:
+    with pytest.raises(SourceError) as caught:
         session.put(batch)
     assert caught.value.exit_code == 2
     assert session.in_flight == ()

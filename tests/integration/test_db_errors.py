@@ -129,6 +129,15 @@ def test_what_the_url_sets_is_left_alone(database_url: str) -> None:
     assert shown == ("ntt-backup test",)
 
 
+def test_nothing_is_prepared(catalog: Connection) -> None:
+    claims = Claims(catalog, "remote", range(256))
+
+    for _ in range(10):
+        claims.any_pending()
+
+    assert catalog.execute("select from pg_prepared_statements").fetchall() == []
+
+
 def test_too_many_connections_may_pass(
     postgres: Postgres, database_url: str, role: Callable[[], str]
 ) -> None:

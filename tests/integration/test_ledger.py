@@ -392,7 +392,7 @@ def test_registering_without_a_unique_index_repeats_nothing(database: Connection
     init_db(database, TARGET)
 
     assert register(database, [Blob("a", 1)]) == 1
-    assert register(database, [Blob("a", 1), Blob("b", 1), Blob("b", 1)]) == 1
+    assert register(database, [Blob("a", 1), Blob("b", 1), Blob("b", 2)]) == 1
 
 
 def test_a_foreign_column_that_needs_a_value_is_named(catalog: Connection) -> None:

@@ -215,6 +215,31 @@ def test_an_unfinished_index_is_refused_then_rebuilt(
     assert pending_indexes(database) == ["idx_blobs_remote_pending"]
 
 
+def test_building_an_index_waits_for_old_transactions_while_writing_goes_on(
+    catalog: Connection, catalog_url: str
+) -> None:
+    catalog.execute("drop index idx_blobs_remote_pending")
+    catalog.execute("set lock_timeout = 2000")
+    with connect(catalog_url, "init-db") as conn, connect(catalog_url, "writer") as writer:
+        conn.execute("set lock_timeout = 20")
+        build = threading.Thread(target=init_db, args=[conn, "remote"])
+        with writer.transaction():
+            writer.execute("insert into blobs (blobid) values ('ab')")
+            build.start()
+            while build.is_alive() and not waits_long(catalog):
+                pass
+            catalog.execute("insert into blobs (blobid) values ('cd')")
+        build.join()
+
+    assert verify_schema(catalog, "remote") == []
+
+
+def waits_long(conn: Connection) -> bool:
+    """Whether a session has been waiting for a lock for ten times the limit of 20 ms."""
+    since = "waitstart < clock_timestamp() - interval '200 ms'"
+    return bool(conn.execute(sql.SQL(f"select 1 from pg_locks where {since}")).fetchall())
+
+
 def test_an_index_that_another_session_builds_is_left_to_it(
     catalog: Connection, catalog_url: str
 ) -> None:

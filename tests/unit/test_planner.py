@@ -128,9 +128,9 @@ def test_nothing_gives_no_batch() -> None:
 # --- retries and splits ---------------------------------------------------------------------------
 
 
-def a_batch(count: int, attempt: int = 1) -> Batch:
+def a_batch(count: int, attempt: int = 1, refusals: int = 0) -> Batch:
     blobs = tuple(Blob(f"{number:064x}", 1) for number in range(count))
-    return Batch("b", blobs, frozenset({7}), attempt)
+    return Batch("b", blobs, frozenset({7}), attempt, refusals)
 
 
 @given(
@@ -155,7 +155,8 @@ def test_bad_blobs_end_alone_and_failed_and_no_other_is(
             continue
         decision = after_rejection(sent, "no", attempts, AT_ONCE, half)
         if isinstance(decision, Retry):
-            assert decision.batch == replace(sent, attempt=sent.attempt + 1)
+            again = replace(sent, attempt=sent.attempt + 1, refusals=sent.refusals + 1)
+            assert decision.batch == again
             todo.append(decision.batch)
         elif isinstance(decision, Split):
             todo.extend(decision.parts)
@@ -171,22 +172,33 @@ def test_bad_blobs_end_alone_and_failed_and_no_other_is(
 
 
 def test_a_single_blob_is_given_up_only_after_all_its_attempts() -> None:
-    for attempt in (1, 2):
-        assert isinstance(after_rejection(a_batch(1, attempt), "no", 3, AT_ONCE, half), Retry)
-    assert isinstance(after_rejection(a_batch(1, 3), "no", 3, AT_ONCE, half), GiveUp)
+    for refusals in (0, 1):
+        batch = a_batch(1, refusals=refusals)
+        assert isinstance(after_rejection(batch, "no", 3, AT_ONCE, half), Retry)
+    assert isinstance(after_rejection(a_batch(1, refusals=2), "no", 3, AT_ONCE, half), GiveUp)
+
+
+def test_lost_links_do_not_count_against_a_blob() -> None:
+    batches = (a_batch(1),)
+    for _ in range(20):
+        (lost,) = batches
+        batches = after_link_loss(lost, 3)
+    (batch,) = batches
+    assert batch.attempt == 21
+    assert isinstance(after_rejection(batch, "no", 3, AT_ONCE, half), Retry)
 
 
 @given(st.integers(2, 300), st.integers(1, 9))
 def test_halves_hold_the_whole_in_order_and_have_names_of_their_own(
-    count: int, attempt: int
+    count: int, refusals: int
 ) -> None:
     whole = a_batch(count)
-    first, second = split(whole, attempt)
+    first, second = split(whole, refusals)
     assert first.blobs + second.blobs == whole.blobs
     assert first.blobs
     assert second.blobs
     assert len({whole.name, first.name, second.name}) == 3
-    assert first.attempt == second.attempt == attempt
+    assert first.refusals == second.refusals == refusals
 
 
 @given(st.integers(1, 100), st.integers(1, 5), st.integers(0, 60))
@@ -196,6 +208,7 @@ def test_a_lost_link_gives_up_nothing_however_often_it_is_lost(
     batches = [a_batch(count)]
     for _ in range(losses):
         batches = [part for batch in batches for part in after_link_loss(batch, attempts)]
+        assert all(batch.blobs for batch in batches)
     assert [blob for batch in batches for blob in batch.blobs] == list(a_batch(count).blobs)
 
 

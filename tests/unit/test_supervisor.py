@@ -16,7 +16,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.planner import Backoff
 from ntt_backup.process import wait_for
-from ntt_backup.supervisor import RESTARTS, SupervisedWorker
+from ntt_backup.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.worker_process import Orders
 from tests.site import wait_until
 
@@ -41,7 +41,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     def make(script: str) -> SupervisedWorker:
         monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", script))
         workers.append(SupervisedWorker(ORDERS, Backoff(1, 60)))
-        workers[-1].start()
+        workers[-1].start(0.0)
         return workers[-1]
 
     yield make
@@ -200,6 +200,15 @@ def test_it_is_started_again_a_bounded_number_of_times_with_growing_waits() -> N
     assert caught.value.hint
 
 
+def test_deaths_far_apart_do_not_add_up(start: Start) -> None:
+    worker = start("exit 1")
+    for nth in range(1, 4):
+        worker.plan_restart(100.0, random=0.5)
+        assert worker.restarts == nth
+    worker.plan_restart(SOUND_SECONDS + 1, random=0.5)
+    assert worker.restarts == 1
+
+
 def test_told_to_stop_it_is_not_started_again() -> None:
     worker = SupervisedWorker(ORDERS, Backoff(1, 60))
     worker.plan_restart(100.0, random=0.5)
@@ -213,5 +222,5 @@ def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
     worker = start('printf \'{"event": "ti\'; exit 1')
     listen(worker)
     monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", say(START, STOP)))
-    worker.start()
+    worker.start(0.0)
     assert listen(worker) == [START, STOP]

@@ -294,11 +294,25 @@ def test_a_full_remote_ends_the_work_but_what_it_answered_for_is_recorded() -> N
     assert not any(session.usable for session in made.remote.sessions)
 
 
-def test_a_store_that_is_away_ends_the_work_and_fails_nothing() -> None:
+def test_a_store_that_comes_back_is_waited_for() -> None:
+    made = scene(20)
+    made.store.error = SourceError("not mounted")
+
+    def mount(event: dict[str, Any]) -> None:
+        if event["event"] == "outage" and event["attempt"] == 3:
+            made.store.error = None
+
+    made.line.on_event = mount
+    made.worker().run()
+    made.assert_done()
+    assert {one["what"] for one in made.line.of("outage")} == {"source"}
+
+
+def test_a_store_that_stays_away_ends_the_work_and_fails_nothing() -> None:
     made = scene(20)
     made.store.error = SourceError("not mounted")
     with pytest.raises(SourceError):
-        made.worker().run()
+        made.worker(outage_timeout=0).run()
     assert made.catalog.failed == {}
     assert len(made.catalog.pending) == 20
 

@@ -1,0 +1,344 @@
+"""One bad blob never fails its neighbours, and odd ones that are not bad arrive as they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import psycopg.conninfo
+import pytest
+from blake3 import blake3
+
+from ntt_backup.model import relative_path
+from tests.site import Site, wait_until
+from tests.sshd import Sshd
+
+AS_ROOT = os.geteuid() == 0
+HEX = "0123456789abcdef" * 4
+MALFORMED = {
+    "empty": "",
+    "short": HEX[:-1],
+    "long": HEX + "0",
+    "upper case": HEX.upper(),
+    "not hex": HEX[:-1] + "g",
+    "relative path": "../../etc/passwd",
+    "path of the right length": "../" * 21 + "x",
+    "absolute path": "/etc/passwd",
+    "newline after": HEX + "\n",
+    "newline within": HEX[:32] + "\n" + HEX[32:-1],
+    "carriage return": HEX + "\r",
+    "tab": HEX + "\t",
+    "quote": HEX[:60] + "'\"`;",
+    "SQL": "'; drop table blobs; --",
+    "command": "$(touch /tmp/ntt-was-here)",
+    "option of tar": "--checkpoint-action=exec=sh",
+    "leading dash": "-" + HEX[:-1],
+    "escape sequence": "\x1b[2J" + HEX[4:],
+    "other digits": "\u0661" * 64,
+    "wide letters": "\uff41" * 64,
+    "surrogate pair": "\U0001f4a9" * 16,
+    "right to left": "\u202e" + HEX[1:],
+}
+
+
+def failed_events(site: Site) -> dict[str, str]:
+    return {event["blobid"]: event["reason"] for event in site.events("blob_failed")}
+
+
+def assert_failed(site: Site, code: int, expected: dict[str, str]) -> None:
+    """Exactly these failed, in the ledger as in the log; all others of the store were copied."""
+    assert code == 7
+    assert site.failures() == expected
+    assert failed_events(site) == expected
+    stop = site.events("run_stop")[-1]
+    assert (stop["failed"], stop["outcome"]) == (len(expected), "some_failed")
+    rows = site.query("select detail from ntt_backup.failures")
+    assert all(detail for (detail,) in rows)
+    good = {row[0] for row in site.query("select blobid from blobs")} - expected.keys()
+    assert site.copied() == good
+    assert {name.rpartition("/")[2] for name in site.on_remote()} == good
+    assert site.litter() == []
+
+
+# --- what the store has in a blob's place
+
+
+@pytest.fixture
+def mere_mortal(site: Site) -> Iterator[None]:
+    """The program may not read what file modes forbid: root gives up its power to."""
+    if not AS_ROOT:
+        yield
+        return
+    setpriv = which("setpriv") or pytest.skip("root needs setpriv to give up what makes it root")
+    site.wrapper = [setpriv, "--bounding-set=-dac_override,-dac_read_search", "--"]
+    # The database's socket lies in a directory of another user.
+    sockets = Path(str(psycopg.conninfo.conninfo_to_dict(site.url)["host"]))
+    mode = sockets.stat().st_mode
+    sockets.chmod(mode | 0o011)
+    yield
+    sockets.chmod(mode)
+
+
+@pytest.mark.usefixtures("mere_mortal")
+def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(site: Site) -> None:
+    blobs = site.fill(120, size=lambda chance: chance.randrange(10, 9000))
+    content = {blobid: site.path(blobid).read_bytes() for blobid in blobs[:10]}
+    bad = dict(
+        zip(
+            content,
+            (
+                "missing",
+                "unreadable",
+                "wrong-size",
+                "corrupt-source",
+                "corrupt-source",
+                "not-a-file",
+                "not-a-file",
+                "not-a-file",
+                "not-a-file",
+                "not-a-file",
+            ),
+            strict=True,
+        )
+    )
+    paths = [site.path(blobid) for blobid in bad]
+    paths[1].chmod(0)
+    site.query("update blobs set size = %s where blobid = %s", 10_000, blobs[2])
+    paths[3].write_bytes(content[blobs[3]][:-1])
+    paths[4].write_bytes(bytes([content[blobs[4]][0] ^ 1]) + content[blobs[4]][1:])
+    for path in (paths[0], *paths[5:]):
+        path.unlink()
+    paths[5].mkdir()
+    paths[6].symlink_to(site.root)
+    elsewhere = site.root / "elsewhere"
+    elsewhere.write_bytes(content[blobs[7]])
+    paths[7].symlink_to(elsewhere)
+    os.mkfifo(paths[8])
+    with socket.socket(socket.AF_UNIX) as listener:
+        bind_in(listener, paths[9])
+        first = site.run("run", "--once")
+
+    assert_failed(site, first.returncode, bad)
+
+    again = site.run("run", "--once")
+    assert again.returncode == 0
+    assert site.failures() == bad
+
+    site.query("update blobs set size = null where blobid = %s", blobs[2])
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        path.write_bytes(content[path.name])
+    requeued = site.run("requeue")
+    assert "10 blobs" in requeued.stdout
+    mended = site.run("run", "--once")
+
+    assert mended.returncode == 0, mended.stdout
+    assert site.failures() == {}
+    assert site.query("select * from ntt_backup.failures") == []
+    elsewhere.unlink()
+    site.assert_complete()
+
+
+def bind_in(listener: socket.socket, path: Path) -> None:
+    """Make a socket at a path that is too long for bind(2)."""
+    fd = os.open(path.parent, os.O_PATH)
+    try:
+        listener.bind(f"/proc/self/fd/{fd}/s")
+        (path.parent / "s").rename(path)
+    finally:
+        os.close(fd)
+
+
+def test_blobs_behind_a_link_are_not_followed(site: Site) -> None:
+    """Whoever can put a link into the store could have any file of this machine sent."""
+    blobs = site.fill(30)
+    prefix = site.path(blobs[0]).parent
+    moved = site.root / "moved"
+    prefix.rename(moved)
+    prefix.symlink_to(moved)
+
+    done = site.run("run", "--once")
+
+    assert_failed(site, done.returncode, {blobs[0]: "not-a-file"})
+
+
+def test_without_a_check_of_the_source_its_bytes_are_sent_as_they_are(site: Site) -> None:
+    site.write_config(run={"verify_source": False})
+    blobs = site.fill(40, size=lambda chance: chance.randrange(10, 9000))
+    site.path(blobs[0]).write_bytes(b"something else")
+    site.path(blobs[1]).unlink()
+    site.query("update blobs set size = 3 where blobid = %s", blobs[2])
+
+    done = site.run("run", "--once")
+
+    assert_failed(site, done.returncode, {blobs[1]: "missing", blobs[2]: "wrong-size"})
+    assert site.on_remote()[relative_path(blobs[0])] == b"something else"
+
+
+# --- what the remote has in a blob's place
+
+
+def test_a_blob_that_the_remote_cannot_place_ends_alone(site: Site) -> None:
+    site.write_config(run={"attempts": 2})
+    blobs = site.fill(60, size=lambda chance: chance.randrange(10, 9000))
+    directory = blobs[7]
+    alone = [one for one in blobs if sum(one[:2] == other[:2] for other in blobs) == 1]
+    file = next(one for one in alone if one != directory)
+    top = f"{site.remote.path}/by-hash"
+    made = site.sshd.run(f"mkdir -p {top}/{relative_path(directory)}; echo x >{top}/{file[:2]}")
+    assert made.returncode == 0, made.stderr
+
+    done = site.run("run", "--once")
+
+    in_the_way = site.remote.local / "by-hash" / file[:2]
+    assert in_the_way.read_bytes() == b"x\n"
+    in_the_way.unlink()
+    assert_failed(site, done.returncode, {directory: "remote-rejected", file: "remote-rejected"})
+    assert len(site.copied()) == 58
+    assert site.events("batch_split")
+
+    (site.remote.local / "by-hash" / relative_path(directory)).rmdir()
+    site.run("requeue", "--reason", "remote-rejected")
+    assert site.run("run", "--once").returncode == 0
+    site.assert_complete()
+
+
+# --- what the catalog has for a blobid
+
+
+def test_what_is_no_blobid_is_failed_and_never_a_path(site: Site) -> None:
+    good = site.fill(40)
+    site.register(list(MALFORMED.values()))
+
+    done = site.run("run", "--once", timeout=60)
+
+    assert_failed(site, done.returncode, dict.fromkeys(MALFORMED.values(), "bad-blobid"))
+    assert site.on_remote() == site.in_store()
+    assert site.copied() == set(good)
+    assert not Path("/tmp/ntt-was-here").exists()
+    assert "\x1b" not in done.stdout
+    assert len(done.stdout.splitlines()) < len(MALFORMED) + 5
+    assert site.run("run", "--once", timeout=60).returncode == 0
+
+
+def test_only_malformed_blobids_end_the_run_too(site: Site) -> None:
+    site.put_in_store(b"the store is there")
+    site.register(list(MALFORMED.values()))
+
+    done = site.run("run", "--once", timeout=60)
+
+    assert done.returncode == 7
+    assert site.failures() == dict.fromkeys(MALFORMED.values(), "bad-blobid")
+    assert site.on_remote() == {}
+
+
+def test_a_table_without_a_key_may_hold_null_and_the_same_twice(site: Site) -> None:
+    site.query("alter table blobs drop constraint blobs_pkey")
+    site.query("alter table blobs alter column blobid drop not null")
+    blobs = site.fill(40)
+    site.query("insert into blobs (blobid) select blobid from blobs where blobid < '8'")
+    site.query("insert into blobs (blobid) values (null), (null), (null)")
+
+    done = site.run("run", "--once", timeout=60)
+
+    assert done.returncode == 0, done.stdout
+    site.assert_complete()
+    assert site.query("select count(*) from blobs where not coalesce(remote_copied, false)") == [
+        (3,)
+    ]
+    assert sum(event["copied"] for event in site.events("batch_complete")) == len(blobs)
+    assert site.run("run", "--once", timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("size", [-1, 0, 2**62])
+def test_a_size_in_the_catalog_that_cannot_be(site: Site, size: int) -> None:
+    blobs = site.fill(20, size=lambda chance: chance.randrange(1, 900))
+    site.query("update blobs set size = %s where blobid = %s", size, blobs[0])
+
+    done = site.run("run", "--once", timeout=60)
+
+    assert_failed(site, done.returncode, {blobs[0]: "wrong-size"})
+
+
+# --- odd, but not bad
+
+
+@pytest.mark.parametrize("user", ["backup", "busy"])
+def test_odd_files_arrive_as_ordinary_ones(site: Site, remote: Sshd, user: str) -> None:
+    if user != "backup":
+        site.through(remote.as_user(user))
+    contents = [bytes([n % 256]) * n for n in (0, 1, 511, 512, 513, 1023, 1024, 10_239, 10_240)]
+    blobs = [site.put(content) for content in contents]
+    for blobid, mode in zip(
+        blobs, (0 if AS_ROOT else 0o400, 0o777, 0o4755, 0o2000 | 0o444), strict=False
+    ):
+        site.path(blobid).chmod(mode)
+    for blobid, moment in zip(blobs, (-1, -(2**31), 0, 1, 2**31, 2**33, 2**34 - 1), strict=False):
+        os.utime(site.path(blobid), (moment, moment))
+    os.link(site.path(blobs[3]), site.root / "another name")
+
+    done = site.run("run", "--once")
+
+    assert done.returncode == 0, done.stdout
+    site.assert_complete()
+    top = site.remote.local / "by-hash"
+    modes = {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [top, *top.rglob("*")]}
+    assert modes == {(True, 0o755), (False, 0o644)}
+
+
+def test_two_names_of_one_file_are_sent_as_two_files(site: Site) -> None:
+    """Hard links would make tar send the second one as a reference, without content."""
+    site.write_config(run={"verify_source": False})
+    first = site.put(b"x" * 5000)
+    second = f"{first[:-1]}{(int(first[-1], 16) + 1) % 16:x}"
+    os.link(site.path(first), site.path(second))
+    site.register([second])
+
+    assert site.run("run", "--once").returncode == 0
+
+    site.assert_complete()
+    assert site.events("batch_retry") == []
+
+
+def test_a_blob_of_three_gigabytes_takes_no_memory(site: Site) -> None:
+    size = 3 * 1024**3
+    hollow = site.root / "hollow"
+    hollow.touch()
+    os.truncate(hollow, size)
+    blobid = blake3(max_threads=blake3.AUTO).update_mmap(hollow).hexdigest()
+    site.path(blobid).parent.mkdir(parents=True)
+    hollow.rename(site.path(blobid))
+    site.register([blobid], [size])
+    neighbours = site.fill(20)
+    peaks: dict[int, int] = {}
+
+    with site.running("run", "--once") as run:
+        wait_until(lambda: sampled(site, run.pid, peaks) and run.poll() is not None, "the end", 170)
+
+    assert run.returncode == 0, site.output()
+    assert len(peaks) == 1 + len(site.events("worker_start"))
+    assert max(peaks.values()) < 100_000_000
+    arrived = site.remote.local / "by-hash" / relative_path(blobid)
+    assert arrived.stat().st_size == size
+    assert blake3(max_threads=blake3.AUTO).update_mmap(arrived).hexdigest() == blobid
+    assert site.copied() == {blobid, *neighbours}
+    arrived.unlink()
+
+
+def sampled(site: Site, coordinator: int, peaks: dict[int, int]) -> bool:
+    """Note the largest resident size, in bytes, that each process of the run has had so far."""
+    for pid in (coordinator, *(event["pid"] for event in site.events("worker_start"))):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                peaks[pid] = int(line.split()[1]) * 1024
+    return True

@@ -1,0 +1,236 @@
+"""`check` does what the job does, says what is wrong and what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.site import Site
+from tests.sshd import FULL_SIZE, Sshd, free_port
+
+STEPS = ("log", "lock", "source", "catalog", "pending", "remote", "transfer", "clock", "space")
+
+
+def verdicts(output: str) -> dict[str, str]:
+    """Step to verdict: ok, warning or FAILED."""
+    found = re.findall(r"^(ok|warning|FAILED) +(\w+) ", output, re.MULTILINE)
+    return {step: verdict for verdict, step in found}
+
+
+def failed(output: str) -> dict[str, tuple[str, str]]:
+    """Step that failed to what was said, and the hint in the line below it."""
+    found = re.findall(r"^FAILED +(\w+) +(.*)\n {18}(\S.*)$", output, re.MULTILINE)
+    return {step: (said, hint) for step, said, hint in found}
+
+
+def test_all_is_well(site: Site) -> None:
+    site.fill(10)
+
+    done = site.run("check")
+
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    assert verdicts(done.stdout) == dict.fromkeys((*STEPS, "versions"), "ok")
+    assert list(site.remote.local.iterdir()) == []
+    assert site.copied() == set()
+    assert site.events() == []
+
+
+# --- each kind of failure
+
+
+def no_log(site: Site) -> None:
+    (site.root / "file").touch()
+    site.write_config(log={"jsonl": str(site.root / "file" / "log.jsonl")})
+
+
+def no_store(site: Site) -> None:
+    site.write_config(source={"root": str(site.root / "nowhere")})
+
+
+def empty_store(site: Site) -> None:
+    (site.root / "empty").mkdir()
+    site.write_config(source={"root": str(site.root / "empty")})
+
+
+def no_database(site: Site) -> None:
+    site.write_config(catalog={"url": f"{site.url} port={free_port()}"})
+
+
+def no_table(site: Site) -> None:
+    site.query("drop table blobs")
+
+
+def no_column(site: Site) -> None:
+    site.query("alter table blobs drop column remote_copy_failed")
+
+
+def no_sshd(site: Site) -> None:
+    site.write_config(remote={"port": free_port()})
+
+
+def no_host_key(site: Site) -> None:
+    (site.root / "known_hosts").touch()
+    site.write_config(remote={"known_hosts": str(site.root / "known_hosts")})
+
+
+def no_directory(site: Site) -> None:
+    site.remote.local.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("broken", "step", "code"),
+    [
+        (no_log, "log", 2),
+        (no_store, "source", 2),
+        (empty_store, "source", 2),
+        (no_database, "catalog", 4),
+        (no_table, "catalog", 4),
+        (no_column, "catalog", 4),
+        (no_sshd, "remote", 5),
+        (no_host_key, "remote", 5),
+        (no_directory, "remote", 6),
+    ],
+)
+def test_a_failure_has_its_code_and_a_hint(
+    site: Site, broken: Callable[[Site], None], step: str, code: int
+) -> None:
+    site.fill(10)
+    broken(site)
+
+    done = site.run("check")
+
+    assert done.returncode == code, done.stdout
+    assert [name for name, verdict in verdicts(done.stdout).items() if verdict == "FAILED"] == [
+        step
+    ]
+    said, hint = failed(done.stdout)[step]
+    assert said
+    assert hint
+    assert done.stderr == ""
+    if site.remote.local.is_dir():
+        assert list(site.remote.local.iterdir()) == []
+
+
+def test_another_coordinator_is_at_work(site: Site) -> None:
+    site.fill(10)
+    with site.lock.open("w") as held:
+        held.write("4242\n")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        done = site.run("check")
+
+    assert done.returncode == 3, done.stdout
+    said, hint = failed(done.stdout)["lock"]
+    assert "4242" in said
+    assert hint
+    assert list(verdicts(done.stdout).values()).count("ok") == len(STEPS)
+
+
+@pytest.mark.docker
+def test_a_full_remote_shows_in_the_trial_transfer(site: Site, remote: Sshd) -> None:
+    site.remote = remote.full_directory()
+    site.write_config(remote={"path": site.remote.path})
+    site.fill(10)
+    filled = remote.run(f"head -c {FULL_SIZE} /dev/zero >{site.remote.path}/ballast; true")
+    assert filled.returncode == 0
+
+    done = site.run("check")
+
+    assert done.returncode == 6, done.stdout
+    said, hint = failed(done.stdout)["transfer"]
+    assert "full" in said
+    assert hint
+    assert site.litter() == ["ballast"]
+
+
+def test_all_that_is_wrong_is_shown_at_once(site: Site) -> None:
+    site.fill(10)
+    for broken in (no_log, no_store, no_database, no_sshd):
+        broken(site)
+
+    done = site.run("check")
+
+    assert done.returncode == 2, done.stdout
+    assert failed(done.stdout).keys() == {"log", "source", "catalog", "remote"}
+
+
+def test_the_exit_code_is_that_of_the_first_failure(site: Site) -> None:
+    site.fill(10)
+    no_database(site)
+    no_directory(site)
+
+    done = site.run("check")
+
+    assert done.returncode == 4, done.stdout
+    assert failed(done.stdout).keys() == {"catalog", "remote"}
+
+
+# --- a remote that hangs
+
+
+def test_a_remote_that_does_not_answer_at_all(site: Site, remote: Sshd) -> None:
+    site.fill(10)
+    site.write_config(remote={"connect_timeout": 1})
+    remote.pause()
+
+    done = site.run("check")
+
+    assert done.returncode == 5, done.stdout
+    said, hint = failed(done.stdout)["remote"]
+    assert "the remote does not answer" in said
+    assert hint
+
+
+def test_startup_files_that_never_end(site: Site, startup: Path) -> None:
+    site.fill(10)
+    site.write_config(remote={"connect_timeout": 1})
+    startup.write_text("echo tired >&2; sleep 20\n")
+
+    done = site.run("check")
+
+    assert done.returncode == 5, done.stdout
+    said, hint = failed(done.stdout)["remote"]
+    assert "did not answer in time: its system and free space" in said
+    assert "waited 2 s" in said
+    assert "tired" in said
+    assert "startup files" in hint
+    assert list(site.remote.local.iterdir()) == []
+
+
+def test_startup_files_that_take_our_input(site: Site, startup: Path) -> None:
+    """They swallow the script that was meant for sh."""
+    site.fill(10)
+    site.write_config(remote={"connect_timeout": 1})
+    startup.write_text("cat >/dev/null\n")
+
+    done = site.run("check")
+
+    assert done.returncode == 5, done.stdout
+    said, hint = failed(done.stdout)["remote"]
+    assert said
+    assert "startup files" in hint
+
+
+def test_a_remote_whose_storage_hangs(site: Site, remote: Sshd, startup: Path) -> None:
+    """The login works, the transfer waits for ever: as with a network file system that is away."""
+    site.fill(10)
+    site.write_config(remote={"connect_timeout": 1})
+    tools = remote.directory("tools")
+    sync = tools.local / "sync"
+    sync.write_text("#!/bin/sh\nsleep 20\n")
+    sync.chmod(0o755)
+    startup.write_text(f"PATH={tools.path}:$PATH\n")
+
+    done = site.run("check")
+
+    assert done.returncode == 5, done.stdout
+    said, hint = failed(done.stdout)["transfer"]
+    assert "waited" in said
+    assert hint
+    assert list(site.remote.local.iterdir()) == []

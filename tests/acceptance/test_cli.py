@@ -1,0 +1,254 @@
+"""The command line: what each command answers, on which stream, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.postgres import Postgres
+from tests.site import Site
+
+COMMANDS = ("check", "init-db", "scan", "run", "status", "requeue")
+
+
+# --- help and mistakes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_names_every_command(site: Site, flag: str) -> None:
+    result = site.run(flag)
+    assert result.returncode == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in result.stdout
+    assert "Exit codes: 0 done" in result.stdout
+
+
+def test_every_command_has_help(site: Site) -> None:
+    for command in COMMANDS:
+        result = site.run(command, "--help")
+        assert result.returncode == 0
+        assert result.stdout.startswith("Usage: ntt-backup-remote ")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["no-such-command"], "no-such-command"),
+        (["--no-such-option", "run"], "--no-such-option"),
+        (["run", "--workers"], "--workers"),
+        (["run", "--workers", "0"], "--workers"),
+        (["run", "--workers", "many"], "--workers"),
+        (["run", "--batch-size", "-1"], "--batch-size"),
+        (["run", "--batch-bytes", "1,5GB"], "--batch-bytes"),
+        (["run", "--strategy", "pigeon"], "--strategy"),
+        (["run", "--bwlimit", "fast"], "--bwlimit"),
+        (["run", "extra"], "extra"),
+        (["requeue", "--reason", "boredom"], "--reason"),
+        (["--target", "Nowhere!", "run"], "Nowhere!"),
+        (["--target", "elsewhere", "run"], "elsewhere"),
+        (["--config", "/nonexistent.toml", "run"], "/nonexistent.toml"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_done(site: Site, args: list[str], said: str) -> None:
+    result = site.run(*args)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert not site.log.exists()
+
+
+def test_without_a_command_it_shows_its_help(site: Site) -> None:
+    result = site.run()
+    assert result.returncode == 2
+    assert "Usage: " in result.stdout + result.stderr
+
+
+def test_flags_win_over_environment_over_file(site: Site) -> None:
+    site.fill(3)
+    site.write_config(run={"workers": 1, "batch_size": 3})
+    site.environ.update({"NTT_WORKERS": "2", "NTT_BATCH_SIZE": "2"})
+    result = site.run("run", "--dry-run", "--workers", "3")
+    assert result.returncode == 0, result.stderr
+    assert "by 3 workers" in result.stdout
+    assert "at most 2 blobs" in result.stdout
+
+
+def test_a_misspelt_variable_is_pointed_out(site: Site) -> None:
+    site.environ["NTT_WORKRES"] = "3"
+    result = site.run("status")
+    assert result.returncode == 0
+    assert "NTT_WORKRES is not a variable we know" in result.stderr
+    assert "NTT_WORKERS?" in result.stderr
+
+
+# --- unforeseen -----------------------------------------------------------------------------------
+
+
+def test_a_traceback_is_for_the_unforeseen_and_on_request(site: Site) -> None:
+    """Standard output on a full disk stands for all that nobody has thought of."""
+    quiet, verbose = (_onto_a_full_disk(site, *flags, "status") for flags in ([], ["-v"]))
+    assert (quiet.returncode, verbose.returncode) == (1, 1)
+    assert "unforeseen OSError: " in quiet.stderr
+    assert "hint: " in quiet.stderr
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in verbose.stderr
+
+
+def test_no_traceback_for_what_is_foreseen(site: Site) -> None:
+    site.write_config(catalog={"url": "postgresql:///no_such_database?host=/nonexistent"})
+    result = site.run("-v", "status")
+    assert result.returncode == 4
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_goes_on_without_anybody_to_tell(site: Site) -> None:
+    site.fill(10)
+    result = _onto_a_full_disk(site, "run")
+    assert result.returncode == 0, result.stderr
+    site.assert_complete()
+
+
+def _onto_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
+    with open("/dev/full", "w") as full:
+        return subprocess.run(
+            site.argv(*args),
+            env=site.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+def test_from_nothing_to_a_backup(site: Site, postgres: Postgres) -> None:
+    """init-db, scan, run and status on an empty database, as on the first day."""
+    site.query("drop table blobs")
+    site.query("drop schema ntt_backup cascade")
+    blobs = [site.put_in_store(bytes([n]) * n) for n in range(1, 40)]
+    early = site.run("run")
+    assert early.returncode == 4
+    assert "init-db" in early.stderr + early.stdout
+    for _ in range(2):  # the second time it finds all as it should be
+        assert site.run("init-db").returncode == 0
+    scanned = site.run("scan")
+    assert scanned.returncode == 0, scanned.stderr
+    assert f"registered {len(blobs)} blobs" in scanned.stdout
+    again = site.run("scan", "--restart")
+    assert again.returncode == 0
+    assert f"registered 0 blobs, 0 Bytes; {len(blobs)} were known" in again.stdout
+    plan = site.run("run", "--dry-run")
+    assert f"would send {len(blobs)} blobs, {sum(range(1, 40))} Bytes" in plan.stdout
+    assert site.on_remote() == {}
+    run = site.run("run")
+    assert run.returncode == 0, run.stderr
+    site.assert_complete()
+    status = site.status()
+    assert (status["pending"], status["copied"], status["failed"]) == (0, len(blobs), 0)
+    assert status["copied_bytes"] == sum(range(1, 40))
+
+
+def test_scan_leaves_strays_aside(site: Site) -> None:
+    blobid = site.put_in_store(b"a blob")
+    (site.path(blobid).parent / "notes.txt").write_text("not a blob")
+    (site.store / "lost+found").mkdir()
+    found = site.root / "strays"
+    result = site.run("scan", "--strays", str(found))
+    assert result.returncode == 0
+    assert [row[0] for row in site.query("select blobid from blobs")] == [blobid]
+    lines = [json.loads(line) for line in found.read_text().splitlines()]
+    assert any("notes.txt" in line["path"] for line in lines)
+
+
+def test_status_counts_by_state_and_reason(site: Site) -> None:
+    good = site.put(b"good")
+    missing = site.put(b"missing")
+    site.path(missing).unlink()
+    site.register(["not-a-blobid"])
+    run = site.run("run")
+    assert run.returncode == 7
+    pending = site.put(b"later")
+    status = site.status()
+    assert (status["pending"], status["copied"], status["failed"]) == (1, 1, 2)
+    assert status["failed_by_reason"] == {"missing": 1, "bad-blobid": 1}
+    assert status["target"] == "remote"
+    assert status["last_run"]["outcome"] == "some_failed"
+    assert status["last_run"]["exit_code"] == 7
+    assert (status["last_run"]["copied"], status["last_run"]["failed"]) == (1, 2)
+    assert status["ranges"] == []
+    shown = site.run("status")
+    assert shown.returncode == 0
+    for words in ("1 missing", "1 bad-blobid", "some_failed (exit code 7)"):
+        assert words in shown.stdout
+    assert site.copied() == {good}
+    assert site.query("select blobid from blobs where remote_copied is null") != []
+    assert pending not in site.copied()
+
+
+def test_requeue_takes_all_or_those_of_one_reason(site: Site) -> None:
+    missing = site.put(b"missing")
+    site.path(missing).unlink()
+    site.register(["not-a-blobid"])
+    assert site.run("run").returncode == 7
+    nothing = site.run("requeue", "--reason", "wrong-size")
+    assert (nothing.returncode, nothing.stdout) == (0, "0 blobs are pending again\n")
+    one = site.run("requeue", "--reason", "missing")
+    assert (one.returncode, one.stdout) == (0, "1 blobs are pending again\n")
+    assert site.failures() == {"not-a-blobid": "bad-blobid"}
+    rest = site.run("requeue")
+    assert (rest.returncode, rest.stdout) == (0, "1 blobs are pending again\n")
+    assert site.failures() == {}
+    assert site.status()["pending"] == 2
+
+
+def test_a_quiet_run_says_nothing(site: Site) -> None:
+    site.fill(5)
+    result = site.run("run", "--quiet")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    site.assert_complete()
+
+
+def test_progress_is_told_now_and_then(site: Site) -> None:
+    blobids = site.fill_slowly()
+    site.write_config(log={"progress_interval": 0.1})
+    result = site.run("run")
+    assert result.returncode == 0
+    told = site.events("progress")
+    assert [line["copied"] for line in told] == sorted(line["copied"] for line in told)
+    assert any(0 < line["copied"] < len(blobids) and line["bytes"] > 0 for line in told)
+    assert any(line["active_workers"] == 2 for line in told)
+    assert f"{len(blobids)} copied, 0 failed" in result.stdout
+
+
+def test_errors_of_a_run_are_shown_with_what_to_do(site: Site) -> None:
+    site.fill(2)
+    site.write_config(source={"root": str(site.root / "nowhere")})
+    result = site.run("run")
+    assert result.returncode == 2
+    assert str(site.root / "nowhere") in result.stdout + result.stderr
+    assert site.events("error")[0]["hint"]
+    assert site.events("run_stop")[0]["exit_code"] == 2
+
+
+def test_the_schema_of_the_log_refuses_what_is_not_in_it(site: Site) -> None:
+    """The check that every acceptance test ends with can fail."""
+    from jsonschema import ValidationError
+
+    from tests.acceptance.conftest import validator
+
+    site.fill(2)
+    assert site.run("run").returncode == 0
+    line = site.events("batch_complete")[0]
+    validator("batch_complete").validate(line)
+    for wrong in ({**line, "colour": "red"}, {**line, "bytes": 1.5}, {**line, "level": "loud"}):
+        with pytest.raises(ValidationError):
+            validator("batch_complete").validate(wrong)
+    assert Path(site.log).stat().st_mode & 0o777 == 0o644

@@ -1,0 +1,250 @@
+"""Several at once: workers, coordinators, hosts. Every blob goes once."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+
+import psycopg
+import pytest
+
+from tests.site import Site, wait_until
+
+
+def test_a_second_coordinator_is_turned_away(site: Site) -> None:
+    site.fill(5)
+    with site.running("run") as run:
+        with site.locked_catalog():
+            site.await_event("run_start")
+            second = site.run("run")
+            assert second.returncode == 3
+            assert f"PID {run.pid}" in second.stderr
+            assert "hint: " in second.stderr
+            check = site.run("check")
+            assert check.returncode == 3
+            assert f"PID {run.pid}" in check.stdout
+        assert run.wait(60) == 0, site.output()
+    assert len(site.events("run_start")) == 1
+    site.assert_complete()
+
+
+def test_the_lock_file_of_a_dead_process_is_no_lock(site: Site) -> None:
+    site.fill(3)
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], **_captured)
+    site.lock.write_text(dead.stdout)
+    assert site.run("run").returncode == 0
+    site.assert_complete()
+    assert site.lock.read_text() == ""
+
+
+def test_a_killed_coordinator_leaves_no_lock(site: Site) -> None:
+    site.fill(3)
+    with site.locked_catalog(), site.running("run") as run:
+        site.await_event("worker_start")
+        assert site.lock.read_text() == f"{run.pid}\n"
+        run.kill()
+        run.wait()
+        wait_until(lambda: not site.processes(), "the end of the workers")
+    assert site.run("run").returncode == 0
+    site.assert_complete()
+
+
+@pytest.mark.parametrize("what", ["symlink", "dangling", "directory", "fifo", "device"])
+def test_what_is_no_lock_file_is_refused_and_left_alone(site: Site, what: str) -> None:
+    site.fill(2)
+    treasure = site.root / "treasure"
+    if what == "symlink":
+        treasure.write_text("keep me")
+        site.lock.symlink_to(treasure)
+    elif what == "dangling":
+        site.lock.symlink_to(treasure)
+    elif what == "directory":
+        site.lock.mkdir()
+    elif what == "fifo":
+        os.mkfifo(site.lock)
+    else:
+        site.write_config(lock={"file": "/dev/null"})
+    before = os.lstat(site.lock) if what != "device" else None
+    result = site.run("run", timeout=30)
+    assert result.returncode == 2
+    assert "the lock file" in result.stderr
+    assert "hint: " in result.stderr
+    assert site.copied() == set()
+    if before is not None:
+        assert os.lstat(site.lock) == before
+    if what == "symlink":
+        assert treasure.read_text() == "keep me"
+    assert what != "dangling" or not treasure.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_user_s_file_is_no_lock(site: Site) -> None:
+    """In /tmp anybody may make it first; who holds it open could hold us up, or read along."""
+    site.fill(2)
+    site.lock.write_text("not yours")
+    os.chown(site.lock, pwd.getpwnam("nobody").pw_uid, -1)
+    result = site.run("run")
+    assert result.returncode == 2, result.stdout
+    assert f"the lock file {site.lock}" in result.stderr
+    assert "nobody" in result.stderr
+    assert site.lock.read_text() == "not yours"
+
+
+def test_another_target_runs_beside(site: Site) -> None:
+    blobids = site.fill(60)
+    elsewhere = site.sshd.directory()
+    beside = site.beside("other")
+    beside.write_config(**{"targets.other": {"host": site.sshd.alias, "path": elsewhere.path}})
+    assert beside.run("--target", "other", "init-db").returncode == 0
+    with site.running("run") as run, beside.running("--target", "other", "run") as other:
+        with site.locked_catalog():
+            site.await_event("worker_start")
+            beside.await_event("worker_start")
+            assert (run.poll(), other.poll()) == (None, None)
+        assert other.wait(60) == 0, beside.output()
+        assert run.wait(60) == 0, site.output()
+    site.assert_complete()
+    there = {path.name for path in (elsewhere.local / "by-hash").rglob("*") if path.is_file()}
+    assert there == set(blobids)
+    assert site.query("select count(*) from blobs where other_copied") == [(len(blobids),)]
+
+
+def test_two_hosts_share_one_catalog(site: Site) -> None:
+    blobids = site.fill_slowly(300)
+    other = site.beside("other-host")
+    with site.running("run") as run, other.running("run") as run_there:
+        with site.locked_catalog():
+            site.await_event("worker_start", 2)
+            other.await_event("worker_start", 2)
+        assert run.wait(90) == 0, site.output()
+        assert run_there.wait(90) == 0, other.output()
+    shares = [_copied(one) for one in (site, other)]
+    assert sum(shares) == len(blobids)
+    assert min(shares) > 0
+    site.assert_complete()
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_any_number_of_workers_sends_every_blob_once(site: Site, workers: int) -> None:
+    blobids = site.fill(250)
+    site.write_config(run={"workers": workers, "batch_size": 20})
+    result = site.run("run")
+    assert result.returncode == 0, result.stderr
+    assert _copied(site) == len(blobids)
+    assert len(site.events("worker_start")) == len(site.events("worker_stop")) == workers
+    assert site.events("worker_restart") == []
+    site.assert_complete()
+
+
+def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
+    """Those that find no connection wait for one; it is nobody's failure."""
+    blobids = site.fill(250)
+    site.write_config(run={"workers": 64, "batch_size": 20})
+    result = site.run("run")
+    assert result.returncode == 0, result.stderr
+    assert _copied(site) == len(blobids)
+    assert len(site.events("worker_stop")) == 64
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_few_blobs_in_all_ranges_go_in_few_full_batches(site: Site) -> None:
+    blobids = site.fill(300)
+    site.write_config(run={"workers": 4, "batch_size": 1000})
+    assert site.run("run").returncode == 0
+    assert len({blobid[:2] for blobid in blobids}) > 100
+    assert 1 <= len(site.events("batch_complete")) <= 4
+    assert _copied(site) == len(blobids)
+    site.assert_complete()
+
+
+def test_a_batch_is_told_after_its_commit(site: Site) -> None:
+    """While nothing can be committed no batch is told, though the blobs have arrived."""
+    blobids = site.fill(60)
+    site.write_config(run={"workers": 1, "batch_size": 20})
+    with site.running("run") as run:
+        with site.locked_catalog():
+            wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
+            assert site.on_remote() != {}
+            assert site.events("batch_complete") == []
+            assert site.copied() == set()
+        while run.poll() is None:
+            told = _copied(site)
+            assert told <= len(site.copied())
+        assert run.wait(60) == 0, site.output()
+    assert _copied(site) == len(blobids)
+
+
+def test_status_shows_who_holds_which_range(site: Site) -> None:
+    site.fill_slowly()
+    host = os.uname().nodename[:30]
+    with site.running("run") as run:
+        with site.locked_catalog():
+            wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
+            status, shown = site.status(), site.run("status").stdout
+            run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 143, site.output()
+    assert status["last_run"]["pid"] == run.pid
+    assert status["last_run"]["ended_at"] is None
+    holders = {one["holder"] for one in status["ranges"]}
+    assert holders
+    assert holders <= {f"ntt-backup-remote/{host}/{worker}" for worker in range(2)}
+    indexes = [one["range"] for one in status["ranges"]]
+    assert len(indexes) == len(set(indexes))
+    assert f"PID {run.pid}: no end yet" in shown
+    assert f"ntt-backup-remote/{host}/" in shown
+    assert site.status()["ranges"] == []
+    assert site.status()["last_run"]["outcome"] == "stopped"
+
+
+def test_no_password_is_shown_anywhere(site: Site) -> None:
+    """Not in the arguments of any process, not in the log, not in what is printed."""
+    secret = "correct-horse-battery"
+    url = psycopg.conninfo.make_conninfo(site.url, password=secret)
+    site.write_config(catalog={"url": url})
+    site.fill_slowly(60)
+    said = [site.run(*command).stdout for command in (["status"], ["check"], ["run", "--dry-run"])]
+    with site.running("-v", "run") as run:
+        while run.poll() is None:
+            said += [_command_line(pid) for pid in site.processes()]
+        assert run.wait() == 0
+    assert any("worker_process" in line for line in said)
+    assert any(line.startswith("ssh") for line in said)
+    site.write_config(catalog={"url": url.replace("dbname=", "dbname=no_")})
+    for command in (["status"], ["-v", "run"], ["check"], ["init-db"]):
+        result = site.run(*command)
+        assert result.returncode == 4
+        said += [result.stdout, result.stderr]
+    site.write_config(catalog={"url": f"postgresql://me:{secret}@x@host/db"})
+    refused = site.run("-v", "run")
+    assert refused.returncode == 2
+    said += [refused.stdout, refused.stderr, site.output(), site.log.read_text()]
+    assert [text for text in said if secret in text] == []
+
+
+_captured = {"capture_output": True, "text": True, "check": True}
+
+
+def _copied(site: Site) -> int:
+    """Blobs sent, as told batch by batch."""
+    return sum(line["copied"] for line in site.events("batch_complete"))
+
+
+def _waits_for_a_lock(site: Site) -> bool:
+    return bool(
+        site.query(
+            "select pid from pg_stat_activity where wait_event_type = 'Lock'"
+            " and application_name like 'ntt-backup-remote/%'"
+        )
+    )
+
+
+def _command_line(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read().replace("\0", " ")
+    except OSError:
+        return ""

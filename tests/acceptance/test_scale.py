@@ -1,0 +1,97 @@
+"""A million rows: a run looks only at what is pending, and its memory does not grow with them."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.site import Site, wait_until
+
+ROWS = 1_000_000
+MEMORY_KIB = 100 * 1024
+SESSIONS = "from pg_stat_activity where application_name like 'ntt-backup-remote/%'"
+
+
+@pytest.fixture
+def large(site: Site) -> Site:
+    """A site with a few thousand blobs, none of them in the catalog yet."""
+    for number in range(3000):
+        site.put_in_store(number.to_bytes(2) * 50)
+    return site
+
+
+def _insert_rows(site: Site, columns: str, values: str) -> None:
+    """ROWS rows, their blobids made of SHA-256; built without indexes, which is much faster."""
+    primary, partial = (
+        site.query("select pg_get_indexdef(%s::regclass)", name)[0][0]
+        for name in ("blobs_pkey", "idx_blobs_remote_pending")
+    )
+    site.query("alter table blobs drop constraint blobs_pkey")
+    site.query("drop index idx_blobs_remote_pending")
+    site.query(
+        f"insert into blobs (blobid, size{columns}) select encode(sha256(n::text::bytea), 'hex'),"
+        f" n %% 50000{values} from generate_series(1, %s) as n",
+        ROWS,
+    )
+    site.query(primary)
+    site.query("alter table blobs add primary key using index blobs_pkey")
+    site.query(partial)
+    site.query("vacuum analyze blobs")
+
+
+def test_with_nothing_pending_a_run_reads_nothing(large: Site) -> None:
+    """Half of a million is copied, a few are failed: neither is looked at row by row."""
+    site = large
+    _insert_rows(site, ", remote_copied, remote_copy_failed", ", n %% 1000 > 0, n %% 1000 = 0")
+    before = _scans(site)
+    result = site.run("run")
+    assert result.returncode == 0, result.stderr
+    assert _scans(site) == before
+    (stop,) = site.events("run_stop")
+    assert (stop["copied"], stop["failed"]) == (0, 0)
+    assert site.events("worker_start") == []
+
+
+def _scans(site: Site) -> tuple[int, int]:
+    """Sequential scans of the catalog, and rows they read, once all sessions have told theirs."""
+    wait_until(lambda: site.query(f"select count(*) {SESSIONS}") == [(0,)], "the sessions to end")
+    return site.query(
+        "select seq_scan, seq_tup_read from pg_stat_user_tables where relname = 'blobs'"
+    )[0]
+
+
+def test_memory_does_not_grow_with_what_is_pending(large: Site) -> None:
+    site = large
+    _insert_rows(site, "", "")
+    site.register([path.name for path in site.store.rglob("*") if path.is_file()])
+    peaks: dict[int, int] = {}
+    with site.running("run", "--workers", "3") as run:
+
+        def enough() -> bool:
+            for pid in [run.pid, *(line["pid"] for line in site.events("worker_start"))]:
+                peaks[pid] = max(peaks.get(pid, 0), _peak_kib(pid))
+            return len(site.events("batch_complete")) >= 30
+
+        wait_until(enough, "30 batches")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 143, site.output()
+    assert len(peaks) == 4
+    assert all(0 < peak < MEMORY_KIB for peak in peaks.values()), peaks
+    assert 0 < len(site.copied()) < 3000
+    site.assert_nothing_half()
+    pending = site.query("select count(*) from blobs where remote_copy_failed is not true")
+    stop = site.events("run_stop")[-1]
+    assert stop["failed"] == ROWS + 3000 - pending[0][0]
+    assert site.query("select distinct reason from ntt_backup.failures") == [("missing",)]
+
+
+def _peak_kib(pid: int) -> int:
+    """The most memory that the process ever had; 0 where it is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,145 @@
+"""`run --watch`, the daemon: it waits for blobs, the remote and the catalog; ends on request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.link import Link
+from tests.postgres import Postgres
+from tests.site import Site, wait_until
+
+
+@pytest.fixture
+def watching(site: Site) -> Site:
+    """A site whose store is not empty and whose catalog has nothing pending."""
+    site.put_in_store(b"not in the catalog")
+    return site
+
+
+def test_blobs_that_come_later_are_sent_by_notification(watching: Site) -> None:
+    site = watching
+    assert site.run("init-db", "--notify").returncode == 0
+    site.write_config(run={"poll_interval": 86_400})
+    _send_twice_and_stop(site)
+
+
+def test_blobs_that_come_later_are_sent_by_polling(watching: Site) -> None:
+    site = watching
+    site.write_config(run={"poll_interval": 0.1})
+    _send_twice_and_stop(site)
+
+
+def _send_twice_and_stop(site: Site) -> None:
+    with site.running("run", "--watch") as run:
+        wait_until(lambda: len(site.events("worker_start")) == 2, "the workers")
+        for seed in (1, 2):
+            blobids = set(site.fill(30, seed=seed))
+            wait_until(lambda new=blobids: new <= site.copied(), "the new blobs to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143, site.output()
+    site.assert_nothing_half()
+    assert site.events("run_stop")[-1]["copied"] == len(site.copied())
+    assert site.processes() == {}
+    assert site.litter() == []
+
+
+def test_requeued_blobs_are_sent(watching: Site) -> None:
+    site = watching
+    site.write_config(run={"poll_interval": 0.1})
+    lost = site.put(b"lost and found")
+    path = site.path(lost)
+    path.rename(site.root / "aside")
+    with site.running("run", "--watch") as run:
+        wait_until(lambda: site.failures() == {lost: "missing"}, "the blob to be missed")
+        (site.root / "aside").rename(path)
+        assert site.run("requeue").stdout == "1 blobs are pending again\n"
+        wait_until(lambda: site.copied() == {lost}, "the blob to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+
+
+def test_it_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: Link) -> None:
+    site = watching
+    site.through(site.sshd.through(link.port))
+    link.cut()
+    blobid = site.put(b"patience")
+    with site.running("run", "--watch") as run:
+        assert site.await_event("outage", 2)["what"] == "preflight"
+        link.restore()
+        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+    assert site.failures() == {}
+
+
+def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres) -> None:
+    """At the start, and again later, for longer than a run would wait."""
+    site = watching
+    site.write_config(run={"outage_timeout": 0, "poll_interval": 0.1})
+    first = site.put(b"before")
+    postgres.stop()
+    with site.running("run", "--watch") as run:
+        assert site.await_event("outage", 2)["what"] == "preflight"
+        postgres.start()
+        wait_until(lambda: site.copied() == {first}, "the first blob to be sent")
+        postgres.stop()
+        wait_until(lambda: len(_outages(site, "catalog")) > 3, "the workers to miss it")
+        postgres.start()
+        second = site.put(b"after")
+        wait_until(lambda: site.copied() == {first, second}, "the second blob to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+    assert site.failures() == {}
+    assert site.events("worker_restart") == []
+
+
+def _outages(site: Site, what: str) -> list[object]:
+    return [line for line in site.events("outage") if line["what"] == what]
+
+
+@pytest.fixture
+def systemd(site: Site) -> Iterator[socket.socket]:
+    """The socket on which a service says how it is."""
+    path = f"\0ntt-backup-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(path)
+        service.settimeout(30)
+        site.environ["NOTIFY_SOCKET"] = "@" + path[1:]
+        yield service
+
+
+def test_systemd_hears_of_it(watching: Site, systemd: socket.socket) -> None:
+    with watching.running("run", "--watch") as run:
+        _hear_until(systemd, "READY=1")
+        _hear_until(systemd, "WATCHDOG=1")
+        assert "copied 0" in _hear_until(systemd, "STATUS=")
+        run.send_signal(signal.SIGTERM)
+        _hear_until(systemd, "STOPPING=1")
+        assert run.wait(20) == 143
+
+
+def test_systemd_hears_that_it_waits(watching: Site, link: Link, systemd: socket.socket) -> None:
+    """A remote that is away must not look like a service that hangs."""
+    watching.through(watching.sshd.through(link.port))
+    watching.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
+    link.cut()
+    with watching.running("run", "--watch") as run:
+        _hear_until(systemd, "READY=1")
+        assert "waiting: the remote" in _hear_until(systemd, "STATUS")
+        for _ in range(2):  # the wait is longer than the watchdog's patience may be
+            _hear_until(systemd, "WATCHDOG=1")
+        assert len(watching.events("outage")) == 1
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+
+
+def _hear_until(service: socket.socket, word: str) -> str:
+    while True:
+        for line in service.recv(4096).decode().splitlines():
+            if line.startswith(word):
+                return line
