@@ -132,6 +132,9 @@ def test_killed_at_ten_moments_and_then_run_to_the_end(site: Site, link: Link) -
             site.kill_all(chance)
         site.assert_nothing_half()
     assert 0 < len(site.copied()) < len(blobids)
+    # What a killed preflight left is removed by a later one, once it is an hour old.
+    for left in site.remote.local.glob(".ntt-check-*"):
+        os.utime(left, (0, 0))
     assert site.run("run").returncode == 0
     assert site.failures() == {}
     site.assert_complete()
