@@ -6,6 +6,7 @@ Nothing is started before a test asks for it, so the unit tests need neither.
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A build may run in the background, where these are ignored, and every child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.addinivalue_line("markers", "docker: needs the sshd in a container; skipped without one")
 
 

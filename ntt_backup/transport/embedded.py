@@ -201,7 +201,8 @@ class _Session(threading.Thread):
 
     @staticmethod
     def _drain(output: IO[bytes], send: Callable[[bytes], object]) -> None:
-        with output, suppress(OSError):  # the client may go away; _await_end sees to the command
+        # The client may go away; _await_end sees to the command.
+        with output, suppress(OSError, EOFError):
             while data := os.read(output.fileno(), READ_BYTES):
                 send(data)
 
