@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -208,7 +209,10 @@ def run(
         click.echo("\n".join(plan_lines(settings, planned)))
         return
     view = make_view(sys.stdout, quiet=quiet)
-    sys.exit(coordinator.run(settings, watch=mode == "watch", view=view))
+    code = coordinator.run(settings, watch=mode == "watch", view=view)
+    with suppress(OSError):
+        _flush()  # A run is as good as its log says, whether somebody could read along or not.
+    sys.exit(code)
 
 
 @cli.command("demo")
@@ -263,17 +267,41 @@ def _unforeseen(
 
 def main() -> NoReturn:
     """The entry point `ntt-backup-remote`."""
+    try:
+        code = _run_command()
+    except BaseException:
+        with suppress(OSError):
+            _flush()
+        raise
+    _flush()
+    sys.exit(code)
+
+
+def _run_command() -> int:
+    """Do what the command line says; the exit code."""
     for warning in misspelt(os.environ):
         click.echo(f"warning: {warning}", err=True)
     try:
         cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
     except BackupError as error:
         click.echo(render_error(error), err=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
-        sys.exit(130)
-    sys.exit(0)
+        return 130
+    return 0
+
+
+def _flush() -> None:
+    """Hand over what was printed. Left to the interpreter's end, a full disk or a closed pipe there
+    would turn every exit code into 120. Raises OSError; nothing is left to hand over then.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise

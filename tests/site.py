@@ -210,7 +210,9 @@ class Site:
         return [*program, "--config", str(self.config), *args]
 
     def environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("NTT_")}
+        # Neither our settings nor Python's: unbuffered output hides what goes wrong at the end.
+        dropped = ("NTT_", "PYTHONUNBUFFERED")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         return {**kept, "COLUMNS": "200", _MARK: str(self.root), **self.environ}
 
     def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
