@@ -1,0 +1,312 @@
+"""The contenders: we, and what a user would pick instead, each for the same job on the same files.
+
+What precedes the job, such as making a repository or telling our catalog of the blobs, is done
+before the clock starts; starting the program is not. Each peer is run as its own documentation
+says, with the options that favour it where a user would find them; what was chosen stands in its
+class.
+
+A new contender is a class here and an entry in CONTENDERS. Called by the runner.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import psycopg
+from blake3 import blake3
+from psycopg import sql
+
+from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
+from tests.bench.lab import ALIAS, HOST
+
+_BATCH = 1000
+_SIDE_BY_SIDE = 4
+_CHUNK = 1 << 20
+
+
+class Ours(Contender):
+    """`run --once` with the default settings, of a fresh process and all: the catalog work, the
+    preflight, the hashing of every blob, the remote's syncs, the JSONL."""
+
+    name = "ntt-backup"
+    tools = ("ssh", "tar")
+    version_argv = (sys.executable, "-m", "ntt_backup", "--version")
+
+    def prepare(self, job: Job) -> None:
+        job.environ = {"PYTHONPATH": str(PROJECT)}
+        if job.workers is not None:
+            job.environ["NTT_WORKERS"] = str(job.workers)
+        self.finish(job)
+        job.postgres.query("create database bench")
+        settings: dict[str, dict[str, object]] = {
+            "catalog": {"url": self._url(job)},
+            "source": {"root": job.store.root},
+            "remote": {
+                "host": ALIAS,
+                "path": job.destination,
+                "ssh_config": job.lab.ssh_config,
+                "known_hosts": job.lab.known_hosts,
+            },
+            "log": {"jsonl": self._log(job)},
+            "lock": {"file": job.scratch / "lock"},
+        }
+        text = "".join(
+            f"[{table}]\n"
+            + "".join(f"{key} = {json.dumps(str(value))}\n" for key, value in values.items())
+            for table, values in settings.items()
+        )
+        (job.scratch / "settings.toml").write_text(text)
+        job.call(self._argv(job, "init-db"))
+        job.call(self._argv(job, "scan"))
+        if self._rows(job, sql.SQL("true")) != job.store.blobs:
+            raise Failed("the scan did not register the whole store")
+
+    def run(self, job: Job) -> float:
+        return job.call(self._argv(job, "run", "--once"))
+
+    def check(self, job: Job) -> None:
+        compare(job.store, job.destination / "by-hash")
+        if self._rows(job, sql.SQL("remote_copied")) != job.store.blobs:
+            raise Failed("the catalog does not have all as copied")
+        last = json.loads(self._log(job).read_text().splitlines()[-1])
+        if (last["event"], last["copied"]) != ("run_stop", job.store.blobs):
+            raise Failed(f"the log does not end with a complete run: {last}")
+
+    def finish(self, job: Job) -> None:
+        job.postgres.query("drop database if exists bench with (force)")
+
+    @staticmethod
+    def _argv(job: Job, *command: str) -> list[str]:
+        settings = str(job.scratch / "settings.toml")
+        return [sys.executable, "-m", "ntt_backup", "--config", settings, *command]
+
+    @staticmethod
+    def _log(job: Job) -> Path:
+        return job.scratch / "backup-remote.jsonl"
+
+    @staticmethod
+    def _url(job: Job) -> str:
+        return psycopg.conninfo.make_conninfo(job.postgres.url, dbname="bench")
+
+    def _rows(self, job: Job, condition: sql.SQL) -> int:
+        query = sql.SQL("select count(*) from blobs where {}").format(condition)
+        with psycopg.connect(self._url(job)) as conn:
+            row = conn.execute(query).fetchone()
+        return int(row[0]) if row else 0
+
+
+class Rsync(Contender):
+    """`rsync -a`, into an empty directory."""
+
+    name = "rsync -a"
+    tools = ("rsync", "ssh")
+    version_argv = ("rsync", "--version")
+    options: ClassVar[tuple[str, ...]] = ("-a",)
+
+    def run(self, job: Job) -> float:
+        rsh = shlex.join(job.lab.ssh)
+        ends = [f"{job.store.root}/", f"{ALIAS}:{job.destination}/"]
+        return job.call(["rsync", *self.options, "--rsh", rsh, *ends])
+
+
+class RsyncZstd(Rsync):
+    """The same, compressing with zstd at its default level."""
+
+    name = "rsync -az zstd"
+    options = ("-az", "--compress-choice=zstd")
+
+
+class TarStream(Contender):
+    """`tar | ssh tar`: all in one stream over one connection, what an old hand would type."""
+
+    name = "tar | ssh tar"
+    tools = ("tar", "ssh", "bash")
+    version_argv = ("tar", "--version")
+
+    def run(self, job: Job) -> float:
+        extract = shlex.join(["tar", "xf", "-", "-C", str(job.destination)])
+        script = f"tar cf - -C {shlex.quote(str(job.store.root))} . | {_shell(job, extract)}"
+        return job.call(["bash", "-o", "pipefail", "-c", script])
+
+
+class TarBatches(Contender):
+    """The same in batches of 1000 files, a new ssh for each, four side by side."""
+
+    name = "tar, ssh a batch"
+    tools = ("tar", "ssh", "bash", "find", "xargs")
+
+    def run(self, job: Job) -> float:
+        extract = shlex.join(["tar", "xf", "-", "-C", str(job.destination)])
+        batch = f'tar cf - "$@" | {_shell(job, extract)}'
+        script = (
+            "find . -type f -print0 |"
+            f" xargs -0 -n {_BATCH} -P {_SIDE_BY_SIDE} bash -o pipefail -c {shlex.quote(batch)} -"
+        )
+        return job.call(["bash", "-o", "pipefail", "-c", script], cwd=job.store.root)
+
+
+class Restic(Contender):
+    """restic over sftp, with its defaults: it encrypts, compresses, and looks for duplicates."""
+
+    name = "restic"
+    tools = ("restic", "ssh")
+    version_argv = ("restic", "version")
+
+    def prepare(self, job: Job) -> None:
+        job.environ = {
+            "RESTIC_PASSWORD": "bench",
+            "RESTIC_CACHE_DIR": str(job.scratch / "cache"),
+            "RESTIC_PROGRESS_FPS": "0.1",
+        }
+        job.call(["restic", "-r", str(job.destination), "init"])
+
+    def run(self, job: Job) -> float:
+        sftp = shlex.join([*job.lab.ssh, ALIAS, "-s", "sftp"])
+        argv = ["restic", "-r", f"sftp:{ALIAS}:{job.destination}", "-o", f"sftp.command={sftp}"]
+        return job.call([*argv, "backup", "."], cwd=job.store.root)
+
+    def check(self, job: Job) -> None:
+        restic = ["restic", "-r", str(job.destination), "--no-lock"]
+        listing = job.ask([*restic, "ls", "latest", "--json"])
+        nodes = [json.loads(line) for line in listing.splitlines()]
+        files = [node for node in nodes if node.get("type") == "file"]
+        # Sizes of zero are left out of the listing.
+        _count(job, len(files), sum(node.get("size", 0) for node in files))
+        if job.thorough:
+            job.call([*restic, "restore", "latest", "--target", str(job.scratch / "restored")])
+            compare(job.store, job.scratch / "restored")
+
+
+class Borg(Contender):
+    """borg to a `borg serve` at the remote: lz4 as by default, not encrypted, which is quicker."""
+
+    name = "borg"
+    tools = ("borg", "ssh")
+    version_argv = ("borg", "--version")
+
+    def prepare(self, job: Job) -> None:
+        job.environ = {
+            "BORG_BASE_DIR": str(job.scratch / "borg"),
+            "BORG_RSH": shlex.join(job.lab.ssh),
+            "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
+            "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
+        }
+        job.call(["borg", "init", "-e", "none", self._repository(job)])
+
+    def run(self, job: Job) -> float:
+        argv = ["borg", "create", f"{self._repository(job)}::bench", "."]
+        return job.call(argv, cwd=job.store.root)
+
+    def check(self, job: Job) -> None:
+        archive = f"{job.destination / 'repository'}::bench"
+        answer = json.loads(job.ask(["borg", "info", "--json", archive]))
+        stats = answer["archives"][0]["stats"]
+        _count(job, stats["nfiles"], stats["original_size"], loosely=True)
+        if job.thorough:
+            restored = job.scratch / "restored"
+            restored.mkdir()
+            job.call(["borg", "extract", archive], cwd=restored)
+            compare(job.store, restored)
+
+    @staticmethod
+    def _repository(job: Job) -> str:
+        return f"ssh://{ALIAS}{job.destination}/repository"
+
+
+class Rclone(Contender):
+    """rclone over sftp. 64 transfers at once and no checksums asked of the remote: with its
+    defaults, four and a command there for every file, it is several times slower."""
+
+    name = "rclone sftp"
+    tools = ("rclone",)
+    version_argv = ("rclone", "version")
+
+    def prepare(self, job: Job) -> None:
+        remote = {
+            "type": "sftp",
+            "host": HOST,
+            "port": job.lab.port,
+            "user": job.lab.user,
+            "key_file": job.lab.identity,
+            "known_hosts_file": job.lab.known_hosts,
+            "shell_type": "unix",
+            "disable_hashcheck": "true",
+        }
+        lines = [f"[{ALIAS}]", *(f"{key} = {value}" for key, value in remote.items())]
+        (job.scratch / "rclone.conf").write_text("\n".join(lines) + "\n")
+
+    def run(self, job: Job) -> float:
+        argv = ["rclone", "--config", str(job.scratch / "rclone.conf"), "copy"]
+        argv += ["--transfers", "64", "--checkers", "64"]
+        return job.call([*argv, str(job.store.root), f"{ALIAS}:{job.destination}"])
+
+
+class Copy(Contender):
+    """`cp -r`, which needs no link: the floor."""
+
+    name = "cp -r"
+    tools = ("cp",)
+    local = True
+
+    def run(self, job: Job) -> float:
+        return job.call(["cp", "-r", f"{job.store.root}/.", str(job.destination)])
+
+
+class Ceiling(Contender):
+    """As many random bytes as the store has, from one file, by `ssh cat`, over AES-GCM: no files,
+    no names, nothing stored. What the link and ssh carry at best."""
+
+    name = "ssh cat"
+    tools = ("ssh",)
+    version_argv = ("ssh", "-V")
+
+    def prepare(self, job: Job) -> None:
+        stream, size, position = blake3(b"ceiling"), job.store.bytes, 0
+        if self._file(job).exists() and self._file(job).stat().st_size == size:
+            return
+        with self._file(job).open("wb") as file:
+            while position < size:
+                file.write(stream.digest(length=min(size - position, _CHUNK), seek=position))
+                position = min(size, position + _CHUNK)
+
+    def run(self, job: Job) -> float:
+        ssh = shlex.join(job.lab.argv("cat >/dev/null", "-c", "aes128-gcm@openssh.com"))
+        return job.call(["sh", "-c", f"exec {ssh} <{shlex.quote(str(self._file(job)))}"])
+
+    def check(self, job: Job) -> None:
+        """Nothing is kept; ssh and cat have ended without a complaint."""
+
+    @staticmethod
+    def _file(job: Job) -> Path:
+        return job.store.root.with_name("random")
+
+
+CONTENDERS: tuple[Contender, ...] = (
+    Ours(),
+    Rsync(),
+    RsyncZstd(),
+    TarStream(),
+    TarBatches(),
+    Restic(),
+    Borg(),
+    Rclone(),
+    Copy(),
+    Ceiling(),
+)
+OURS, CEILING = CONTENDERS[0].name, CONTENDERS[-1].name
+
+
+def _shell(job: Job, command: str) -> str:
+    """An ssh that runs the command on the remote, as a shell has it."""
+    return shlex.join(job.lab.argv(command))
+
+
+def _count(job: Job, files: int, size: int, *, loosely: bool = False) -> None:
+    """Compare a peer's own count with the store. loosely: it counts some of its own bytes too."""
+    store = job.store
+    if files != store.blobs or size < store.bytes or (size > store.bytes and not loosely):
+        raise Failed(f"has {files} files, {size} bytes of {store.blobs} files, {store.bytes} bytes")
