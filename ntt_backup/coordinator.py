@@ -126,7 +126,12 @@ class _Run:
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
-                    warnings = preflight.require(self._settings, self._run_id)
+                    warnings = preflight.require(
+                        self._settings,
+                        self._run_id,
+                        watch=self._watch,
+                        alive=lambda: self._systemd.notify("WATCHDOG=1"),
+                    )
                 for warning in warnings:
                     self._tell("warning", reason=warning)
                 return True

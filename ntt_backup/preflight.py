@@ -32,7 +32,7 @@ from blake3 import blake3
 from ntt_backup import __version__, identity
 from ntt_backup.catalog import db, figures, verify_schema
 from ntt_backup.config import Settings
-from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, SourceError
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.model import Batch, Blob, Reason, Receipt, relative_path
@@ -42,7 +42,7 @@ from ntt_backup.strategy import open_session, resolve
 from ntt_backup.strategy.session import SessionPlan
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh
-from ntt_backup.transport.storage import explain_root
+from ntt_backup.transport.storage import explain_gone, explain_root
 
 _TRIAL_SIZES: Final = ((1, 513, 70_000), (0, 4096))
 _TRIAL_SECONDS: Final = 60.0
@@ -64,53 +64,70 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the remote says about itself. Bytes and epoch seconds."""
+    """What the remote says about itself. Bytes and epoch seconds. placed: by-hash is there."""
 
     free_bytes: int | None
     skew_s: float
     system: str
     tar: str
+    placed: bool
 
 
 def check(settings: Settings) -> Iterator[Step]:
-    """All steps, as they are done; none raises."""
+    """All steps, as they are done; none raises. Changes nothing, here or there."""
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
-    yield from _steps(settings, f"check-{os.getpid()}")
+    yield from _steps(settings, f"check-{os.getpid()}", try_out=True, prepare=False)
 
 
-def require(settings: Settings, run_id: str) -> list[str]:
-    """What a run needs, its own lock and log apart; the warnings. Raises the first step's error."""
+def require(
+    settings: Settings, run_id: str, *, watch: bool, alive: Callable[[], None]
+) -> list[str]:
+    """What a run needs, its own lock and log apart; the warnings. Raises the first step's error.
+
+    A run that has nothing to send and will end tries out no transfer. by-hash on the remote is made
+    where it is missing and nothing was copied yet. alive is called between steps.
+    """
     warnings = []
-    for step in _steps(settings, run_id):
+    for step in _steps(settings, run_id, try_out=watch, prepare=True):
         if step.error is not None:
             raise step.error
         if step.warning:
             warnings.append(f"{step.name}: {step.warning}")
+        alive()
     return warnings
 
 
-def _steps(settings: Settings, run_id: str) -> Iterator[Step]:
+def _steps(settings: Settings, run_id: str, *, try_out: bool, prepare: bool) -> Iterator[Step]:
+    """try_out: send trial blobs also where nothing is pending. prepare: make by-hash if need be."""
     source = _guarded("source", lambda: _source(settings))
     yield source
     catalog = _guarded("catalog", lambda: _catalog(settings))
     yield catalog
     if source.error is None and catalog.error is None:
-        yield _guarded("pending", lambda: _pending(settings))
-    scratch = f"{settings.remote.path}/.ntt-check-{identity.owner(settings)}.{run_id}"
+        sample: list[Blob] = []
+        yield _guarded("pending", lambda: _pending(settings, sample))
+        try_out = try_out or bool(sample)
+    stem = f".ntt-check-{identity.owner(settings)}"
+    scratch = f"{settings.remote.path}/{stem}.{run_id}"
     facts: list[_Facts] = []
 
     def remote() -> Step:
-        facts.append(_remote_facts(settings, scratch))
+        facts.append(_remote_facts(settings, stem, scratch if try_out else ""))
         return Step("", f"{settings.remote.host}: {facts[0].system}, {facts[0].tar}")
 
     step = _guarded("remote", remote)
     yield step
-    if step.error is None:
+    if step.error is not None:
+        yield _guarded("versions", _versions)
+        return
+    if try_out:
         yield _guarded("transfer", lambda: _transfer(settings, scratch))
-        yield _guarded("clock", lambda: _clock(facts[0]))
-        if catalog.error is None:
-            yield _guarded("space", lambda: _space(settings, facts[0]))
+    yield _guarded("clock", lambda: _clock(facts[0]))
+    if catalog.error is None:
+        yield _guarded("space", lambda: _space(settings, facts[0]))
+        if not facts[0].placed:
+            yield _guarded("by-hash", lambda: _by_hash(settings, prepare=prepare))
     yield _guarded("versions", _versions)
 
 
@@ -146,34 +163,36 @@ def _catalog(settings: Settings) -> Step:
         conn.close()
 
 
-def _pending(settings: Settings) -> Step:
-    """A few pending blobs are looked for in the store: a wrong source.root shows here."""
+def _pending(settings: Settings, sample: list[Blob]) -> Step:
+    """A few pending blobs, put into sample, are looked for in the store: a wrong source.root shows
+    here.
+    """
     conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
     try:
-        blobs = list(islice(figures.iter_pending(conn, settings.target), _SAMPLE))
+        sample += islice(figures.iter_pending(conn, settings.target), _SAMPLE)
     finally:
         conn.close()
-    if not blobs:
+    if not sample:
         return Step("", "nothing is pending")
-    checked = Store(settings.source.root).inspect(blobs, verify=False)
+    checked = Store(settings.source.root).inspect(sample, verify=False)
     missing = [one for one in checked.failed if one.reason is Reason.MISSING]
-    if len(missing) == len(blobs):
+    if len(missing) == len(sample):
         return Step(
             "",
             "",
-            warning=f"none of {len(blobs)} pending blobs looked for is in {settings.source.root}",
+            warning=f"none of {len(sample)} pending blobs looked for is in {settings.source.root}",
         )
-    return Step("", f"{len(checked.ready)} of {len(blobs)} pending blobs looked at can be sent")
+    return Step("", f"{len(checked.ready)} of {len(sample)} pending blobs looked at can be sent")
 
 
-def _remote_facts(settings: Settings, scratch: str) -> _Facts:
-    """Ask the remote about itself, and have it make the scratch directory."""
+def _remote_facts(settings: Settings, stem: str, scratch: str) -> _Facts:
+    """Ask the remote about itself, and have it make the scratch directory unless that is ""."""
     script = resources.files("ntt_backup.transport").joinpath("probe.sh").read_text("utf-8")
     before = time.time()
     answer = ask(
         Ssh(settings.remote),
         script,
-        {"root": settings.remote.path, "scratch": scratch},
+        {"root": settings.remote.path, "stem": stem, "scratch": scratch},
         doing="its system and free space",
         timeout=2.0 * settings.remote.connect_timeout,
     )
@@ -192,6 +211,7 @@ def _remote_facts(settings: Settings, scratch: str) -> _Facts:
         skew_s=skew,
         system=said.get("system", "unknown system"),
         tar=said.get("tar", "no tar"),
+        placed=said.get("by-hash") == "present",
     )
 
 
@@ -294,6 +314,30 @@ def _compare(archive: bytes, sent: set[str]) -> None:
         )
 
 
+def _by_hash(settings: Settings, *, prepare: bool) -> Step:
+    """by-hash is missing below remote.path. Made at the start of a target's life; later that means
+    a disk that is not mounted, and what would be made there would fill the disk below.
+    """
+    conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
+    try:
+        begun = figures.any_copied(conn, settings.target)
+    finally:
+        conn.close()
+    path = f"{settings.remote.path}/by-hash"
+    if begun:
+        raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
+    if not prepare:
+        return Step("", f"{path} will be made by the first run")
+    ask(
+        Ssh(settings.remote),
+        'umask 022; mkdir "$path"',
+        {"path": path},
+        doing="to make by-hash",
+        timeout=2.0 * settings.remote.connect_timeout,
+    )
+    return Step("", f"{path} was made")
+
+
 def _clock(facts: _Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
         return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP there")
@@ -330,9 +374,4 @@ def _versions() -> Step:
 
 def _version(argv: list[str]) -> str:
     said = output_of(argv, timeout=5.0)
-    if said is None:
-        raise SourceError(
-            f"{argv[0]} is not installed on this machine",
-            hint=f"apt-get install {'openssh-client' if argv[0] == 'ssh' else argv[0]}",
-        )
     return said.splitlines()[0] if said else f"{argv[0]} of unknown version"

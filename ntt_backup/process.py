@@ -24,12 +24,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Final
 
+from ntt_backup.errors import SourceError
+
 PIPE_BYTES: Final = 1 << 20
 READ_BYTES: Final = 1 << 18
 TAIL_BYTES: Final = 8192
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
+_PACKAGES: Final = {"ssh": "openssh-client"}
 
 
 class Tail:
@@ -172,6 +175,19 @@ class Child:
         return self._process.wait()
 
 
+def start(
+    argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
+) -> Child:
+    """A child of a program that this machine should have. Raises SourceError where it has not."""
+    try:
+        return Child(argv, stdin=stdin, env=env)
+    except FileNotFoundError as error:
+        package = _PACKAGES.get(argv[0], argv[0])
+        raise SourceError(
+            f"{argv[0]} is not installed on this machine", hint=f"apt-get install {package}"
+        ) from error
+
+
 def _open_fd(pipe: IO[bytes] | None) -> int:
     return -1 if pipe is None or pipe.closed else pipe.fileno()
 
@@ -215,14 +231,11 @@ def wait_for(
     return frozenset(fd for fd, _ in ready)
 
 
-def output_of(argv: Sequence[str], timeout: float) -> str | None:
-    """What a short-lived local command prints (stdout, else stderr); None where it is not
-    installed.
+def output_of(argv: Sequence[str], timeout: float) -> str:
+    """What a short-lived local command prints (stdout, else stderr). Raises SourceError where it
+    is not installed.
     """
-    try:
-        child = Child(argv)
-    except FileNotFoundError:
-        return None
+    child = start(argv)
     child.close_stdin()
     said = b""
     deadline = time.monotonic() + timeout

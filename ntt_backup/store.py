@@ -31,7 +31,8 @@ READ_SIZE = 1024**2
 SAMPLED_PREFIXES = 32
 SAMPLED_BLOBS = 8
 
-# Device, inode, size and time of change: what tells one state of a file from another.
+# Device, inode, size and time of modification: what tells one state of a file from another. Not the
+# time of change: that moves when another program makes a hard link to a blob.
 Stamp = tuple[int, int, int, int]
 
 # A blob that fails for one of these does not prove that the store is there and ours to read.
@@ -51,16 +52,14 @@ class Inspection:
 
 
 class Store:
-    """The directory that holds `aa/bb/<blobid>`. Raises SourceError where there is none to open."""
+    """The directory that holds `aa/bb/<blobid>`. It need not be there yet when this is made."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._buffer = memoryview(bytearray(READ_SIZE))
-        with self.tree():
-            pass
 
     def tree(self) -> Tree:
-        """The root as the path leads to it now."""
+        """The root as the path leads to it now. Raises SourceError where there is none to open."""
         return Tree(self.root)
 
     def probe(self) -> str:
@@ -71,12 +70,15 @@ class Store:
     def measure(self, blobs: Sequence[Blob]) -> list[Blob]:
         """The same blobs in the same order, with the sizes that the catalog does not know.
 
-        Where none can be found out the size stays None: `inspect` says why.
+        Never raises: where none can be found out the size stays None, and `inspect` says why.
         """
         if all(blob.size is not None for blob in blobs):
             return list(blobs)
-        with self.tree() as tree:
-            return [blob if blob.size is not None else _measured(tree, blob) for blob in blobs]
+        try:
+            with self.tree() as tree:
+                return [blob if blob.size is not None else _measured(tree, blob) for blob in blobs]
+        except SourceError:
+            return list(blobs)
 
     def inspect(self, blobs: Sequence[Blob], *, verify: bool) -> Inspection:
         """Which blobs can be sent. verify: also hash their content (constant memory).
@@ -123,7 +125,7 @@ class Store:
                 detail = f"{relative_path(blobid)} is {_kind(status.st_mode)}"
                 return Failure(blobid, Reason.NOT_A_FILE, detail)
             if blob.size is not None and blob.size != status.st_size:
-                detail = f"{status.st_size} bytes in the store, {blob.size} in the catalog"
+                detail = f"{status.st_size} bytes in the store, {blob.size} expected"
                 return Failure(blobid, Reason.WRONG_SIZE, detail)
             if not verify:
                 return Blob(blobid, status.st_size), _stamp(status)

@@ -72,7 +72,8 @@ class SupervisedWorker:
         if child is None:
             return
         child.drain_stderr()
-        ended = False
+        # Asked before reading: what it wrote before it ended is then read below.
+        ended = child.status is not None
         while (data := child.read()) is not None:
             if not data:
                 ended = True
@@ -83,7 +84,7 @@ class SupervisedWorker:
                 self._rest = b""
             for line in lines:
                 yield from self._understand(line, child)
-        if ended or child.status is not None:
+        if ended:
             yield from self._ended(child)
 
     def _understand(self, line: bytes, child: Child) -> Iterator[dict[str, Any]]:

@@ -88,6 +88,15 @@ def pending_in(conn: Connection, target: str, blob_range: BlobRange) -> int:
     return int(counts[0][0])
 
 
+def any_copied(conn: Connection, target: str) -> bool:
+    """Whether anything was ever copied to the target. Reads the table up to the first such row; all
+    of it only where there is none.
+    """
+    with translated(conn, "look for copied blobs"):
+        query = statement("any_copied", **read_parts(conn, target))
+        return conn.execute(query).fetchone() is not None
+
+
 def pending_bytes_estimate(conn: Connection, target: str, timeout_ms: int) -> Estimate | None:
     """How much is pending, in about twice timeout_ms; None if not even one range was read by then.
 

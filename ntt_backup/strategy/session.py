@@ -5,14 +5,17 @@ Kept apart from the registry, so that the strategies and the registry can both i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch
+from ntt_backup.planner import Throttle
 from ntt_backup.store import Store
 from ntt_backup.transport import Transport
+from ntt_backup.transport.channel import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +45,9 @@ class SessionPlan:
     run: RunSettings
     bytes_per_second: float | None
     on_bytes: Callable[[int], None]
+
+    def channel(self, command: str) -> Channel:
+        """The remote command, started, under this plan's limit and count of bytes."""
+        limit = self.bytes_per_second
+        throttle = Throttle(limit, time.monotonic()) if limit is not None else None
+        return Channel(self.transport, command, throttle=throttle, on_bytes=self.on_bytes)

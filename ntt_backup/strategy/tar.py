@@ -24,30 +24,23 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import BinaryIO, Final
 
-from ntt_backup.errors import (
-    BackupError,
-    BatchRejected,
-    RemoteDenied,
-    RemoteUnreachable,
-    SourceError,
-)
+from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
-from ntt_backup.planner import Throttle
-from ntt_backup.process import Child, Tail, wait_for, write
+from ntt_backup.process import Child, start
 from ntt_backup.store import Inspection
 from ntt_backup.strategy.archive import archive_length, tar_argv, tar_environment
 from ntt_backup.strategy.session import Rejection, SessionPlan
-from ntt_backup.transport.shell import login_words, shell_script
-from ntt_backup.transport.storage import explain_batch, explain_root
+from ntt_backup.transport.channel import NOISE_LIMIT
+from ntt_backup.transport.shell import shell_script
+from ntt_backup.transport.storage import explain_batch, explain_gone, explain_root
 
-_NOISE_LIMIT: Final = 256 * 1024
-_CLOSE_SECONDS: Final = 10.0
-_GREETING: Final = re.compile(rb"^NTT-TAR 1 (ready|fatal) (.*)$")
+_GREETING: Final = re.compile(rb"^NTT-TAR 2 (ready|fatal|gone) (.*)$")
 
 
 def bootstrap(root: str, owner: str, run_id: str, slot: str) -> tuple[str, bytes]:
@@ -80,14 +73,10 @@ class TarSession:
         self._flights: deque[_Flight] = deque()
         self._outcomes: list[Receipt | Rejection] = []
         self._number = 0
-        self._lines = b""
+        self._line = b""
         self._usable = True
-        now = time.monotonic()
-        self._heard = now
-        limit = plan.bytes_per_second
-        self._throttle = Throttle(limit, now) if limit is not None else None
         command, script = bootstrap(plan.root, plan.owner, plan.run_id, plan.slot)
-        self._ssh = _start(plan.transport.argv(command), plan.transport.environment())
+        self._channel = plan.channel(command)
         try:
             self._lockstep = self._greet(script)
         except BaseException:
@@ -114,7 +103,8 @@ class TarSession:
         length = archive_length(blob.size or 0 for blob in ready)
         flight = _Flight(self._number, batch, ready, failed, length, started)
         self._flights.append(flight)
-        self._send(memoryview(f"{flight.number} {length}\n".encode()))
+        files = len({blob.blobid for blob in ready})
+        self._send(f"{flight.number} {length} {files}\n".encode())
         try:
             problem = self._send_archive(ready, length) or self._alteration(checked)
         except SourceError:
@@ -125,7 +115,7 @@ class TarSession:
             raise problem
         if self._lockstep:
             self._await_extraction(flight)
-        self._send(memoryview(b"commit\n" if problem is None else b"abort\n"))
+        self._send(b"commit\n" if problem is None else b"abort\n")
         flight.handed_over = time.monotonic()
         if problem is not None:
             flight.aborted = True
@@ -136,7 +126,7 @@ class TarSession:
         while self._usable and not self._outcomes and self._flights:
             now = time.monotonic()
             self._check_overdue(now)
-            self._hear(wait_for(reading=self._listening(), timeout=max(0.0, deadline - now)))
+            self._hear(max(0.0, deadline - now))
             if now >= deadline:
                 break
         outcomes, self._outcomes = self._outcomes, []
@@ -144,60 +134,22 @@ class TarSession:
 
     def close(self) -> None:
         self._usable = False
-        self._ssh.close_stdin()
-        self._ssh.wait(_CLOSE_SECONDS)
-        self._ssh.kill()
+        self._channel.close()
 
     def abort(self) -> None:
         self._usable = False
-        self._ssh.kill()
+        self._channel.abort()
 
     def _greet(self, script: bytes) -> bool:
         """Start the remote loop; whether the two sides must take turns (lockstep)."""
-        deadline = time.monotonic() + self._plan.transport.connect_timeout
-        pending = memoryview(script)
-        seen = b""
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise RemoteUnreachable(
-                    "the remote did not start our loop in time",
-                    detail=f"waited {self._plan.transport.connect_timeout:.0f} s;"
-                    f" it said {_last_words(seen, self._ssh.stderr)}",
-                    hint="log in with the same options and see what its startup files do (do they"
-                    " read from stdin, or start another program?)",
-                )
-            ready = wait_for(
-                reading=self._listening(),
-                writing=[self._ssh.stdin_fd] if pending else [],
-                timeout=left,
-            )
-            self._ssh.drain_stderr()
-            if pending and self._ssh.stdin_fd in ready:
-                try:
-                    pending = pending[self._write(pending) :]
-                except BrokenPipeError:
-                    pending = memoryview(b"")  # It has ended: its last words are on stdout.
-            if self._ssh.stdout_fd not in ready:
-                continue
-            data = self._ssh.read()
-            if data == b"":
-                raise self._lost(seen)
-            seen += data or b""
-            if len(seen) > _NOISE_LIMIT:
-                raise RemoteDenied(
-                    "the remote prints without end before our loop starts",
-                    detail=_last_words(seen, self._ssh.stderr),
-                    hint="make its startup files silent for shells that are not interactive",
-                )
-            *lines, rest = seen.split(b"\n")
-            for line in lines:
-                if match := _GREETING.match(line):
-                    self._lines = rest
-                    verdict, text = match[1].decode(), match[2].decode("utf-8", "backslashreplace")
-                    if verdict == "ready":
-                        return text == "lockstep"
-                    raise explain_root(text)
+        patience = self._plan.transport.connect_timeout
+        said = self._channel.greet(script, _GREETING, patience, doing="starting our loop")
+        verdict, text = said[1].decode(), said[2].decode("utf-8", "backslashreplace")
+        if verdict == "fatal":
+            raise explain_root(text)
+        if verdict == "gone":
+            raise explain_gone(text)
+        return text == "lockstep"
 
     def _send_archive(self, ready: Sequence[Blob], length: int) -> BatchRejected | None:
         """Run tar over the blobs into the connection; what went wrong with tar, if anything.
@@ -205,9 +157,12 @@ class TarSession:
         When tar wrote another length than announced, the far side no longer knows where it stands:
         the session is aborted.
         """
-        root = self._plan.store.root
         with _name_list(ready) as names:
-            tar = _start(tar_argv(root), tar_environment(os.environ), stdin=names.fileno())
+            tar = start(
+                tar_argv(self._plan.store.root),
+                stdin=names.fileno(),
+                env=tar_environment(os.environ),
+            )
         try:
             sent = self._pump(tar, length)
             status = tar.wait(self._plan.run.stall_timeout)
@@ -240,50 +195,32 @@ class TarSession:
         while data := self._next_chunk(tar):
             if sent + len(data) > length:
                 return sent + len(data)
-            self._send(memoryview(data), tar)
+            self._send(data, tar)
             sent += len(data)
         return sent
 
     def _next_chunk(self, tar: Child) -> bytes:
+        """What tar has; nothing at its end. Raises SourceError when it reads without end."""
+        waiting_since = time.monotonic()
         while (data := tar.read()) is None:
-            fds = [tar.stdout_fd, *_error_fd(tar), *self._listening()]
-            self._hear(wait_for(reading=fds, timeout=None))
-            tar.drain_stderr()
+            if time.monotonic() - waiting_since > self._plan.run.stall_timeout:
+                raise SourceError(
+                    "the store does not answer",
+                    detail=f"tar read nothing for {self._plan.run.stall_timeout:.0f} s",
+                    hint=f"look at the disk of {self._plan.store.root}",
+                )
+            self._hear(1.0, tar, tar.stdout_fd)
         return data
 
-    def _send(self, data: memoryview, tar: Child | None = None) -> None:
-        """Hand all of data to ssh; hears answers meanwhile. Raises when the link stalls or
-        breaks.
-        """
-        moved = time.monotonic()
-        while data:
-            chunk, pause = data, 0.0
-            if self._throttle is not None:
-                chunk = data[: self._throttle.allowance(time.monotonic())]
-                pause = self._throttle.delay() if not chunk else 0.0
-            try:
-                sent = self._write(chunk)
-            except BrokenPipeError:
-                raise self._lost() from None
-            now = time.monotonic()
-            if sent:
-                moved = now
-                data = data[sent:]
-                continue
-            if pause:
-                moved = now
-            elif now - max(moved, self._heard) > self._patience:
-                raise self._broken(
-                    RemoteUnreachable(
-                        "the link has stalled",
-                        detail=f"no byte went out for {self._patience:.0f} s",
-                    )
-                )
-            fds = self._listening() + (_error_fd(tar) if tar else [])
-            writing = [] if pause else [self._ssh.stdin_fd]
-            self._hear(wait_for(reading=fds, writing=writing, timeout=pause or 1.0))
-            if tar is not None:
-                tar.drain_stderr()
+    def _send(self, data: bytes, tar: Child | None = None) -> None:
+        """Hand all of data over; hears answers, and what tar has to complain about, meanwhile."""
+        patience = self._patience
+        with self._ending():
+            self._channel.send(
+                memoryview(data), self._take, patience=patience, beside=_error_fd(tar)
+            )
+        if tar is not None:
+            tar.drain_stderr()
 
     @property
     def _patience(self) -> float:
@@ -293,28 +230,18 @@ class TarSession:
         run = self._plan.run
         return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout
 
-    def _write(self, chunk: memoryview) -> int:
-        """Hand over what ssh takes now, and count it; how many bytes that was. Raises
-        BrokenPipeError.
-        """
-        sent = write(self._ssh.stdin_fd, chunk) if chunk else 0
-        if sent:
-            self._plan.on_bytes(sent)
-            if self._throttle is not None:
-                self._throttle.spend(sent)
-        return sent
-
     def _await_extraction(self, flight: _Flight) -> None:
         deadline = time.monotonic() + self._plan.run.receipt_timeout
         while not flight.extracted:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._overdue(flight)
-            self._hear(wait_for(reading=self._listening(), timeout=left))
+            self._hear(left)
 
     def _check_overdue(self, now: float) -> None:
         oldest = self._flights[0]
-        if now - max(oldest.handed_over, self._heard) > self._plan.run.receipt_timeout:
+        waited_from = max(oldest.handed_over, self._channel.heard)
+        if now - waited_from > self._plan.run.receipt_timeout:
             raise self._overdue(oldest)
 
     def _overdue(self, flight: _Flight) -> BackupError:
@@ -326,28 +253,28 @@ class TarSession:
             )
         )
 
-    def _listening(self) -> list[int]:
-        return [self._ssh.stdout_fd, *_error_fd(self._ssh)]
+    def _hear(self, timeout: float, tar: Child | None = None, *beside: int) -> None:
+        """Take the answers that have arrived, or arrive within timeout seconds."""
+        with self._ending():
+            self._channel.hear(self._take, timeout, beside=[*beside, *_error_fd(tar)])
+        if tar is not None:
+            tar.drain_stderr()
 
-    def _hear(self, ready: frozenset[int]) -> None:
-        """Take the answers that have arrived."""
-        if self._ssh.stderr_fd in ready:
-            self._ssh.drain_stderr()
-        if self._ssh.stdout_fd not in ready:
-            return
-        data = self._ssh.read()
-        if data is None:
-            return
-        if data == b"":
-            raise self._lost()
-        self._heard = time.monotonic()
-        *lines, self._lines = (self._lines + data).split(b"\n")
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """A channel that fails ends the session."""
+        try:
+            yield
+        except BackupError:
+            self.abort()
+            raise
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
             self._answer(line.decode("utf-8", "backslashreplace"))
-        if len(self._lines) > _NOISE_LIMIT:
-            raise self._broken(
-                RemoteUnreachable("the remote answers nonsense", detail="no line end")
-            )
+        if len(self._line) > NOISE_LIMIT:
+            raise self._nonsense("no line end")
 
     def _answer(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -357,37 +284,28 @@ class TarSession:
                 flight.extracted |= number == str(flight.number)
             return
         if not self._flights or number != str(self._flights[0].number):
-            raise self._broken(RemoteUnreachable("the remote answers nonsense", detail=line[:200]))
+            raise self._nonsense(line)
+        if word == "gone":
+            raise self._broken(explain_gone(text))
         flight = self._flights.popleft()
-        if word == "ok" and not flight.aborted:
+        if flight.aborted:
+            return
+        if word == "ok":
             duration = time.monotonic() - flight.started
             self._outcomes.append(
                 Receipt(flight.batch, flight.ready, flight.failed, flight.wire_bytes, duration)
             )
-        elif word == "err" and not flight.aborted:
+        elif word == "err":
             self._outcomes.append(Rejection(flight.batch, explain_batch(text)))
-        elif not flight.aborted:
-            raise self._broken(RemoteUnreachable("the remote answers nonsense", detail=line[:200]))
+        else:
+            raise self._nonsense(line)
 
-    def _lost(self, said: bytes = b"") -> BackupError:
-        """ssh has ended, or closed its side: why. said: what came instead of our greeting."""
-        status = self._ssh.wait(1.0)
-        words = login_words(said, self._ssh.stderr.text)
-        return self._broken(self._plan.transport.explain(status, words))
+    def _nonsense(self, said: str) -> BackupError:
+        return self._broken(RemoteUnreachable("the remote answers nonsense", detail=said[:200]))
 
     def _broken(self, error: BackupError) -> BackupError:
         self.abort()
         return error
-
-
-def _start(argv: Sequence[str], env: Mapping[str, str], stdin: int | None = None) -> Child:
-    try:
-        return Child(argv, stdin=stdin, env=env)
-    except FileNotFoundError as error:
-        raise SourceError(
-            f"{argv[0]} is not installed on this machine",
-            hint=f"apt-get install {'openssh-client' if argv[0] == 'ssh' else argv[0]}",
-        ) from error
 
 
 def _name_list(blobs: Sequence[Blob]) -> BinaryIO:
@@ -399,10 +317,5 @@ def _name_list(blobs: Sequence[Blob]) -> BinaryIO:
     return names
 
 
-def _error_fd(child: Child) -> list[int]:
-    return [child.stderr_fd] if child.stderr_fd >= 0 else []
-
-
-def _last_words(stdout: bytes, stderr: Tail) -> str:
-    words = stderr.text or stdout[-200:].decode("utf-8", "backslashreplace").strip()
-    return repr(words[-200:]) if words else "nothing"
+def _error_fd(child: Child | None) -> list[int]:
+    return [child.stderr_fd] if child is not None and child.stderr_fd >= 0 else []

@@ -1,15 +1,16 @@
 # The far side of the tar strategy: extract batch after batch from one stream, and answer for each.
 #
-# Sent over the connection and run by the remote's sh; needs tar, head, cp, mv, cmp, find, sync, cut and tr.
+# Sent over the connection and run by the remote's sh; needs the tools that are looked for below.
 # The lines before this one set root, owner, run and slot. Then, on stdin, for each batch:
-#     "<number> <bytes>\n", <bytes> of tar archive, "commit\n" or "abort\n"
+#     "<number> <bytes> <files>\n", <bytes> of tar archive, "commit\n" or "abort\n"
 # and on stdout, a line each:
-#     "NTT-TAR 1 ready exact|lockstep"     once, when batches may come
-#     "NTT-TAR 1 fatal <text>"             once, instead
+#     "NTT-TAR 2 ready exact|lockstep"     once, when batches may come
+#     "NTT-TAR 2 fatal|gone <text>"        once, instead
 #     "got <number>"                        the archive was read to its end
-#     "ok <number>" | "err <number> <text>" | "aborted <number>"
+#     "ok <number>" | "err <number> <text>" | "gone <number> <text>" | "aborted <number>"
 # A batch is extracted below .ntt-incoming, hard-linked into by-hash, and synced before it is ok. So a name
 # below by-hash never shows a half-written file, and what is there already is replaced only if it differs.
+# "gone" says that the disk is away, not that a batch is bad: by-hash or our own scratch space is missing.
 
 umask 022
 unset TAR_OPTIONS POSIXLY_CORRECT
@@ -17,20 +18,21 @@ LC_ALL=C
 export LC_ALL
 
 flat() { printf "%s" "$1" | tr "\n\r" "  " | cut -c1-1500; }
-fatal() {
-    printf "\nNTT-TAR 1 fatal %s\n" "$(flat "$1")"
+refuse() {
+    printf "\nNTT-TAR 2 %s %s\n" "$1" "$(flat "$2")"
     exit 1
 }
 
-for tool in tar head cp mv cmp find sync cut tr rm mkdir; do
-    command -v "$tool" >/dev/null 2>&1 || fatal "$tool: not found"
+for tool in tar head cp mv cmp df find sync cut tr rm mkdir sed wc; do
+    command -v "$tool" >/dev/null 2>&1 || refuse fatal "$tool: not found"
 done
 
-message=$(cd "$root" 2>&1) || fatal "$message"
+message=$(cd "$root" 2>&1) || refuse fatal "$message"
 cd "$root" || exit 1
 place=$root/by-hash
 incoming=$root/.ntt-incoming
-message=$(mkdir -p "$place" 2>&1) || fatal "$message"
+# Never made here: where a disk is not mounted, it would be made on the one below.
+[ -d "$place" ] || refuse gone "$place: no such directory"
 
 # What dead sessions of ours left: those of earlier runs, and this worker's own of this run.
 for old in "$incoming/$owner".*; do
@@ -42,7 +44,7 @@ for old in "$incoming/$owner".*; do
 done
 stage=$incoming/$owner.$run.$slot.$$
 # Twice, because a session that ends may just remove .ntt-incoming.
-message=$(mkdir -p "$stage" 2>&1 || mkdir -p "$stage" 2>&1) || fatal "$message"
+message=$(mkdir -p "$stage" 2>&1 || mkdir -p "$stage" 2>&1) || refuse fatal "$message"
 # When the link is gone, an answer must not end this shell before it has removed what it made.
 trap : PIPE
 
@@ -51,46 +53,93 @@ turn=lockstep
 if printf "abcdef\n" | { head -c 3 >/dev/null && IFS= read -r rest && [ "$rest" = def ]; }; then
     turn=exact
 fi
-if sync -f "$stage" 2>/dev/null; then barrier=file-system; else barrier=all; fi
+# A sync that knows no file systems says so; any other complaint is about the disk.
+barrier=file-system
+if ! message=$(sync -f "$stage" 2>&1); then
+    case $message in
+    *"nvalid option"* | *"nrecognized option"* | *"nknown option"* | *"llegal option"* | *[Uu]sage:*) barrier=all ;;
+    *) refuse fatal "sync: $message" ;;
+    esac
+fi
 
+mount_point() { df -P "$1" | sed -n "2s/^.*% *//p"; }
+mounted=$(mount_point "$place")
+
+# One file that could not be linked. No link and no border between file systems is ever crossed: what lies
+# beyond would not be synced with the rest.
 place_one() {
-    if [ -h "$place/$1" ]; then
-        rm -f "$place/$1" # where it leads to a directory, mv would move into that
-    elif cmp -s "$1" "$place/$1"; then
-        return 0
-    elif [ -d "$place/$1" ]; then
-        echo "$1: a directory stands in its place"
+    name=${1#./}
+    target=$place/$name
+    directory=${target%/*}
+    if [ -h "$place/${name%%/*}" ] || [ -h "$directory" ]; then
+        echo "$directory: a symbolic link stands in its place"
         return 1
     fi
-    mkdir -p "$place/${1%/*}" && mv -f "$1" "$place/$1"
+    mkdir -p "$directory" || return 1
+    if [ "$directory" != "$known" ] && [ "$(mount_point "$directory")" != "$mounted" ]; then
+        echo "$directory: is on another file system than $place"
+        return 1
+    fi
+    known=$directory
+    if [ -h "$target" ]; then
+        rm -f "$target" # where it leads to a directory, mv would move into that
+    elif cmp -s "$1" "$target"; then
+        return 0
+    elif [ -d "$target" ]; then
+        echo "$name: a directory stands in its place"
+        return 1
+    fi
+    said=$(mv -f "$1" "$target" 2>&1) && return 0
+    if [ -e "$target" ] && [ -w "$directory" ]; then
+        echo "$name: cannot be replaced: $said"
+    else
+        echo "$said"
+    fi
+    return 1
 }
 
 # cp links what is new, in one go. A file that cp could not link still has a single link: its name is taken,
-# or this file system has no links; those are looked at one by one.
+# or this file system has no links; those are looked at one by one. Every file is accounted for: a cp or find
+# that was killed, or a scratch space that was swept away, must not look like success.
 place_all() {
     cd "$stage/$number" || return 1
     cp -Rl . "$place/" 2>/dev/null
-    find . -type f -links 1 | while IFS= read -r file; do
-        place_one "$file" || exit 1
-    done || return 1
+    find . -type f -links 1 >"$stage/$number.left" || return 1
+    placed=0 known=""
+    while IFS= read -r file; do
+        place_one "$file" || return 1
+        placed=$((placed + 1))
+    done <"$stage/$number.left"
+    placed=$((placed + $(find . -type f -links +1 | wc -l)))
+    if [ "$placed" != "$files" ]; then
+        echo "$placed of $files files were put in place"
+        return 1
+    fi
     if [ "$barrier" = file-system ]; then sync -f "$place"; else sync; fi
+}
+
+# Whether the remote can store at all, so that a batch can be blamed for what went wrong with it.
+alive() {
+    [ -d "$place" ] && head -c 65536 /dev/zero >"$stage/$number.sign" && rm "$stage/$number.sign"
 }
 
 settle() {
     if [ "$verdict" != commit ]; then
         printf "aborted %s\n" "$number"
-    elif [ "$status" != 0 ]; then
-        printf "err %s %s\n" "$number" "$(flat "$message")"
-    elif message=$(place_all 2>&1); then
+    elif [ "$status" = 0 ] && message=$(place_all 2>&1); then
         printf "ok %s\n" "$number"
-    else
+    elif sign=$(alive 2>&1); then
         printf "err %s %s\n" "$number" "$(flat "$message")"
+    elif [ -d "$place" ] && [ -d "$stage" ]; then
+        printf "err %s %s\n" "$number" "$(flat "$sign; $message")"
+    else
+        printf "gone %s %s\n" "$number" "$(flat "$message")"
     fi
-    rm -rf "${stage:?}/$number"
+    rm -rf "${stage:?}/$number" "$stage/$number.left" "$stage/$number.sign"
 }
 
-printf "\nNTT-TAR 1 ready %s\n" "$turn"
-while IFS=" " read -r number bytes; do
+printf "\nNTT-TAR 2 ready %s\n" "$turn"
+while IFS=" " read -r number bytes files; do
     status=1
     message=$(mkdir "$stage/$number" 2>&1 && cd "$stage/$number" 2>&1 && echo entered)
     if [ "$message" = entered ]; then

@@ -1,8 +1,10 @@
-# What the preflight asks the remote. root and scratch are set by the lines before this one; answers are
-# name=value lines. scratch is a directory below root, made here for the trial transfer that follows;
-# what earlier ones left that were killed is removed once it is an hour old: a check may run beside a run.
+# What the preflight asks the remote. The lines before this one set root, stem and scratch; answers are
+# name=value lines. scratch is a directory below root, made here for the trial transfer that follows, or
+# nothing; what earlier ones left that were killed (their names begin with stem) is removed once it is an
+# hour old: a check may run beside a run.
 LC_ALL=C
 export LC_ALL
+mount_point() { df -P "$1" | sed -n "2s/^.*% *//p"; }
 printf "clock=%s\n" "$(date +%s)"
 printf "system=%s\n" "$(uname -srm 2>/dev/null)"
 printf "tar=%s\n" "$(tar --version 2>/dev/null | head -n 1)"
@@ -10,9 +12,13 @@ if [ ! -d "$root" ]; then
     printf "problem=%s: no such directory\n" "$root"
 elif [ -e "$root/by-hash" ] && [ ! -w "$root/by-hash" ]; then
     printf "problem=%s/by-hash: Permission denied (as %s)\n" "$root" "$(id -un)"
-elif ! message=$(mkdir "$scratch" 2>&1); then
+elif [ -d "$root/by-hash" ] && [ "$(mount_point "$root")" != "$(mount_point "$root/by-hash")" ]; then
+    printf "problem=%s/by-hash: is on another file system than %s\n" "$root" "$root"
+elif [ -n "$scratch" ] && ! message=$(mkdir "$scratch" "$scratch/by-hash" 2>&1); then
     printf "problem=%s (as %s)\n" "$message" "$(id -un)"
+elif [ ! -w "$root" ]; then
+    printf "problem=%s: Permission denied (as %s)\n" "$root" "$(id -un)"
 fi
-base=${scratch##*/}
-find "$root" -maxdepth 1 -name "${base%.*}.*" -mmin +60 -exec rm -rf {} + 2>/dev/null
+[ ! -d "$root/by-hash" ] || echo by-hash=present
+find "$root/" -maxdepth 1 -name "$stem.*" -mmin +60 -exec rm -rf {} + 2>/dev/null
 printf "free_kib=%s\n" "$(df -Pk "$root" 2>/dev/null | awk "NR == 2 { print \$4 }")"

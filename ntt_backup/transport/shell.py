@@ -12,18 +12,19 @@ and is read by sh alone, exactly to its last byte, so that data may follow it.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Mapping
 from typing import Final
 
-from ntt_backup.errors import RemoteDenied, RemoteUnreachable, SourceError
-from ntt_backup.process import Child, wait_for, write
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.transport import Transport
+from ntt_backup.transport.channel import Channel
 
 SSH_FAILED: Final = 255
 
-_ANSWER: Final = b"NTT-ANSWER\n"
+_ANSWER: Final = re.compile(rb"^NTT-ANSWER$")
 
 
 def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
@@ -33,24 +34,6 @@ def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     source = (assignments + script).encode()
     return f"exec sh -c 'eval \"$(head -c {len(source)})\"'", source
-
-
-def login_words(stdout: bytes, stderr: str) -> str:
-    """What a login said that never came to our script: /usr/sbin/nologin, for one, uses stdout."""
-    return f"{stdout[-2000:].decode('utf-8', 'backslashreplace')}\n{stderr}".strip()
-
-
-def start(transport: Transport, command: str) -> Child:
-    """The local process that runs command on the remote. Raises SourceError where ssh is
-    missing.
-    """
-    argv = transport.argv(command)
-    try:
-        return Child(argv, env=transport.environment())
-    except FileNotFoundError as error:
-        raise SourceError(
-            f"{argv[0]} is not installed on this machine", hint="apt-get install openssh-client"
-        ) from error
 
 
 def ask(
@@ -68,50 +51,37 @@ def ask(
     what `Transport.explain` says for a failure of ssh, RemoteDenied for a script that fails.
     """
     command, source = shell_script("echo\necho NTT-ANSWER\n" + script, values)
-    child = start(transport, command)
     deadline = time.monotonic() + timeout
-    said = b""
-    pending = memoryview(source)
+    channel = Channel(transport, command)
     try:
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise RemoteUnreachable(
-                    f"the remote did not answer in time: {doing}",
-                    detail=f"waited {timeout:.0f} s; {child.stderr.text[-200:]}".rstrip("; "),
-                    hint="check the link, and what startup files of the remote account do",
+        channel.greet(source, _ANSWER, timeout, doing=doing)
+        channel.end_input()
+        answer = b""
+        while data := _next(channel, deadline, doing):
+            answer += data
+            if len(answer) > limit:
+                raise RemoteDenied(
+                    f"the remote says too much: {doing}", detail=f"over {limit} bytes"
                 )
-            fds = [child.stdout_fd, *([child.stderr_fd] if child.stderr_fd >= 0 else [])]
-            ready = wait_for(
-                reading=fds, writing=[child.stdin_fd] if pending else [], timeout=min(left, 1.0)
+        status = channel.wait(max(0.0, deadline - time.monotonic()))
+        if status in (None, SSH_FAILED):
+            raise channel.lost()
+        if status != 0:
+            raise RemoteDenied(
+                f"the remote failed: {doing}", detail=channel.stderr[-300:] or f"status {status}"
             )
-            child.drain_stderr()
-            if pending and child.stdin_fd in ready:
-                try:
-                    pending = pending[write(child.stdin_fd, pending) :]
-                except BrokenPipeError:
-                    pending = memoryview(b"")
-                if not pending:
-                    child.close_stdin()
-            if child.stdout_fd in ready and (data := child.read()) is not None:
-                if not data:
-                    break
-                said += data
-                if len(said) > limit + (64 << 10):
-                    raise RemoteDenied(
-                        f"the remote said too much: {doing}", detail=f"over {limit} bytes"
-                    )
-        status = child.wait(max(0.0, deadline - time.monotonic()))
-        stderr = child.stderr.text
+        return answer
     finally:
-        child.kill()
-    _, found, answer = said.partition(b"\n" + _ANSWER)
-    if not found:
-        raise transport.explain(status, login_words(said, stderr))
-    if status in (None, SSH_FAILED):
-        raise transport.explain(status, stderr)
-    if status != 0:
-        raise RemoteDenied(
-            f"the remote failed: {doing}", detail=stderr[-300:] or f"status {status}"
-        )
-    return answer
+        channel.abort()
+
+
+def _next(channel: Channel, deadline: float, doing: str) -> bytes:
+    """More of the answer; nothing at its end."""
+    while (left := deadline - time.monotonic()) > 0:
+        if (data := channel.read(left)) is not None:
+            return data
+    raise RemoteUnreachable(
+        f"the remote did not answer in time: {doing}",
+        detail=channel.stderr[-200:],
+        hint="check the link, and what startup files of the remote account do",
+    )

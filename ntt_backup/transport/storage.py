@@ -27,6 +27,18 @@ class _Case:
 
 _CASES: Final = (
     _Case(
+        r"cannot be replaced: .*(permission denied|operation not permitted)",
+        BatchRejected,
+        "something on the remote that is not ours to replace stands in a blob's place",
+        "look at it there: its owner, its mode, and chattr +i",
+    ),
+    _Case(
+        r"on another file system|cross-device link",
+        RemoteCannotStore,
+        "by-hash on the remote is not one file system",
+        "mount the disk at remote.path itself: a batch is made durable by syncing one file system",
+    ),
+    _Case(
         r"no space left|disk quota exceeded",
         RemoteCannotStore,
         "the remote is full",
@@ -52,9 +64,17 @@ _CASES: Final = (
     ),
     _Case(
         r"cannot allocate memory|resource temporarily unavailable|too many open files|cannot fork"
-        r"|stale file handle|transport endpoint is not connected|terminated|killed",
+        r"|terminated|killed",
         RemoteUnreachable,
         "the remote is short of resources",
+    ),
+    _Case(
+        r"stale file handle|transport endpoint is not connected|remote i/o error|host is down"
+        r"|timed out|no such device|no route to host|network is unreachable"
+        r"|software caused connection abort",
+        RemoteUnreachable,
+        "the remote's disk is away",
+        "it may be a network file system whose server does not answer",
     ),
     _Case(
         r": (command )?not found",
@@ -75,6 +95,15 @@ def explain_root(text: str) -> BackupError:
         detail=text,
         hint="create it there once (mkdir -p); it is never created for you, because a missing"
         " directory may mean a disk that is not mounted",
+    )
+
+
+def explain_gone(text: str) -> BackupError:
+    """The error for a remote.path that was there and is not any more: an outage, no more."""
+    return RemoteUnreachable(
+        "remote.path is gone",
+        detail=text,
+        hint="is its disk mounted? by-hash there is only made anew while nothing is copied yet",
     )
 
 

@@ -112,6 +112,29 @@ def test_a_by_hash_that_belongs_to_somebody_else(site: Site, command: str) -> No
 # --- what is there already
 
 
+def test_a_disk_that_is_not_mounted_stops_the_run_and_nothing_is_written_below_it(
+    site: Site,
+) -> None:
+    site.fill(20)
+    assert site.run("check").returncode == 0
+    assert not (site.remote.local / "by-hash").exists()
+    assert site.run("run", "--once").returncode == 0
+    site.assert_complete()
+    site.fill(20)
+
+    on_the_remote(site, "mv by-hash ../elsewhere")
+    for command in (["check"], ["run", "--once"]):
+        done = site.run(*command)
+        assert done.returncode == 5, done.stdout
+        assert "remote.path is gone" in done.stdout + done.stderr
+        assert list(site.remote.local.iterdir()) == []
+    assert site.failures() == {}
+
+    on_the_remote(site, "mv ../elsewhere by-hash")
+    assert site.run("run", "--once").returncode == 0
+    site.assert_complete()
+
+
 def test_what_is_there_and_right_is_left_alone(site: Site) -> None:
     blobs = site.fill(30)
     known = {}

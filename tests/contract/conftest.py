@@ -34,7 +34,7 @@ def here(tmp_path: Path, strategy: str) -> Iterator[Rig]:
     """A rig whose remote is a directory of this machine."""
     store, there = tmp_path / "store", tmp_path / "remote"
     store.mkdir()
-    there.mkdir()
+    (there / "by-hash").mkdir(parents=True)
     rig = Rig(strategy, store, Local(), str(there), there)
     yield rig
     rig.close()
@@ -46,6 +46,7 @@ def over_ssh(tmp_path: Path, strategy: str, remote: Sshd) -> Iterator[Rig]:
     store = tmp_path / "store"
     store.mkdir()
     directory = remote.directory()
+    remote.run(f"mkdir {directory.path}/by-hash").check_returncode()
     settings = RemoteSettings(host=remote.alias, path=directory.path, ssh_config=remote.ssh_config)
     rig = Rig(strategy, store, Ssh(settings), directory.path, directory.local)
     yield rig

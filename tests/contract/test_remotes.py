@@ -6,6 +6,7 @@ the strategy's far side (`Imposter`), so these tests know how the tar strategy t
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,16 +25,26 @@ from ntt_backup.model import Batch
 from ntt_backup.store import Store
 from ntt_backup.strategy import Session
 from ntt_backup.strategy.session import Rejection
+from ntt_backup.transport.ssh import explain
 from tests.contract.rig import Imposter, Machine, Rig, receipt_of, settle
 from tests.site import wait_until
 
-READY = 'printf "\\nNTT-TAR 1 ready exact\\n"'
-TAKE_ONE = 'IFS=" " read -r number bytes; head -c "$bytes" >/dev/null; read -r verdict'
+READY = 'printf "\\nNTT-TAR 2 ready exact\\n"'
+TAKE_ONE = 'IFS=" " read -r number bytes files; head -c "$bytes" >/dev/null; read -r verdict'
+
+BAD_SYNC = "echo \"sync: error syncing '$2': Input/output error\" >&2; exit 1"
 
 
 @pytest.fixture
 def strategy() -> str:
     return "tar"
+
+
+class Explained(Imposter):
+    """An imposter whose end is explained as an ssh's end is."""
+
+    def explain(self, status: int | None, stderr: str) -> BackupError:
+        return explain(status, stderr)
 
 
 def sends_everything(rig: Rig, session: Session) -> None:
@@ -91,13 +102,24 @@ def test_a_sync_that_knows_no_file_systems_syncs_everything(
     here: Rig, machine: Machine, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
-    machine.tool("sync", f'[ $# = 0 ] || exit 1; echo all >> "{called}"')
+    unknown = "echo \"sync: invalid option -- 'f'\" >&2; exit 1"
+    machine.tool("sync", f'[ $# = 0 ] || {{ {unknown}; }}; echo all >> "{called}"')
     sends_everything(here, here.open(transport=machine))
     assert called.read_text().split() == ["all"] * 4
 
 
-def test_what_could_not_be_synced_has_no_receipt(here: Rig, machine: Machine) -> None:
-    machine.tool("sync", "echo \"sync: error syncing '$2': Input/output error\" >&2; exit 1")
+def test_a_disk_that_cannot_be_synced_is_found_out_at_once(here: Rig, machine: Machine) -> None:
+    machine.tool("sync", f"[ $# = 0 ] || {{ {BAD_SYNC}; }}")
+    with pytest.raises(RemoteCannotStore) as caught:
+        here.open(transport=machine)
+    assert "Input/output error" in caught.value.detail
+
+
+def test_what_could_not_be_synced_has_no_receipt(
+    here: Rig, machine: Machine, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    machine.tool("sync", f'mkdir "{first}" 2>/dev/null || {{ {BAD_SYNC}; }}')
     session = here.open(transport=machine)
     session.put(here.batch("b", b"content"))
     (rejection,) = settle(session)
@@ -150,7 +172,7 @@ def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
 
 @pytest.mark.parametrize("missing", ["tar", "cmp", "sync"])
 def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -> None:
-    needed = ["sh", "tar", "head", "cp", "mv", "cmp", "find", "sync", "cut", "tr", "rm", "mkdir"]
+    needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
     path = machine.only(*(name for name in needed if name != missing))["PATH"]
     bare = replace(machine, startup=f"PATH={path}")
     with pytest.raises(RemoteCannotStore) as caught:
@@ -162,9 +184,9 @@ def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -
 @pytest.mark.parametrize("name", ["a b", "it's", 'a "b"', "$(touch x)`id`", "a\nb", "-rf", "100%s"])
 def test_the_remote_path_may_hold_anything(here: Rig, machine: Machine, name: str) -> None:
     here.there /= name
-    here.there.mkdir()
+    (here.there / "by-hash").mkdir(parents=True)
     sends_everything(here, here.open(root=str(here.there)))
-    assert [path.name for path in here.there.parent.iterdir()] == [name]
+    assert {path.name for path in here.there.parent.iterdir()} == {name, "by-hash"}
 
 
 def test_a_path_that_is_missing_is_not_made(here: Rig) -> None:
@@ -172,7 +194,7 @@ def test_a_path_that_is_missing_is_not_made(here: Rig) -> None:
         here.open(root=f"{here.path}/unmounted")
     assert "unmounted" in caught.value.detail
     assert "mkdir -p" in caught.value.hint
-    assert list(here.there.iterdir()) == []
+    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
 
 
 def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine: Machine) -> None:
@@ -186,6 +208,134 @@ def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine
     assert here.final(batch.blobs[0]).parent.stat().st_mode & 0o7777 == 0o755
 
 
+# --- what a receipt rests on ----------------------------------------------------------------------
+
+
+def refusal(here: Rig, machine: Machine, *contents: bytes) -> BackupError:
+    """What the remote says about a batch of these contents."""
+    session = here.open(transport=machine)
+    session.put(here.batch("b", *contents))
+    (rejection,) = settle(session)
+    assert isinstance(rejection, Rejection)
+    return rejection.error
+
+
+@pytest.mark.parametrize("fails", ["exit 137", ":", "/usr/bin/find . -type f -name 0 ; exit 137"])
+def test_a_search_that_fails_or_sees_nothing_is_no_receipt(
+    here: Rig, machine: Machine, fails: str
+) -> None:
+    machine.tool("cp", "exit 1")
+    machine.tool("find", fails)
+    assert isinstance(refusal(here, machine, b"one", b"two"), BatchRejected)
+
+
+def test_files_that_went_missing_before_they_were_linked_are_no_receipt(
+    here: Rig, machine: Machine
+) -> None:
+    machine.tool("cp", 'for one in */*/*; do rm "$one"; break; done; exec /bin/cp "$@"')
+    error = refusal(here, machine, b"one", b"two", b"three")
+    assert isinstance(error, BatchRejected)
+    assert "2 of 3 files" in error.detail
+
+
+def test_scratch_space_that_was_swept_away_is_an_outage(here: Rig, machine: Machine) -> None:
+    machine.tool("cp", f'rm -rf "{here.there}/.ntt-incoming"; exit 1')
+    session = here.open(transport=machine)
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle(session)
+    assert caught.value.message == "remote.path is gone"
+    assert session.in_flight == (batch,)
+    assert not session.usable
+
+
+def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(here: Rig) -> None:
+    (here.there / "by-hash").rmdir()
+    with pytest.raises(RemoteUnreachable) as caught:
+        here.open()
+    assert "by-hash" in caught.value.detail
+    assert "mounted" in caught.value.hint
+    assert list(here.there.iterdir()) == []
+
+
+def test_a_disk_that_goes_away_under_a_session_is_no_batchs_trouble(
+    here: Rig, machine: Machine
+) -> None:
+    session = here.open()
+    first, second = here.batch("first", b"1"), here.batch("second", b"2")
+    session.put(first)
+    settle(session)
+    here.there.rename(here.there.with_name("unmounted"))
+    here.there.mkdir()
+    session.put(second)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle(session)
+    assert caught.value.message == "remote.path is gone"
+    assert session.in_flight == (second,)
+    assert list(here.there.iterdir()) == []
+
+
+def test_a_remote_that_cannot_write_is_told_from_a_bad_batch(here: Rig, machine: Machine) -> None:
+    full = "echo 'head: error writing: No space left on device' >&2; exit 1"
+    machine.tool("head", f'[ "$2" != 65536 ] || {{ {full}; }}; exec /usr/bin/head "$@"')
+    machine.tool("tar", "cat >/dev/null; echo 'tar: words nobody has heard of' >&2; exit 2")
+    error = refusal(here, machine, b"content")
+    assert isinstance(error, RemoteCannotStore)
+    assert "words nobody has heard of" in error.detail
+
+
+def test_a_part_of_by_hash_on_another_file_system_is_refused(here: Rig, machine: Machine) -> None:
+    batch = here.batch("b", b"content")
+    place = here.final(batch.blobs[0]).parent
+    machine.tool("cp", 'echo "cp: Invalid cross-device link" >&2; exit 1')
+    machine.tool(
+        "df", f'echo head; [ "$2" != "{place}" ] || set -- "" /mnt/x; echo "d 1 1 1 1% $2"'
+    )
+    session = here.open(transport=machine)
+    session.put(batch)
+    (rejection,) = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert isinstance(rejection.error, RemoteCannotStore)
+    assert "another file system" in rejection.error.detail
+    assert here.on_remote() == {}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_link_in_place_of_a_directory_is_not_followed(
+    here: Rig, tmp_path: Path, level: int
+) -> None:
+    batch = here.batch("b", b"content")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = here.final(batch.blobs[0]).parents[2 - level]
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere)
+    session = here.open()
+    session.put(batch)
+    (rejection,) = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert "a symbolic link stands in its place" in rejection.error.detail
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_one_file_that_may_not_be_replaced_is_its_blobs_trouble(
+    here: Rig, machine: Machine
+) -> None:
+    said = "mv: cannot move to 'x': Operation not permitted"
+    machine.tool("mv", f'echo "{said}" >&2; exit 1')
+    batch = here.batch("b", b"content")
+    here.final(batch.blobs[0]).parent.mkdir(parents=True)
+    here.final(batch.blobs[0]).write_bytes(b"immutable")
+    session = here.open(transport=machine)
+    session.put(batch)
+    (rejection,) = settle(session)
+    assert isinstance(rejection, Rejection)
+    assert isinstance(rejection.error, BatchRejected)
+    assert said in rejection.error.detail
+    assert rejection.error.hint
+
+
 # --- the greeting ---------------------------------------------------------------------------------
 
 NOISE = [
@@ -193,7 +343,7 @@ NOISE = [
     "echo Welcome >&2",
     "printf 'no end of line'",
     "printf '\\000\\377\\n\\n\\n'",
-    "echo NTT-TAR 1",
+    "echo NTT-TAR 2",
     "yes | head -n 50000",
 ]
 
@@ -218,7 +368,7 @@ def test_a_limit_on_speed_holds_from_the_first_byte_on_and_noise_is_still_skippe
 def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
     with pytest.raises(RemoteDenied) as caught:
         here.open(transport=replace(machine, startup="exec yes"))
-    assert "prints without end" in caught.value.message
+    assert "says too much" in caught.value.message
     assert caught.value.hint
 
 
@@ -229,7 +379,7 @@ def test_silence_ends_with_what_was_waited_for(here: Rig, machine: Machine, star
     silent = replace(machine, startup=startup, connect_timeout=0.3)
     with pytest.raises(RemoteUnreachable) as caught:
         here.open(transport=silent)
-    assert "did not start our loop in time" in caught.value.message
+    assert "did not answer in time: starting our loop" in caught.value.message
     assert "waited" in caught.value.detail
     assert ("Password:" in caught.value.detail) is ("Password" in startup)
     assert caught.value.hint
@@ -252,6 +402,19 @@ def test_a_session_that_could_not_be_opened_leaves_no_process(
     with pytest.raises(RemoteUnreachable):
         here.open(transport=silent)
     wait_until(lambda: gone(pid), "the remote shell to end")
+
+
+@pytest.mark.parametrize(
+    "banner", ["Permission denied (publickey)", "Bad configuration option: x", "Host key is known"]
+)
+def test_words_of_a_login_banner_do_not_explain_a_later_loss(
+    here: Rig, machine: Machine, banner: str
+) -> None:
+    script = f"echo '{banner}' >&2; {READY}; {TAKE_ONE}; exit 255"
+    session = here.open(transport=Explained(machine.tools, script=script))
+    session.put(here.batch("b", b"content"))
+    with pytest.raises(RemoteUnreachable):
+        settle(session)
 
 
 # --- nonsense, stalls and losses ------------------------------------------------------------------
@@ -291,6 +454,20 @@ def test_nonsense_ends_the_session_and_forgets_no_batch(
     assert not session.usable
     answered += [outcome.batch for outcome in session.collect(0.0)]
     assert [*answered, *session.in_flight][0] == batch
+
+
+def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
+    here: Rig, machine: Machine, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; exec <&-; touch {gone}; exec sleep 600"
+    session = here.open(transport=Imposter(machine.tools, script=script))
+    first, second = here.batch("first", b"1"), here.batch("second", b"2" * 6_000_000)
+    session.put(first)
+    wait_until(gone.exists, "the remote to read no more")
+    with pytest.raises(RemoteUnreachable):
+        session.put(second)
+    assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
 
 
 def test_answers_that_came_before_the_loss_can_still_be_collected(
@@ -357,7 +534,7 @@ def test_abort_leaves_no_process(here: Rig, machine: Machine, tmp_path: Path) ->
 def test_close_does_not_wait_for_ever(
     here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ntt_backup.strategy.tar._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("ntt_backup.transport.channel._CLOSE_SECONDS", 0.2)
     pid = tmp_path / "pid"
     stuck = Imposter(machine.tools, script=f"echo $$ > {pid}; {READY}; exec sleep 600")
     here.open(transport=stuck).close()
@@ -422,6 +599,20 @@ def test_a_source_that_goes_away_while_it_is_sent_ends_the_session(
         session.put(here.batch("b", b"content"))
     assert not session.usable
     assert here.on_remote() == {}
+
+
+def test_a_source_disk_that_hangs_is_given_up_after_a_while(
+    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = here.open(stall_timeout=1)
+    machine.tool("tar", "exec sleep 600")
+    monkeypatch.setenv("PATH", f"{machine.tools}:{os.environ['PATH']}")
+    batch = here.batch("b", b"content")
+    with pytest.raises(SourceError) as caught:
+        session.put(batch)
+    assert "tar read nothing for 1 s" in caught.value.detail
+    assert not session.usable
+    assert session.in_flight == (batch,)
 
 
 def test_a_source_that_is_away_is_no_batchs_trouble(here: Rig) -> None:

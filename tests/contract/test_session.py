@@ -307,6 +307,7 @@ def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
 ) -> None:
     full = remote.full_directory()
     over_ssh.path, over_ssh.there = full.path, full.local
+    remote.run(f"mkdir {full.path}/by-hash").check_returncode()
     small = over_ssh.batch("small", b"small")
     large = over_ssh.batch("large", *(random.Random(n).randbytes(3_000_000) for n in range(8)))
     session = over_ssh.open()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.errors import SourceError
 from ntt_backup.process import PIPE_BYTES, TAIL_BYTES, Child, Tail, output_of, wait_for, write
 from tests.site import wait_until
 
@@ -229,8 +230,11 @@ def test_output_of_is_what_it_says_on_stderr_where_it_prints_nothing() -> None:
     assert output_of(["sh", "-c", "echo OpenSSH_9 >&2"], WAIT) == "OpenSSH_9"
 
 
-def test_output_of_a_command_that_is_not_there_is_none() -> None:
-    assert output_of(["/nowhere/program"], WAIT) is None
+def test_output_of_a_command_that_is_not_there_names_it() -> None:
+    with pytest.raises(SourceError) as caught:
+        output_of(["/nowhere/program"], WAIT)
+    assert "/nowhere/program is not installed" in caught.value.message
+    assert "apt-get install" in caught.value.hint
 
 
 def test_output_of_a_command_that_hangs_is_what_it_said_so_far() -> None:

@@ -143,7 +143,7 @@ def test_a_script_that_hangs_in_its_answer_ends_after_the_time_out_too() -> None
 def test_endless_output_is_refused(script: str, startup: str) -> None:
     with pytest.raises(RemoteDenied) as caught:
         asked(script, startup, limit=1000)
-    assert "too much: a question" in caught.value.message
+    assert "says too much: a question" in caught.value.message
 
 
 def test_an_answer_up_to_the_limit_is_taken() -> None:

@@ -240,7 +240,7 @@ def test_each_bad_blob_is_failed_for_its_own_reason_and_no_neighbour_with_it(
     assert details[gone.blobid] == (Reason.MISSING, "dd: No such file or directory")
     assert details[longer.blobid] == (
         Reason.WRONG_SIZE,
-        f"{blobs[3].size} bytes in the store, 1000000 in the catalog",
+        f"{blobs[3].size} bytes in the store, 1000000 expected",
     )
     if verify:
         truth = blake3(b"something else").hexdigest()
@@ -383,20 +383,20 @@ def test_every_text_ends_in_one_list_and_only_blobids_are_looked_for(texts: list
 
 def test_root_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="No such file or directory") as caught:
-        Store(tmp_path / "gone")
+        Store(tmp_path / "gone").probe()
     assert "source.root" in caught.value.hint
 
 
 def test_root_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SourceError, match="Not a directory"):
-        Store(tmp_path / "file")
+        Store(tmp_path / "file").probe()
 
 
 def test_root_that_is_unreadable(open_root: Path) -> None:
     open_root.chmod(0)
     with unprivileged(), pytest.raises(SourceError, match="Permission denied") as caught:
-        Store(open_root)
+        Store(open_root).probe()
     assert "uid" in caught.value.hint
 
 
@@ -579,6 +579,11 @@ def test_measure_fills_in_what_is_unknown_and_nothing_else(root: Path, blobs: li
     place(root, link).symlink_to("/etc/passwd")
     asked = [Blob(blobs[0].blobid), Blob(blobs[1].blobid, 7), Blob("0" * 64), Blob("x"), link]
     assert Store(root).measure(asked) == [blobs[0], *asked[1:]]
+
+
+def test_measure_of_a_store_that_is_away_leaves_sizes_unknown(tmp_path: Path) -> None:
+    blobs = [Blob("0" * 64, 7), Blob("1" * 64)]
+    assert Store(tmp_path / "unmounted").measure(blobs) == blobs
 
 
 def test_measure_does_not_touch_the_store_when_all_is_known(tmp_path: Path) -> None:

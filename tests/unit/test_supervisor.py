@@ -15,7 +15,7 @@ from ntt_backup import supervisor
 from ntt_backup.config import Settings
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.planner import Backoff
-from ntt_backup.process import wait_for
+from ntt_backup.process import Child, wait_for
 from ntt_backup.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.worker_process import Orders
 from tests.site import wait_until
@@ -80,6 +80,26 @@ STOP = {"event": "worker_stop", "pid": 1}
 def test_its_events_are_heard_in_order_and_a_good_end_is_no_death(start: Start) -> None:
     tick = {"event": "tick", "state": "sending", "sent": 5}
     assert listen(start(say(START, tick, STOP))) == [START, tick, STOP]
+
+
+def test_what_it_says_right_before_its_end_is_heard(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It speaks and ends after a look at its stdout, and before one at its status."""
+    go = tmp_path / "go"
+    worker = start(f"until [ -e {go} ]; do :; done\n" + say(START, STOP))
+    real_read = Child.read
+
+    def read(child: Child, limit: int = 1 << 16) -> bytes | None:
+        if not go.exists():
+            go.touch()
+            wait_until(lambda: gone(child.pid), "its end")
+            return None
+        return real_read(child, limit)
+
+    monkeypatch.setattr(Child, "read", read)
+    heard = list(worker.hear())
+    assert heard + listen(worker) == [START, STOP]
 
 
 def test_its_orders_are_one_line_that_it_can_read(start: Start) -> None:

@@ -15,6 +15,10 @@ select
 from blobs
 where blobid is not null;
 
+-- name: any_copied
+-- One copied blob, if there is any, in no order: the first that is met.
+select 1 from blobs where {copied} limit 1;
+
 -- name: failed_by_reason
 -- Failed blobs by reason; 'unknown' are those that another program marked.
 select coalesce(f.reason, 'unknown'), count(*)
