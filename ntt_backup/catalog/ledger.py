@@ -19,7 +19,7 @@ from typing import Any
 
 from ntt_backup.catalog.db import Connection, configure, translated
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob, Failure
 
 _REQUEUE_BATCH = 5000
@@ -32,7 +32,7 @@ class Ledger:
     def __init__(self, conn: Connection, target: str) -> None:
         self._conn = conn
         self._target = target
-        self._parts = columns(target)
+        self._parts = {**columns(target), "largest_size": fragment("largest_size")}
         with translated(conn, "set up the ledger"):
             configure(conn, "synchronous_commit", "off")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ntt_backup.catalog.db import Connection, translated
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob
 
 
@@ -49,7 +49,8 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
         with conn.cursor().copy(statement("copy_found")) as copy:
             for blob in rows:
                 copy.write_row((blob.blobid, blob.size))
-        return conn.execute(statement("register_found")).rowcount
+        query = statement("register_found", largest_size=fragment("largest_size"))
+        return conn.execute(query).rowcount
 
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:

@@ -26,8 +26,10 @@ from ntt_backup.catalog.shape import (
     Table,
     check_table,
     check_version,
+    existing_table,
     our_columns,
     read_table,
+    warnings,
 )
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
@@ -42,17 +44,21 @@ Report = Callable[[str], object]
 def init_db(
     conn: Connection, target: str, *, notify: bool = False, report: Report = lambda line: None
 ) -> None:
-    """Create or complete the catalog for a target. report gets a line for each change and wait.
+    """Create or complete the catalog for a target. report gets a line for each change, wait
+    and warning.
 
     notify: also have inserts wake the daemon at once. Raises CatalogRefused where the table cannot
     be used or we lack a privilege, CatalogUnavailable where a lock was not to be had.
     """
     with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
         _prepare_table(conn, target, report)
-        _prepare_index(conn, target, report)
+        table = existing_table(conn, target)
+        _prepare_index(conn, table, target, report)
         _prepare_own_schema(conn, target, report)
         if notify:
             _prepare_trigger(conn, report)
+        for warning in warnings(conn, table):
+            report(f"warning: {warning}")
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def _prepare_table(conn: Connection, target: str, report: Report) -> None:
     report(f"added to blobs: {', '.join(absent)}")
 
 
-def _prepare_index(conn: Connection, target: str, report: Report) -> None:
+def _prepare_index(conn: Connection, table: Table, target: str, report: Report) -> None:
     """Have one valid index of what is pending; others' indexes are used as they are."""
     indexes = read_indexes(conn, target)
     if any(index.valid and index.form for index in indexes):
@@ -105,9 +111,7 @@ def _prepare_index(conn: Connection, target: str, report: Report) -> None:
         "index": sql.Identifier(name),
         "uncopied": fragment("uncopied_is_false", **columns(target)),
     }
-    table = read_table(conn)
-    if table:
-        _require_owner(conn, table, shown("create_index", **parts))
+    _require_owner(conn, table, shown("create_index", **parts))
     builders = [pid for (pid,) in conn.execute(statement("building"))]
     if builders:
         raise CatalogUnavailable(

@@ -24,7 +24,8 @@ from ntt_backup.planner import prefix_ranges
 SCHEMA_VERSION = 1
 OWN_TABLES = frozenset({"failures", "runs", "scans", "schema_version"})
 
-_INTEGERS = frozenset({"bigint", "integer", "numeric"})
+_INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
+_LARGEST_SIZE = 2**63 - 1
 _TIMES = frozenset({"timestamp with time zone", "timestamp without time zone"})
 
 
@@ -83,13 +84,7 @@ def verify_schema(conn: Connection, target: str, *, scan: bool = False) -> list[
     the command that mends it.
     """
     with translated(conn, "show its schema"):
-        table = read_table(conn)
-        if table is None:
-            raise CatalogRefused(
-                "the catalog has no table blobs",
-                hint=f"run `{_init_db(target)}`, or correct catalog.url",
-            )
-        check_table(conn, table, target)
+        table = existing_table(conn, target)
         absent = [name for name in our_columns(target) if name not in table.columns]
         if absent:
             raise CatalogRefused(
@@ -104,7 +99,19 @@ def verify_schema(conn: Connection, target: str, *, scan: bool = False) -> list[
                 detail="an unfinished one is there" if any(not i.valid for i in indexes) else "",
                 hint=f"run `{_init_db(target)}`",
             )
-        return _warnings(conn, table)
+        return warnings(conn, table)
+
+
+def existing_table(conn: Connection, target: str) -> Table:
+    """The table `blobs`, checked as by `check_table`. Raises CatalogRefused where there is none."""
+    table = read_table(conn)
+    if table is None:
+        raise CatalogRefused(
+            "the catalog has no table blobs",
+            hint=f"run `{_init_db(target)}`, or correct catalog.url",
+        )
+    check_table(conn, table, target)
+    return table
 
 
 def check_table(conn: Connection, table: Table, target: str) -> None:
@@ -188,15 +195,24 @@ def _check_privileges(conn: Connection, table: Table, target: str, *, scan: bool
         raise CatalogRefused(f"{user} may not {lacking} the table blobs", hint=grants(user))
 
 
-def _warnings(conn: Connection, table: Table) -> list[str]:
-    warnings = []
+def warnings(conn: Connection, table: Table) -> list[str]:
+    """What works and may deserve a change, a line each, with the SQL where there is one."""
+    found = []
     if not conn.execute(statement("blobid_unique")).fetchall()[0][0]:
-        warnings.append(
+        found.append(
             f"blobs.blobid has no unique index, marking blobs is slow: {shown('mend_unique')}"
         )
     if not table.columns["blobid"].not_null:
-        warnings.append("blobs.blobid may be NULL; such rows are never sent")
-    return warnings
+        found.append("blobs.blobid may be NULL; such rows are never sent")
+    largest = conn.execute(statement("largest_size")).fetchall()[0][0]
+    if largest < _LARGEST_SIZE:
+        mend = {"column": sql.Identifier("size"), "type": sql.SQL("bigint")}
+        found.append(
+            f"blobs.size is of type {table.columns['size'].type} and holds no more than {largest};"
+            " larger blobs are recorded without their size. This rewrites the table, which nobody"
+            f" can read or write meanwhile: {shown('mend_column_type', **mend)}"
+        )
+    return found
 
 
 def _init_db(target: str) -> str:

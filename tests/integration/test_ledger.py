@@ -72,6 +72,37 @@ def test_a_receipt_is_recorded(catalog: Connection) -> None:
     ) == [(TARGET, "bad", "corrupt-source", "differs", 1)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "largest"),
+    [
+        ("smallint", 2**15 - 1),
+        ("integer", 2**31 - 1),
+        ("numeric(5)", 99_999),
+        ("numeric(7, 2)", 99_999),
+        ("bigint", 2**63 - 1),
+        ("numeric", 2**63 - 1),
+    ],
+)
+def test_a_size_that_the_column_cannot_hold_is_left_out(
+    database: Connection, kind: str, largest: int
+) -> None:
+    database.execute(f"create table blobs (blobid text primary key, size {kind})".encode())
+    init_db(database, TARGET)
+    add(database, "largest", "larger")
+    larger = min(largest + 1, 2**63 - 1)
+
+    Ledger(database, TARGET).record([Blob("largest", largest), Blob("larger", larger)], [])
+    register(database, [Blob("found", largest), Blob("found larger", larger)])
+
+    left = largest if larger == largest else None
+    assert {blobid: (copied, size) for blobid, (copied, *_, size) in state(database).items()} == {
+        "largest": (True, largest),
+        "larger": (True, left),
+        "found": (None, largest),
+        "found larger": (None, left),
+    }
+
+
 def test_a_failure_counts_its_attempts_until_it_is_stored(catalog: Connection) -> None:
     add(catalog, "bad")
     book = Ledger(catalog, TARGET)

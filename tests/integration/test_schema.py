@@ -366,6 +366,26 @@ def test_a_column_of_another_type_is_refused_and_mended(
     assert verify_schema(database, "remote") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "largest"),
+    [("smallint", 2**15 - 1), ("integer", 2**31 - 1), ("numeric(5)", 99_999)],
+)
+def test_a_size_too_narrow_for_large_blobs_is_a_warning(
+    database: Connection, kind: str, largest: int
+) -> None:
+    database.execute(sql.SQL(f"create table blobs (blobid text primary key, size {kind})"))
+    lines: list[str] = []
+
+    init_db(database, "remote", report=lines.append)
+
+    (warning,) = verify_schema(database, "remote")
+    assert f"no more than {largest}" in warning
+    assert "rewrite" in warning
+    assert lines[-1] == f"warning: {warning}"
+    execute_hint(database, warning)
+    assert verify_schema(database, "remote") == []
+
+
 def test_what_is_not_our_table_is_refused(database: Connection) -> None:
     database.execute("create view blobs as select 'ab'::text as blobid")
     with pytest.raises(CatalogRefused, match="not a table"):

@@ -6,10 +6,11 @@
 select 1 from blobs where blobid = any(%(blobids)s::text[]) order by blobid for no key update;
 
 -- name: mark_copied
--- Records blobs as stored. A size that the catalog knows is left alone.
+-- Records blobs as stored. A size that the catalog knows is left alone, one that its column cannot
+-- hold is left out.
 update blobs
 set {copied} = true, {last_checked} = now(), {copy_failed} = false,
-    size = coalesce(blobs.size, stored.size)
+    size = coalesce(blobs.size, case when stored.size <= {largest_size} then stored.size end)
 from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
 where blobs.blobid = stored.blobid;
 

@@ -16,9 +16,10 @@ copy ntt_backup_found (blobid, size) from stdin;
 
 -- name: register_found
 -- Inserts what the catalog lacks. The first condition is for a table without a unique index, the
--- second for a program that inserts the same at this moment.
+-- second for a program that inserts the same at this moment. A size that the column cannot hold is
+-- left out.
 insert into blobs (blobid, size)
-select blobid, max(size) from ntt_backup_found as found
+select blobid, max(case when size <= {largest_size} then size end) from ntt_backup_found as found
 where not exists (select from blobs where blobs.blobid = found.blobid)
 group by blobid
 order by blobid

@@ -18,6 +18,23 @@ left join pg_collation l on l.oid = a.attcollation
 left join pg_namespace n on n.oid = l.collnamespace
 where a.attrelid = to_regclass('blobs') and a.attnum > 0 and not a.attisdropped;
 
+-- name: largest_size
+-- The largest number of bytes that the column size can hold, also as a part of other queries. Live
+-- tables have an integer there, which ends at 2 GiB, or a number of so many digits, whose modifier
+-- is (precision << 16 | scale) + 4.
+(
+    select case
+        when atttypid = 'smallint'::regtype then 32767
+        when atttypid = 'integer'::regtype then 2147483647
+        when atttypid = 'numeric'::regtype and atttypmod >= 4 then least(
+            10::numeric ^ (((atttypmod - 4) >> 16) - ((atttypmod - 4) & 2047)) - 1,
+            9223372036854775807
+        )
+        else 9223372036854775807
+    end::bigint
+    from pg_attribute where attrelid = to_regclass('blobs') and attname = 'size'
+);
+
 -- name: blobid_unique
 -- Whether a valid unique index covers exactly blobid, for all rows.
 select exists (
