@@ -54,6 +54,9 @@ _HINTS = {
     "53300": "run fewer workers, or raise max_connections on the database server",
     "55P03": "another session holds the lock: see pg_blocking_pids(pid) and pg_stat_activity",
 }
+WHO_KEEPS_ROWS = (
+    "look at the triggers and policies of blobs (in psql: \\d blobs); the owner decides"
+)
 _AWAY_HINT = "check that PostgreSQL runs there, and catalog.url (NTT_DB_URL)"
 
 
@@ -148,6 +151,8 @@ def _is_transient(error: psycopg.Error) -> bool:
 
 
 def _refusal_hint(error: psycopg.Error, detail: str, user: str) -> str:
+    if "row-level security" in detail:
+        return WHO_KEEPS_ROWS
     if error.sqlstate == "42501" and "must be owner" not in detail:
         return "as the tables' owner: " + grants(user)
     if error.sqlstate == "23502":

@@ -17,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ntt_backup.catalog.db import Connection, configure, translated
+from psycopg import Cursor
+
+from ntt_backup.catalog.db import WHO_KEEPS_ROWS, Connection, configure, translated
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure
 
 _REQUEUE_BATCH = 5000
@@ -43,15 +46,17 @@ class Ledger:
         one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
         recording the same again is harmless but for the count of attempts.
         """
-        sizes = {blob.blobid: blob.size for blob in stored}
-        failures = {failure.blobid: failure for failure in failed}
+        stored_ids = [blob.blobid for blob in stored]
         with translated(self._conn, "record a batch"), self._conn.transaction():
-            self._run("lock_rows", blobids=[*sizes, *failures])
+            there = self._lock({*stored_ids, *(failure.blobid for failure in failed)})
+            sizes = {blob.blobid: blob.size for blob in stored if blob.blobid in there}
+            failures = {failure.blobid: failure for failure in failed if failure.blobid in there}
             if sizes:
-                self._run("mark_copied", blobids=list(sizes), sizes=list(sizes.values()))
-                self._run("forget_failures", blobids=list(sizes))
+                self._change("mark_copied", blobids=list(sizes), sizes=list(sizes.values()))
+            if stored_ids:
+                self._run("forget_failures", blobids=stored_ids)
             if failures:
-                self._run("mark_failed", blobids=list(failures))
+                self._change("mark_failed", blobids=list(failures))
                 self._run(
                     "record_failures",
                     blobids=list(failures),
@@ -59,8 +64,32 @@ class Ledger:
                     details=[_storable(failure.detail) for failure in failures.values()],
                 )
 
-    def _run(self, name: str, **values: Iterable[object]) -> None:
-        self._conn.execute(statement(name, **self._parts), {"target": self._target, **values})
+    def _lock(self, blobids: set[str]) -> set[str]:
+        """Those of the blobids that are still in the catalog; nobody can change them now."""
+        there = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
+        if gone := blobids - there:
+            self._change("unlockable", blobids=list(gone))
+        return there
+
+    def _change(self, name: str, **values: Iterable[object]) -> None:
+        _require_changed(*self._run(name, **values).fetchall()[0])
+
+    def _run(self, name: str, **values: Iterable[object]) -> Cursor[tuple[Any, ...]]:
+        query = statement(name, **self._parts)
+        return self._conn.execute(query, {"target": self._target, **values})
+
+
+def _require_changed(unchanged: int, example: str) -> None:
+    """Raise CatalogRefused where an update left rows as they were.
+
+    Blobs that cannot be marked would be sent again for ever.
+    """
+    if unchanged:
+        raise CatalogRefused(
+            "an update of blobs changes nothing",
+            detail=f"{unchanged} of its rows stay as they were, such as {example[:64]!r}",
+            hint=WHO_KEEPS_ROWS,
+        )
 
 
 def _storable(detail: str) -> str:
@@ -78,23 +107,19 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
     a reason this includes blobs that some other program marked as failed.
     """
     requeued = 0
+    values = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH, "past": None}
     with translated(conn, "requeue failed blobs"):
         parts = read_parts(conn, target)
-        values: dict[str, object] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
-
-        def batch(name: str) -> tuple[int, Any]:
-            with conn.transaction():
-                walk_indexes(conn, local=True)
-                count, result = conn.execute(statement(name, **parts), values).fetchall()[0]
-            return count, result
-
-        listed = _REQUEUE_BATCH
-        while listed == _REQUEUE_BATCH:
-            listed, changed = batch("requeue_listed")
-            requeued += changed
-        values["past"] = None
-        unlisted = _REQUEUE_BATCH if reason is None else 0
-        while unlisted == _REQUEUE_BATCH:
-            unlisted, values["past"] = batch("requeue_unlisted")
-            requeued += unlisted
+        names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
+        for name in names:
+            query = statement(name, **parts)
+            values["past"] = None
+            found = _REQUEUE_BATCH
+            while found == _REQUEUE_BATCH:
+                with conn.transaction():
+                    walk_indexes(conn, local=True)
+                    (row,) = conn.execute(query, values).fetchall()
+                    found, values["past"], changed, unchanged, example = row
+                    _require_changed(unchanged, example)
+                requeued += changed
     return requeued

@@ -204,6 +204,12 @@ def warnings(conn: Connection, table: Table) -> list[str]:
         )
     if not table.columns["blobid"].not_null:
         found.append("blobs.blobid may be NULL; such rows are never sent")
+    if conn.execute(statement("row_security")).fetchall()[0][0]:
+        user = conn.info.user
+        found.append(
+            f"row-level security applies to {user}: rows that its policies hide are never sent."
+            f" As a superuser: {shown('mend_row_security', user=sql.Identifier(user))}"
+        )
     largest = conn.execute(statement("largest_size")).fetchall()[0][0]
     if largest < _LARGEST_SIZE:
         mend = {"column": sql.Identifier("size"), "type": sql.SQL("bigint")}

@@ -144,6 +144,125 @@ def test_blobs_deleted_meanwhile_leave_no_trace(catalog: Connection) -> None:
     assert rows(catalog, "select * from ntt_backup.failures") == []
 
 
+def test_blobs_deleted_while_recording_waits_for_them_are_no_error(
+    catalog: Connection, catalog_url: str
+) -> None:
+    add(catalog, "going", "staying", "bad going")
+    with connect(catalog_url, "owner") as owner, connect(catalog_url, "worker") as worker:
+        owner.execute("begin")
+        owner.execute("delete from blobs where blobid like '%going'")
+        errors: list[Exception] = []
+
+        def record() -> None:
+            try:
+                Ledger(worker, TARGET).record(
+                    [Blob("going", 1), Blob("staying", 1)], [Failure("bad going", Reason.MISSING)]
+                )
+            except CatalogRefused as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=record)
+        thread.start()
+        while not rows(catalog, "select 1 from pg_locks where not granted"):
+            pass
+        owner.execute("commit")
+        thread.join()
+
+    assert errors == []
+    assert state(catalog) == {"staying": (True, True, False, 1)}
+    assert rows(catalog, "select * from ntt_backup.failures") == []
+
+
+def stubborn(conn: Connection, body: str) -> None:
+    """A trigger of the table's owner, before each update of the blobid 'stubborn'."""
+    for text in (
+        f"create function stubborn() returns trigger language plpgsql as $$begin {body} end$$",
+        "create trigger stubborn before update on blobs for each row"
+        " when (new.blobid = 'stubborn') execute function stubborn()",
+    ):
+        conn.execute(text.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return null;",
+        "new.remote_copied := old.remote_copied;"
+        " new.remote_copy_failed := old.remote_copy_failed; return new;",
+    ],
+)
+@pytest.mark.parametrize("verdict", ["stored", "failed"])
+def test_a_trigger_that_undoes_the_update_is_noticed(
+    catalog: Connection, body: str, verdict: str
+) -> None:
+    add(catalog, "other", "stubborn")
+    stubborn(catalog, body)
+    blobids = ["gone", "other", "stubborn"]
+    before = state(catalog)
+
+    with pytest.raises(CatalogRefused, match="an update of blobs changes nothing") as caught:
+        Ledger(catalog, TARGET).record(
+            [Blob(one, 1) for one in blobids if verdict == "stored"],
+            [Failure(one, Reason.MISSING) for one in blobids if verdict == "failed"],
+        )
+
+    assert caught.value.detail == "1 of its rows stay as they were, such as 'stubborn'"
+    assert "triggers" in caught.value.hint
+    assert state(catalog) == before
+    assert rows(catalog, "select * from ntt_backup.failures") == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ("using (blobid <> 'stubborn')", "an update of blobs changes nothing"),
+        ("using (true) with check (blobid <> 'stubborn')", "row-level security"),
+    ],
+)
+def test_a_policy_that_forbids_the_update_is_noticed(
+    catalog: Connection, catalog_url: str, role: Callable[[], str], policy: str, problem: str
+) -> None:
+    add(catalog, "other", "stubborn")
+    name = role()
+    for text in (
+        f"grant select, update on blobs to {name}",
+        f"grant usage on schema ntt_backup to {name}",
+        f"grant select, insert, update, delete on ntt_backup.failures to {name}",
+        "alter table blobs enable row level security",
+        "create policy seen on blobs for select using (true)",
+        f"create policy written on blobs for update {policy}",
+    ):
+        catalog.execute(text.encode())
+
+    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+        book = Ledger(conn, TARGET)
+        with pytest.raises(CatalogRefused, match=problem) as caught:
+            book.record([Blob("other", 1), Blob("stubborn", 1)], [])
+        book.record([Blob("other", 1)], [])
+
+    assert "policies of blobs" in caught.value.hint
+    assert state(catalog) == {
+        "other": (True, True, False, 1),
+        "stubborn": (None, False, None, None),
+    }
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_requeueing_what_keeps_its_state_is_noticed(catalog: Connection, listed: bool) -> None:
+    add(catalog, "stubborn", "other")
+    Ledger(catalog, TARGET).record(
+        [], [Failure(one, Reason.MISSING) for one in ("stubborn", "other")]
+    )
+    if not listed:
+        catalog.execute("delete from ntt_backup.failures")
+    stubborn(catalog, "return null;")
+
+    with pytest.raises(CatalogRefused, match="an update of blobs changes nothing"):
+        requeue(catalog, TARGET)
+
+    assert status(catalog, TARGET).failed == 2
+
+
 def test_a_batch_is_recorded_whole_or_not_at_all(catalog: Connection) -> None:
     add(catalog, "stored", "bad")
     book = Ledger(catalog, TARGET)

@@ -422,6 +422,23 @@ def test_a_blobid_that_is_no_key_is_a_warning(database: Connection) -> None:
     assert verify_schema(database, "remote") == []
 
 
+def test_policies_that_may_hide_rows_are_a_warning(
+    catalog: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    name = role()
+    catalog.execute("alter table blobs enable row level security")
+    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+        with pytest.raises(CatalogRefused) as caught:
+            verify_schema(conn, "remote")
+        execute_hint(catalog, caught.value.hint)
+
+        (warning,) = verify_schema(conn, "remote")
+
+        assert "hide" in warning
+        execute_hint(catalog, warning)
+        assert verify_schema(conn, "remote") == []
+
+
 def test_what_is_missing_is_named(database: Connection) -> None:
     with pytest.raises(CatalogRefused, match="no table blobs") as caught:
         verify_schema(database, "b2")

@@ -1,35 +1,55 @@
 -- Recording receipts and failures.
+--
+-- An update may silently do nothing: a trigger or a policy of the table's owner keeps a row as it
+-- is. So each tells how many of the rows that were locked for it stay as they were, and names one.
 
 -- name: lock_rows
 -- Locks the rows that are about to be updated, in one order for all sessions, so that two of them
--- cannot wait for each other. Rows that are gone are not missed.
-select 1 from blobs where blobid = any(%(blobids)s::text[]) order by blobid for no key update;
+-- cannot wait for each other. Returns their blobids: the others are gone.
+select blobid from blobs where blobid = any(%(blobids)s::text[])
+order by blobid for no key update;
+
+-- name: unlockable
+-- Rows that can be seen and yet were not locked: a policy lets nobody like us update them. Without
+-- policies a row that was not locked is one that was inserted since.
+select count(*), min(blobid) from blobs
+where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 
 -- name: mark_copied
--- Records blobs as stored. A size that the catalog knows is left alone, one that its column cannot
--- hold is left out.
-update blobs
-set {copied} = true, {last_checked} = now(), {copy_failed} = false,
-    size = coalesce(blobs.size, case when stored.size <= {largest_size} then stored.size end)
-from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
-where blobs.blobid = stored.blobid;
+-- Records locked rows as stored. A size that the catalog knows is left alone, one that its column
+-- cannot hold is left out.
+with marked as (
+    update blobs
+    set {copied} = true, {last_checked} = now(), {copy_failed} = false,
+        size = coalesce(blobs.size, case when stored.size <= {largest_size} then stored.size end)
+    from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
+    where blobs.blobid = stored.blobid
+    returning blobs.blobid, {copied} as done
+), unchanged as (
+    select unnest(%(blobids)s::text[]) as blobid except select blobid from marked where done
+)
+select count(*), min(blobid) from unchanged;
 
 -- name: forget_failures
 -- What is stored has not failed any more.
 delete from ntt_backup.failures where target = %(target)s and blobid = any(%(blobids)s::text[]);
 
 -- name: mark_failed
--- Takes blobs out of what is pending, until they are requeued.
-update blobs set {copy_failed} = true where blobid = any(%(blobids)s::text[]);
+-- Takes locked rows out of what is pending, until they are requeued.
+with marked as (
+    update blobs set {copy_failed} = true where blobid = any(%(blobids)s::text[])
+    returning blobid, {copy_failed} as done
+), unchanged as (
+    select unnest(%(blobids)s::text[]) as blobid except select blobid from marked where done
+)
+select count(*), min(blobid) from unchanged;
 
 -- name: record_failures
--- Says why blobs failed, and how often they did. Blobs that left the catalog meanwhile leave no
--- trace.
+-- Says why blobs failed, and how often they did.
 insert into ntt_backup.failures as known (target, blobid, reason, detail)
 select %(target)s, f.blobid, f.reason, f.detail
 from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
     as f (blobid, reason, detail)
-where exists (select from blobs where blobs.blobid = f.blobid)
 order by f.blobid
 on conflict (target, blobid) do update
 set reason = excluded.reason, detail = excluded.detail,
@@ -38,7 +58,7 @@ set reason = excluded.reason, detail = excluded.detail,
 -- name: requeue_listed
 -- Makes one batch of the failed blobs in our list pending again, all or those of one reason, and
 -- takes them off the list. Locks blobs before failures, as recording does. Returns how many were on
--- the list, and how many of them were failed blobs.
+-- the list, the last of them, and how many became pending.
 with listed as materialized (
     select blobid from ntt_backup.failures
     where target = %(target)s and (%(reason)s::text is null or reason = %(reason)s)
@@ -50,16 +70,20 @@ with listed as materialized (
 ), requeued as (
     update blobs set {copy_failed} = false
     where blobid in (select blobid from locked)
-    returning 1
+    returning blobid, not {copy_failed} as done
 ), forgotten as (
     delete from ntt_backup.failures
     where target = %(target)s and blobid in (select blobid from listed)
+), unchanged as (
+    select blobid from locked except all select blobid from requeued where done
 )
-select (select count(*) from listed), (select count(*) from requeued);
+select (select count(*) from listed), (select max(blobid) from listed),
+    (select count(*) from requeued), count(*), min(blobid)
+from unchanged;
 
 -- name: requeue_unlisted
 -- Makes one batch of failed blobs pending again that are not in our list: another program marked
--- them. Walks the index on from the blobid `past`. Returns how many, and the last blobid.
+-- them. Walks the index on from the blobid `past`. Returns the same.
 with locked as materialized (
     select blobid from blobs
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
@@ -68,5 +92,10 @@ with locked as materialized (
 ), requeued as (
     update blobs set {copy_failed} = false
     where blobid in (select blobid from locked)
+    returning blobid, not {copy_failed} as done
+), unchanged as (
+    select blobid from locked except all select blobid from requeued where done
 )
-select count(*), max(blobid) from locked;
+select (select count(*) from locked), (select max(blobid) from locked),
+    (select count(*) from requeued), count(*), min(blobid)
+from unchanged;

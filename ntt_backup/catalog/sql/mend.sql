@@ -10,6 +10,10 @@ grant select, insert, update, delete on all tables in schema ntt_backup to {user
 -- What init-db needs to create its own schema, where its user does not own the database.
 grant create on database {database} to {user};
 
+-- name: mend_row_security
+-- Frees a role from all policies; needs a superuser.
+alter role {user} bypassrls;
+
 -- name: mend_blobid_bytea
 -- Turns a binary id into the text we need. Rewrites the table under an exclusive lock.
 alter table blobs alter column blobid type text using encode(blobid, 'hex');

@@ -35,6 +35,10 @@ where a.attrelid = to_regclass('blobs') and a.attnum > 0 and not a.attisdropped;
     from pg_attribute where attrelid = to_regclass('blobs') and attname = 'size'
 );
 
+-- name: row_security
+-- Whether policies decide which rows we see and change.
+select row_security_active('blobs');
+
 -- name: blobid_unique
 -- Whether a valid unique index covers exactly blobid, for all rows.
 select exists (
