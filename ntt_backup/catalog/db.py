@@ -24,15 +24,14 @@ from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-LOCK_TIMEOUT_MS = 30_000
 _DETAIL_LENGTH = 500
 _KEEPALIVE: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives": 1,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
 }
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
@@ -52,6 +51,7 @@ _HINTS = {
     "42501": "run it as the owner of that object",
     "53100": "free space on the database server",
     "53300": "run fewer workers, or raise max_connections on the database server",
+    "57014": "somebody cancelled it, or there is a statement_timeout in catalog.url (NTT_DB_URL)",
     "55P03": "another session holds the lock: see pg_blocking_pids(pid) and pg_stat_activity",
 }
 WHO_KEEPS_ROWS = (
@@ -61,7 +61,7 @@ _AWAY_HINT = "check that PostgreSQL runs there, and catalog.url (NTT_DB_URL)"
 
 
 def connect(url: str, application_name: str) -> Connection:
-    """A connection in autocommit mode that notices a dead peer within a minute or two.
+    """A connection in autocommit mode; each end notices within half a minute when the other died.
 
     url is a libpq connection string or URI; what it sets itself is left alone. application_name is
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
@@ -84,7 +84,7 @@ def connect(url: str, application_name: str) -> Connection:
     except psycopg.Error as error:
         raise _translate(error, f"let us in ({describe(url)})", "") from error
     with translated(conn, "set up the connection"):
-        configure(conn, "lock_timeout", LOCK_TIMEOUT_MS)
+        conn.execute(statement("set_defaults"))
     return conn
 
 

@@ -125,8 +125,63 @@ def test_what_the_url_sets_is_left_alone(database_url: str) -> None:
         shown = conn.execute("show application_name").fetchone()
 
     assert given["connect_timeout"] == "3"
-    assert given["keepalives_idle"] == "30"
+    assert given["keepalives_idle"] == "10"
     assert shown == ("ntt-backup test",)
+
+
+@pytest.fixture
+def hurried(database: Connection, role: Callable[[], str]) -> str:
+    """A role whose sessions are given little time, as an administrator may want it for people."""
+    name = role()
+    known = database.execute(
+        "select name from pg_settings where name = any(%s)",
+        [["statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout"]],
+    )
+    for (limit,) in known.fetchall():
+        statement = sql.SQL("alter role {} set {} = '5s'")
+        database.execute(statement.format(sql.Identifier(name), sql.Identifier(limit)))
+    return name
+
+
+LIMITS = (
+    "select name, setting || coalesce(unit, '') from pg_settings where name in"
+    " ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout')"
+)
+
+
+def test_limits_of_the_role_do_not_end_our_work(database_url: str, hurried: str) -> None:
+    with connect(make_conninfo(database_url, user=hurried), "test") as conn:
+        limits = dict(conn.execute(LIMITS).fetchall())
+
+    assert limits.pop("lock_timeout") == "30000ms"
+    assert limits.keys() >= {"statement_timeout"}
+    assert set(limits.values()) == {"0ms"}
+
+
+def test_limits_that_the_url_sets_are_left_alone(database_url: str, hurried: str) -> None:
+    options = "-c statement_timeout=7s -c lock_timeout=8s"
+
+    with connect(make_conninfo(database_url, user=hurried, options=options), "test") as conn:
+        limits = dict(conn.execute(LIMITS).fetchall())
+
+    assert (limits["statement_timeout"], limits["lock_timeout"]) == ("7000ms", "8000ms")
+
+
+def test_a_dead_peer_is_noticed_at_both_ends(tcp_url: str) -> None:
+    with connect(tcp_url, "test") as conn:
+        ours = conn.info.get_parameters()
+        theirs = dict(
+            conn.execute(
+                "select name, setting from pg_settings"
+                " where name like 'tcp%' or name = 'client_connection_check_interval'"
+            ).fetchall()
+        )
+
+    assert int(theirs["tcp_keepalives_idle"]) == int(ours["keepalives_idle"]) == 10
+    assert int(theirs["tcp_keepalives_interval"]) == int(ours["keepalives_interval"]) == 5
+    assert int(theirs["tcp_keepalives_count"]) == int(ours["keepalives_count"]) == 4
+    assert int(theirs["tcp_user_timeout"]) == int(ours["tcp_user_timeout"]) == 30_000
+    assert int(theirs["client_connection_check_interval"]) == 10_000
 
 
 def test_nothing_is_prepared(catalog: Connection) -> None:
@@ -191,8 +246,13 @@ def test_a_lock_that_is_not_to_be_had(catalog: Connection, catalog_url: str) -> 
 def test_a_cancelled_statement_may_be_repeated(catalog: Connection) -> None:
     catalog.execute("set statement_timeout = 20")
 
-    with pytest.raises(CatalogUnavailable, match="statement timeout"), translated(catalog, "sleep"):
+    with (
+        pytest.raises(CatalogUnavailable, match="statement timeout") as caught,
+        translated(catalog, "sleep"),
+    ):
         catalog.execute("select pg_sleep(60)")
+
+    assert "statement_timeout in catalog.url" in caught.value.hint
 
 
 def test_a_read_only_server(catalog: Connection) -> None:

@@ -410,6 +410,41 @@ def test_bounds_that_do_not_ascend_are_refused_and_mended(
     assert verify_schema(catalog, "remote") == []
 
 
+PARTITIONED = SHAPES["partitioned with its index"][:2]
+
+
+@pytest.mark.parametrize(
+    "unfinished",
+    [
+        [],
+        [LIVE_COLUMNS, INDEX.replace(" on ", " on only ") + FORMS["is false"]],
+        [
+            LIVE_COLUMNS,
+            *(
+                INDEX.replace(" on ", " on only ").replace("_pending", suffix) + FORMS["is false"]
+                for suffix in ("_pending", "_pending_ntt")
+            ),
+        ],
+    ],
+)
+def test_a_partitioned_table_without_its_index_is_refused_and_mended(
+    database: Connection, unfinished: list[str]
+) -> None:
+    """An index of a partitioned table cannot be built while others write."""
+    for statement in PARTITIONED + unfinished:
+        database.execute(sql.SQL(statement))
+    before = pending_indexes(database)
+
+    with pytest.raises(CatalogRefused, match="blobs is partitioned") as caught:
+        init_db(database, "remote")
+
+    assert pending_indexes(database) == before
+    assert "writers wait" in caught.value.hint
+    execute_hint(database, caught.value.hint)
+    init_db(database, "remote")
+    assert verify_schema(database, "remote") == []
+
+
 def test_a_blobid_that_is_no_key_is_a_warning(database: Connection) -> None:
     database.execute("create table blobs (blobid text)")
     init_db(database, "remote")

@@ -1,5 +1,30 @@
 -- Settings of the session, and what `init-db` asks of it.
 
+-- name: set_defaults
+-- What every session of ours starts with, as far as the server knows it. What the connection string
+-- sets (source `client`) is left alone.
+--
+-- A role or database may have limits that are meant for people. A statement of ours may read the
+-- whole table; a session that is idle may be sending one large blob, and its claims would vanish
+-- with it. The limit of a transaction that is idle stays: ours never are, unless we hang.
+--
+-- When our host dies, the claims of its workers last until the server notices. By default that
+-- takes hours. The check of the client while a statement runs is only known to work on Linux.
+select set_config(s.name, ours.value, false)
+from pg_settings s
+join (values
+    ('statement_timeout', '0'),
+    ('transaction_timeout', '0'),
+    ('idle_session_timeout', '0'),
+    ('lock_timeout', '30s'),
+    ('tcp_keepalives_idle', '10'),
+    ('tcp_keepalives_interval', '5'),
+    ('tcp_keepalives_count', '4'),
+    ('tcp_user_timeout', '30s'),
+    ('client_connection_check_interval', case when version() ~ '-linux-' then '10s' end)
+) as ours (name, value) on ours.name = s.name and ours.value is not null
+where s.source <> 'client';
+
 -- name: configure
 -- Sets a server setting for the session, or for the transaction only.
 select set_config(%(setting)s, %(value)s, %(local)s);
