@@ -111,6 +111,13 @@ def _prepare_index(conn: Connection, table: Table, target: str, report: Report) 
         "index": sql.Identifier(name),
         "uncopied": fragment("uncopied_is_false", **columns(target)),
     }
+    if table.partitioned:
+        raise CatalogRefused(
+            "blobs is partitioned: its index cannot be built while others write",
+            hint=f"run as {table.owner} when writers may wait until it is done (or build it for"
+            " each partition and attach it, see CREATE INDEX in PostgreSQL's manual): "
+            + shown("mend_partitioned_index", **parts),
+        )
     _require_owner(conn, table, shown("create_index", **parts))
     builders = [pid for (pid,) in conn.execute(statement("building"))]
     if builders:

@@ -51,6 +51,10 @@ class Table:
     owned: bool
     columns: Mapping[str, Column]
 
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
 
 def our_columns(target: str) -> dict[str, str]:
     """The columns that we need besides blobid, and the types we give them."""

@@ -32,6 +32,12 @@ alter table blobs alter column blobid type text using blobid::text;
 -- lock.
 alter table blobs alter column blobid type text collate "C";
 
+-- name: mend_partitioned_index
+-- Our index where the table is partitioned, and CONCURRENTLY is not to be had. Writers wait for it.
+-- An index of this name that is there was never finished.
+drop index if exists {index};
+create index {index} on blobs (blobid) where {uncopied};
+
 -- name: mend_unique
 -- Makes blobid the key it is meant to be; needs the rows to be free of NULL and repetition.
 alter table blobs add primary key (blobid);
