@@ -9,7 +9,8 @@ has a deadline.
 Children die with us: Linux sends them SIGKILL when the process that started them ends, however it
 ends (PR_SET_PDEATHSIG), so that no tar or ssh outlives a worker killed with -9.
 
-Called by `transport`, `strategy` and `coordinator`.
+Called by `transport`, `strategy`, `preflight` and `supervisor`; `demo`, whose servers are no
+pipelines, takes only `die_with_parent`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PIPE_BYTES: Final = 1 << 20
 READ_BYTES: Final = 1 << 18
 TAIL_BYTES: Final = 8192
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG: Final = 1
 _PACKAGES: Final = {"ssh": "openssh-client"}
 
@@ -50,9 +51,15 @@ class Tail:
         return self._data.decode("utf-8", "backslashreplace").strip()
 
 
-def _die_with_parent(parent: int, signum: int) -> Callable[[], None]:
+def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
+    """A preexec_fn: the kernel sends signum to the new process when the thread that starts it ends.
+
+    It calls nothing that could wait for another thread.
+    """
+    parent = os.getpid()
+
     def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+        _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
         # The parent may have died between fork and prctl; then no signal will come.
         if os.getppid() != parent:
             os._exit(1)
@@ -89,8 +96,7 @@ class Child:
             env=env,
             bufsize=0,
             start_new_session=new_session,
-            # Safe here: this process is single-threaded, which is what preexec_fn asks for.
-            preexec_fn=_die_with_parent(os.getpid(), death_signal),
+            preexec_fn=die_with_parent(death_signal),
         )
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)

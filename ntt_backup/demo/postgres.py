@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.errors import CatalogUnavailable, ConfigError
+from ntt_backup.process import die_with_parent
 
 DATABASE: Final = "copyjob"
 # No port; a socket in the data directory, for its owner only.
@@ -126,6 +127,8 @@ class Postgres:
             cwd=self._home,
             env={**own, "LC_ALL": "C"},
             start_new_session=True,
+            # An immediate shutdown: nothing has to outlive a demo that was killed.
+            preexec_fn=die_with_parent(signal.SIGQUIT),
             **(_server_identity() if as_server else {}),
             **streams,
         )

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ntt_backup.config import RemoteSettings
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
+from ntt_backup.process import die_with_parent
 from ntt_backup.transport.embedded import LOOPBACK, EmbeddedSshServer
 from ntt_backup.transport.ssh import ssh_argv
 
@@ -195,6 +196,7 @@ class _OpenSsh:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
+                    preexec_fn=die_with_parent(),
                 )
             if self._greets(self._process, port):
                 return port

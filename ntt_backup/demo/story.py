@@ -39,6 +39,7 @@ from ntt_backup.demo.store import (
     require_space,
 )
 from ntt_backup.errors import ConfigError
+from ntt_backup.process import die_with_parent
 from ntt_backup.wording import duration, printable, size
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
@@ -170,6 +171,7 @@ class _Commands:
                 stdin=subprocess.DEVNULL,
                 env=self.scratch.environment(),
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
         try:
             code = process.wait()

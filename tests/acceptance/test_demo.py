@@ -93,14 +93,19 @@ def run(place: Path, *options: str | Path) -> tuple[int, str]:
 
 
 def processes_at(place: Path) -> list[str]:
-    """The command lines of all processes that were told of this place."""
+    """The command lines of all processes that were told of this place.
+
+    By their environment or by the command line itself: sshd overwrites its environment.
+    """
     found = []
-    for file in Path("/proc").glob("[0-9]*/environ"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"TMPDIR={place}".encode() in file.read_bytes():
-                found.append(file.with_name("cmdline").read_bytes().decode(errors="replace"))
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+            told = f"TMPDIR={place}".encode() in (process / "environ").read_bytes()
         except OSError:
             continue
+        if told or f"{place}/" in command:
+            found.append(command)
     return found
 
 
@@ -175,6 +180,24 @@ def test_stopped_demo_leaves_nothing(
     assert "Traceback" not in output
     assert "Identical" not in output
     assert_nothing_left(place, output)
+
+
+@pytest.mark.parametrize("ssh_server", ["openssh", "embedded"])
+@pytest.mark.parametrize("moment", ["PostgreSQL:", "run --once"])
+def test_killed_demo_leaves_files_but_no_process(
+    place: Path, files: Path, moment: str, ssh_server: str
+) -> None:
+    running = start(place, "--from", files, "--ssh-server", ssh_server)
+    wait_until(lambda: moment in running.output, f"{moment!r} is printed", SECONDS)
+    assert processes_at(place) != []
+    running.process.kill()
+    code, output = running.wait()
+    try:
+        assert code == -signal.SIGKILL, output
+        wait_until(lambda: processes_at(place) == [], "the end of all that was started", SECONDS)
+    finally:
+        for postgres in place.glob("*/postgres"):  # it may lie in /tmp
+            shutil.rmtree(postgres.resolve())
 
 
 def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
