@@ -14,6 +14,7 @@ from uuid import UUID
 import humanize
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from ntt_backup.catalog.claim import Holder
 from ntt_backup.catalog.figures import Totals
@@ -51,21 +52,26 @@ def _moment(value: object) -> object:
 
 def status_table(target: str, totals: Totals, last: Run | None, holders: Sequence[Holder]) -> Table:
     """The status for a terminal."""
+    rows = [
+        ("pending", _amount(totals.pending, totals.pending_bytes)),
+        ("copied", _amount(totals.copied, totals.copied_bytes)),
+        ("failed", _amount(totals.failed, totals.failed_bytes)),
+    ]
+    for reason, count in sorted(totals.failed_by_reason.items()):
+        rows.append(("", f"{count:,} {reason}"))
+    if totals.unsized:
+        rows.append(("", f"{totals.unsized:,} pending blobs have no size in the catalog yet"))
+    if totals.without_blobid:
+        rows.append(("", f"{totals.without_blobid:,} rows have no blobid and are never sent"))
+    rows.append(("last run", "none" if last is None else _run(last)))
+    for who, ranges in _by_holder(holders).items():
+        rows.append(("at work", f"{who}: {_ranges(ranges)}"))
     table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
     table.add_column(justify="right")
     table.add_column()
-    table.add_row("pending", _amount(totals.pending, totals.pending_bytes))
-    table.add_row("copied", _amount(totals.copied, totals.copied_bytes))
-    table.add_row("failed", _amount(totals.failed, totals.failed_bytes))
-    for reason, count in sorted(totals.failed_by_reason.items()):
-        table.add_row("", f"{count:,} {printable(reason)}")
-    if totals.unsized:
-        table.add_row("", f"{totals.unsized:,} pending blobs have no size in the catalog yet")
-    if totals.without_blobid:
-        table.add_row("", f"{totals.without_blobid:,} rows have no blobid and are never sent")
-    table.add_row("last run", "none" if last is None else _run(last))
-    for who, ranges in _by_holder(holders).items():
-        table.add_row("at work", f"{printable(who)}: {_ranges(ranges)}")
+    for name, text in rows:
+        # As Text: what others wrote into the catalog is neither markup nor control sequences.
+        table.add_row(name, Text(printable(text)))
     return table
 
 
@@ -74,7 +80,7 @@ def _amount(blobs: int, bytes_: int) -> str:
 
 
 def _run(run: Run) -> str:
-    began = f"{run.started_at:%Y-%m-%d %H:%M} on {printable(run.host)}"
+    began = f"{run.started_at:%Y-%m-%d %H:%M} on {run.host}"
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
     if run.ended_at is None:
         seen = humanize.naturaldelta(datetime.now(run.updated_at.tzinfo) - run.updated_at)

@@ -41,6 +41,7 @@ PACKET_BYTES: Final = 1 << 17
 WINDOW_BYTES: Final = 4 << 20
 _POLL_S: Final = 0.2
 _JOIN_S: Final = 10.0
+_NOT_STARTED: Final = 126  # as a shell says it of what it cannot execute
 
 # A client that goes away is daily business here; without a handler Python prints it to stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -58,6 +59,7 @@ class EmbeddedSshServer:
     def __init__(self, host_key: Path, authorized_key: str, *, port: int = 0) -> None:
         self._host_key = paramiko.PKey.from_path(host_key)
         self._authorized_key = authorized_key
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._transports: list[paramiko.Transport] = []
         self._sessions: list[_Session] = []
@@ -79,6 +81,7 @@ class EmbeddedSshServer:
 
     def close(self) -> None:
         """Take no more connections, drop those there are, end their commands. Idempotent."""
+        self._closing.set()
         with suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
@@ -91,11 +94,12 @@ class EmbeddedSshServer:
             session.join(_JOIN_S)
 
     def _accept(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # shut down by close()
-                return
+            except OSError:  # shut down by close(), or no descriptors left for now
+                self._closing.wait(_POLL_S)
+                continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport = paramiko.Transport(
                 connection,
@@ -158,16 +162,22 @@ class _Session(threading.Thread):
         environment = _environment()
         home = environment["HOME"]
         with closing(self._channel):
-            process = subprocess.Popen(
-                [b"/bin/sh", b"-c", self._command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                cwd=home if Path(home).is_dir() else "/",
-                env=environment,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [b"/bin/sh", b"-c", self._command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    cwd=home if Path(home).is_dir() else "/",
+                    env=environment,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:  # too long, no processes left; a NUL in it
+                with suppress(OSError, EOFError):  # the client may be gone by now
+                    self._channel.sendall_stderr(f"{error}\n".encode())
+                    self._channel.send_exit_status(_NOT_STARTED)
+                return
             _start(self._feed, process.stdin)
             self._await_end(
                 process,
@@ -185,10 +195,13 @@ class _Session(threading.Thread):
             while output.is_alive() and not self._channel.closed:
                 output.join(_POLL_S)
         while not self._channel.closed:
-            with suppress(subprocess.TimeoutExpired, OSError):
+            try:
                 status = process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            with suppress(OSError, EOFError):  # the client may be gone by now
                 self._channel.send_exit_status(status if status >= 0 else 128 - status)
-                return
+            return
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

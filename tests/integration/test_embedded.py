@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.transport import embedded
 from ntt_backup.transport.embedded import EmbeddedSshServer
 
 MEGABYTE = 1_000_000
@@ -197,6 +200,31 @@ def test_killed_client_takes_its_command_along(
         pid = read_pid(pid_file)
         ssh.kill()
     wait_until(lambda: not is_running(pid), "the command has ended")
+
+
+def test_server_that_ran_out_of_descriptors_takes_the_next_client(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, refusals = socket.socket.accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            raise OSError(refusals.pop(), "no descriptors")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    assert client.run("true").returncode == 0  # it was waiting for this one already
+    assert client.run("true").returncode == 0
+    assert refusals == []
+
+
+def test_command_that_cannot_be_started_says_why(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_environment", lambda: {"HOME": "/", "LONG": "x" * 200_000})
+    done = client.run("true")
+    assert done.returncode == 126
+    assert b"Argument list too long" in done.stderr
 
 
 def test_close_ends_commands_and_refuses_new_clients(client: Client, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -57,9 +58,11 @@ def a_run(**changes: Any) -> Run:
     return Run(**{**values, **changes})
 
 
-def drawn(last: Run | None = None, holders: list[Holder] | None = None) -> str:
+def drawn(
+    last: Run | None = None, holders: list[Holder] | None = None, totals: Totals = TOTALS
+) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(report.status_table("remote", TOTALS, last, holders or []))
+    console.print(report.status_table("remote", totals, last, holders or []))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -112,6 +115,14 @@ def test_words_from_the_catalog_cannot_steer_the_terminal() -> None:
     text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5, None)])
     assert "\x1b" not in text
     assert "\x07" not in text
+
+
+def test_words_from_the_catalog_are_no_markup() -> None:
+    totals = replace(TOTALS, failed_by_reason={"[/reason] :bomb:": 1})
+    run = a_run(host="[/host]", outcome="[bold]odd")
+    text = drawn(run, [Holder(1, "[/who]", 5, None)], totals)
+    for words in ("1 [/reason] :bomb:", "on [/host]: [bold]odd", "[/who] (PID 5)"):
+        assert words in text
 
 
 # --- the plan -------------------------------------------------------------------------------------
