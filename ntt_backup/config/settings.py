@@ -26,6 +26,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 DEFAULT_TARGET = "remote"
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b)?(?:/s)?", re.IGNORECASE)
+# More is a slip of the keyboard, and in the end no longer a float.
+_MOST_BYTES = 10**15
 # What no host or user name holds, and a shell would act upon; ssh refuses most of it too.
 _NOT_IN_A_HOST = re.compile(r"[\s'\"`$;&<>|(){}]")
 
@@ -183,9 +185,9 @@ class RunSettings(_Section):
 
     workers: Count = Field(default=4, ge=1, le=256)
     batch_size: Count = Field(default=1000, ge=1, le=100_000)
-    batch_bytes: Size = Field(default=256 * 1024**2, ge=1)
+    batch_bytes: Size = Field(default=256 * 1024**2, ge=1, le=_MOST_BYTES)
     strategy: Literal["auto", "tar"] = "auto"
-    bwlimit: Rate | None = Field(default=None, ge=1024)
+    bwlimit: Rate | None = Field(default=None, ge=1024, le=_MOST_BYTES)
     window: Count = Field(default=4, ge=1, le=64)
     attempts: Count = Field(default=3, ge=1, le=100)
     verify_source: bool = Field(default=True, strict=True)
