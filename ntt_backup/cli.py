@@ -6,6 +6,7 @@ what to do, and into the exit code of the contract.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn, TextIO, TypeVar
 
 import click
 from rich.console import Console
@@ -102,21 +103,20 @@ def init_db(common: _Common, notify: bool) -> None:
 @click.option("--restart", is_flag=True, help="Begin anew, also after an interrupted scan.")
 @click.option(
     "--strays",
-    "strays_file",
-    type=click.File("w", encoding="utf-8", lazy=True),
+    type=click.Path(path_type=Path),
     help="Write every stray to this file, a JSON object a line.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 @click.pass_obj
-def scan(common: _Common, restart: bool, strays_file: IO[str] | None, quiet: bool) -> None:
+def scan(common: _Common, restart: bool, strays: Path | None, quiet: bool) -> None:
     """Register in the catalog what the store has and the catalog lacks.
 
     What is no blob (other names, other places, symlinks) is reported and never registered.
     """
     settings = common.load(StoreConfig)
-    view = ScanView(sys.stderr, strays_file, quiet=quiet)
     with _connect(settings, "scan") as conn:
         verify_schema(conn, settings.target, scan=True)
+        view = ScanView(sys.stderr, strays, quiet=quiet)
         try:
             result = scan_store(
                 conn,
@@ -211,7 +211,9 @@ def run(
     view = make_view(sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=mode == "watch", view=view)
     with suppress(OSError):
-        _flush()  # A run is as good as its log says, whether somebody could read along or not.
+        _flush(
+            sys.stdout
+        )  # A run is as good as its log says, whether somebody could read along or not.
     sys.exit(code)
 
 
@@ -267,41 +269,67 @@ def _unforeseen(
 
 def main() -> NoReturn:
     """The entry point `ntt-backup-remote`."""
+    _mind_streams()
     try:
         code = _run_command()
     except BaseException:
         with suppress(OSError):
-            _flush()
+            _flush(sys.stdout)
         raise
-    _flush()
+    finally:
+        with suppress(OSError):
+            _flush(sys.stderr)
+    _flush(sys.stdout)
     sys.exit(code)
+
+
+def _mind_streams() -> None:
+    """Have a command not end over a stream that is closed, or a letter that its encoding lacks.
+
+    What is closed becomes /dev/null. Else the next file or socket would get its descriptor, and
+    with it what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it anyway
 
 
 def _run_command() -> int:
     """Do what the command line says; the exit code."""
     for warning in misspelt(os.environ):
-        click.echo(f"warning: {warning}", err=True)
+        _complain(f"warning: {warning}")
     try:
         cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
     except BackupError as error:
-        click.echo(render_error(error), err=True)
+        _complain(render_error(error))
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        _complain("interrupted")
         return 130
     return 0
 
 
-def _flush() -> None:
+def _complain(text: str) -> None:
+    """Print to stderr. Where that cannot be, the exit code says enough."""
+    with suppress(OSError):
+        click.echo(text, err=True)
+
+
+def _flush(stream: TextIO) -> None:
     """Hand over what was printed. Left to the interpreter's end, a full disk or a closed pipe there
     would turn every exit code into 120. Raises OSError; nothing is left to hand over then.
     """
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            os.dup2(nowhere.fileno(), stream.fileno())
         raise

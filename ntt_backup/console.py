@@ -10,12 +10,13 @@ Called by `cli`, which makes a view and renders errors, and by `coordinator`, wh
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, Final, Protocol, TextIO
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
 
 from rich.console import Console, ConsoleDimensions, Group, JustifyMethod, RenderableType
 from rich.live import Live
@@ -23,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ntt_backup.errors import BackupError
+from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.progress import Snapshot, WorkerLine
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import Stray
@@ -52,9 +53,6 @@ def make_view(stream: TextIO, *, quiet: bool = False, no_color: bool = False) ->
     """The view that fits: nothing when quiet, a live picture on a terminal, else plain lines."""
     if quiet:
         return SilentView()
-    if isinstance(stream, io.TextIOWrapper):
-        # A terminal in the C locale must not end a backup over a file name.
-        stream.reconfigure(errors="backslashreplace")
     console = Console(file=stream, no_color=True if no_color else None, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console)
@@ -220,51 +218,68 @@ def _figures(snapshot: Snapshot) -> str:
 class ScanView:
     """A scan under way: one line kept up to date on a terminal, a line a minute elsewhere.
 
-    The first strays of all are shown as they are met; strays_file, where given, gets each as a JSON
-    line.
+    The first strays of all are shown as they are met. The file strays, where given, is made anew
+    and gets each as a JSON line; ConfigError is raised where it cannot be written.
     """
 
-    def __init__(self, stream: TextIO, strays_file: IO[str] | None, *, quiet: bool = False) -> None:
-        self._stream = stream
-        self._strays_file = strays_file
-        self._quiet = quiet
+    def __init__(self, stream: TextIO, strays: Path | None, *, quiet: bool = False) -> None:
+        self._stream: TextIO | None = None if quiet else stream
         self._in_place = stream.isatty()
         self._next_line = 0.0
         self._strays = 0
+        self._path = strays
+        with self._writing():
+            self._file = None if strays is None else strays.open("w", encoding="utf-8")
 
     def progress(self, result: ScanResult) -> None:
         """Show how far it has got."""
         now = result.duration_s
-        if self._quiet or not (self._in_place or now >= self._next_line):
-            return
-        self._next_line = now + SCAN_LINE_SECONDS
-        done = f"{result.registered:,} registered, {result.known:,} known, at {result.directory}"
-        print(
-            f"\r\x1b[K{done}" if self._in_place else done,
-            file=self._stream,
-            flush=True,
-            end="" if self._in_place else "\n",
-        )
+        if self._in_place or now >= self._next_line:
+            self._next_line = now + SCAN_LINE_SECONDS
+            done = f"{result.registered:,} registered, {result.known:,} known"
+            self._print(f"{done}, at {result.directory}", end="" if self._in_place else "\n")
 
     def stray(self, stray: Stray) -> None:
         """Report one entry that is no blob."""
-        if self._strays_file is not None:
+        if self._file is not None:
             line = {"path": stray.path, "kind": stray.kind.value, "detail": stray.detail}
-            print(json.dumps(line), file=self._strays_file)
+            with self._writing():
+                print(json.dumps(line), file=self._file)
         self._strays += 1
-        if self._quiet or self._strays > STRAYS_SHOWN + 1:
-            return
-        start = "\r\x1b[K" if self._in_place else ""
         if self._strays <= STRAYS_SHOWN:
             text = f"stray {printable(stray.path)}: {stray.kind.value} {printable(stray.detail)}"
-        else:
-            text = "more strays are not shown; --strays FILE has them all"
-        print(start + text.rstrip(), file=self._stream, flush=True)
+            self._print(text.rstrip())
+        elif self._strays == STRAYS_SHOWN + 1:
+            self._print("more strays are not shown; --strays FILE has them all")
 
     def close(self) -> None:
-        """End the line that was kept up to date."""
-        if self._in_place and not self._quiet:
-            print("\r\x1b[K", file=self._stream, end="", flush=True)
+        """End the line that was kept up to date, and the file."""
+        if self._in_place:
+            self._print("", end="")
+        if self._file is not None:
+            with self._writing():
+                self._file.close()
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        """Show text in place of the line that is kept up to date, where there is one."""
+        start = "\r\x1b[K" if self._in_place else ""
+        if self._stream is None:
+            return
+        try:
+            print(start + text, file=self._stream, end=end, flush=True)
+        except OSError:  # nobody reads any more
+            self._stream = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"the strays cannot be written to {self._path}",
+                detail=error.strerror or str(error),
+                hint="name another file with --strays; what was registered so far stays",
+            ) from error
 
 
 def render_error(error: BackupError) -> str:

@@ -112,6 +112,59 @@ def test_a_run_goes_on_without_anybody_to_tell(site: Site) -> None:
     site.assert_complete()
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_disturb_nothing(site: Site, closed: str) -> None:
+    """As some daemons and cron jobs start their children."""
+    site.put_in_store(b"a blob")
+    for command in ("scan", "status", "run"):
+        program = ["sh", "-c", f'exec "$@" {closed}', "sh", *site.argv(command)]
+        done = subprocess.run(program, env=site.environment(), capture_output=True, text=True)
+        assert done.returncode == 0, (command, done)
+        assert done.stderr == "" or command == "scan"
+    site.assert_complete()
+
+
+def test_a_scan_goes_on_without_anybody_to_tell(site: Site) -> None:
+    blobid = site.put_in_store(b"a blob")
+    (site.store / "stray").touch()
+    done = _complaining_to_a_full_disk(site, "scan")
+    assert done.returncode == 0
+    assert "left aside 1 strays" in done.stdout
+    assert site.query("select blobid from blobs") == [(blobid,)]
+
+
+@pytest.mark.parametrize("mistake", [["--target", "elsewhere", "status"], ["status", "--extra"]])
+def test_an_error_that_nobody_hears_has_its_exit_code(site: Site, mistake: list[str]) -> None:
+    assert _complaining_to_a_full_disk(site, *mistake).returncode == 2
+
+
+def _complaining_to_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
+    with open("/dev/full", "w") as full:
+        return subprocess.run(
+            site.argv(*args),
+            env=site.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.mark.parametrize("command", ["status", "run --dry-run", "run"])
+def test_letters_that_the_output_does_not_know_are_escaped(site: Site, command: str) -> None:
+    store = site.root / "\u0441\u043a\u043b\u0430\u0434"
+    (store / "00").mkdir(parents=True)
+    site.write_config(source={"root": str(store)})
+    site.query("insert into ntt_backup.failures values ('remote', 'x', '\u0441\u043a')")
+    site.query("insert into blobs (blobid, remote_copy_failed) values ('x', true)")
+    site.environ["PYTHONIOENCODING"] = "latin-1"
+    result = site.run(*command.split())
+    assert result.returncode == 0, result
+    assert "\\u0441\\u043a" in result.stdout
+
+
 def _onto_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
         return subprocess.run(
@@ -166,6 +219,24 @@ def test_scan_leaves_strays_aside(site: Site) -> None:
     assert [row[0] for row in site.query("select blobid from blobs")] == [blobid]
     lines = [json.loads(line) for line in found.read_text().splitlines()]
     assert any("notes.txt" in line["path"] for line in lines)
+
+
+def test_the_file_of_strays_is_that_of_this_scan(site: Site) -> None:
+    found = site.root / "strays"
+    found.write_text("of an earlier scan\n")
+    site.put_in_store(b"a blob")
+    assert site.run("scan", "--strays", str(found)).returncode == 0
+    assert found.read_text() == ""
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/nonexistent/strays", "/tmp"])
+def test_strays_that_cannot_be_written_end_the_scan(site: Site, place: str) -> None:
+    site.put_in_store(b"a blob")
+    (site.store / "stray").touch()
+    result = site.run("scan", "--strays", place)
+    assert result.returncode == 2
+    assert f"strays cannot be written to {place}" in result.stderr
+    assert "unforeseen" not in result.stderr
 
 
 def test_status_counts_by_state_and_reason(site: Site) -> None:
