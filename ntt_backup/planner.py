@@ -115,7 +115,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Send the halves, each as a batch of its own, counting attempts anew."""
+    """Send the halves, each as a batch of its own. One that is refused is halved again at once."""
 
     parts: tuple[Batch, Batch]
 

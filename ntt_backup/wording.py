@@ -3,7 +3,7 @@
 Much of it was said by others: a remote on stderr, a file name, whatever stood in the catalog. So
 every sentence made here is printable: one line stays one line, no escape sequence gets through.
 
-Pure. Called by `console` and `demo`.
+Pure. Called by whatever a person reads: `console`, `report`, `cli` and `demo`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ import humanize
 
 _SHORT_S: Final = 9.95
 _MEGA: Final = 10**6
+_OUTAGES: Final = {
+    "remote": "remote is away",
+    "catalog": "catalog is away",
+    "source": "store is away",
+    "preflight": "cannot begin yet",
+}
 
 
 def describe(event: Mapping[str, Any]) -> str | None:
@@ -39,7 +45,7 @@ def describe(event: Mapping[str, Any]) -> str | None:
             text = f"batch {event['batch']} split ({event['blobs']:,} blobs): {event['reason']}"
         case "outage":
             reason = _reason(event["reason"], event.get("detail", ""))
-            text = f"{event['what']} is away, again in {duration(event['wait_s'])}: {reason}"
+            text = f"{_OUTAGES[event['what']]}, again in {duration(event['wait_s'])}: {reason}"
         case "blob_failed":
             text = f"failed, {event['reason']}: {event['blobid']} {event['detail']}"
         case "worker_restart":

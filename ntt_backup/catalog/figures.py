@@ -4,7 +4,7 @@ Counting 42 million rows takes minutes on a cold cache. `status` may take them; 
 may not, so there is a count of one range, to be added up in small steps, and an estimate within a
 time.
 
-Called by the CLI (`status`, `run --dry-run`) and the coordinator (progress).
+Called by `cli` (`status`, `run --dry-run`), `preflight` (space) and `runbook` (progress).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def pending_bytes_estimate(conn: Connection, target: str, timeout_ms: int) -> Es
         parts = read_parts(conn, target)
         exact = _within(conn, timeout_ms, statement("pending_total", **parts), {})
         ranges = prefix_ranges()
-        if exact:
+        if exact is not None:
             return _estimate(exact, len(ranges))
         query = statement("pending_in_ranges", **parts)
         deadline = time.monotonic() + timeout_ms / 1000

@@ -161,7 +161,7 @@ class SourceSettings(_Section):
 
 
 class RemoteSettings(_Section):
-    """The target. Times are in seconds. `by-hash/` and `pgdump/` lie below path."""
+    """The target. Times are in seconds. `by-hash/` lies below path."""
 
     host: Host
     path: RemotePath
@@ -180,7 +180,7 @@ class RunSettings(_Section):
     window: batches a worker may have under way without an answer. attempts: how often a batch that
     the remote refuses is sent before it is split. verify_source: hash every blob before it is sent.
     bwlimit: bytes a second, all workers together. outage_timeout: how long `--once` waits for a
-    remote or catalog that is away; `--watch` waits forever.
+    remote, catalog or store that is away; `--watch` waits forever.
     """
 
     workers: Count = Field(default=4, ge=1, le=256)

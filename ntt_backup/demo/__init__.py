@@ -32,7 +32,8 @@ def run(
 
     source: where the store's files are taken from; some system directories by default. blobs: how
     many. directory: where to work, absent or empty; a new one below TMPDIR by default. keep: leave
-    it, with a script that starts the servers again. Any other end than a kill -9 cleans up.
+    it, with a script that starts the servers again. However it ends, it cleans up, except that a
+    kill -9 leaves the directory (and no process).
     Raises BackupError; Stopped for SIGINT, SIGTERM and SIGHUP.
     """
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]

@@ -185,6 +185,19 @@ def test_plain_lines_tell_the_run() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("remote", "remote is away"),
+        ("catalog", "catalog is away"),
+        ("source", "store is away"),
+        ("preflight", "cannot begin yet"),
+    ],
+)
+def test_an_outage_says_what_is_away(what: str, said: str) -> None:
+    assert plain({**OUTAGE, "what": what}) == [f"{said}, again in 3.2 s: no answer: timed out"]
+
+
 def test_progress_says_what_it_does_not_know_yet() -> None:
     (line,) = plain(
         {
