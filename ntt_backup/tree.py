@@ -16,7 +16,7 @@ import errno
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -116,31 +116,27 @@ class Tree:
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
     def subdirectories(self, parent: str) -> tuple[list[str], list[Stray]]:
-        """The directories with two-digit names in "" or "aa", sorted, and everything else there."""
+        """The directories with two-digit names in "" or "aa", sorted, and of everything else there
+        one of each kind.
+        """
         found: list[str] = []
-        strays: list[Stray] = []
-        try:
-            with os.scandir(self._directory(parent)) as listing:
-                for entry in listing:
-                    if _PREFIX.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                        found.append(f"{parent}/{entry.name}" if parent else entry.name)
-                    else:
-                        strays.append(_stray(parent, entry))
-        except OSError as error:
-            strays.append(self._unreadable(parent, error))
-        return sorted(found), strays
+        strays: dict[StrayKind, Stray] = {}
+        for entry in self._level(parent):
+            if isinstance(entry, Stray):
+                strays.setdefault(entry.kind, entry)
+            else:
+                found.append(entry)
+        return sorted(found), list(strays.values())
 
     def directories(self, after: str | None = None) -> Iterator[str | Stray]:
         """Every "aa/bb" that sorts after the given one, in order, and the strays met on the way.
 
         A walk that goes on meets those of the root, and of the `aa` where it goes on, again.
         """
-        prefixes, strays = self.subdirectories("")
-        yield from strays
+        prefixes = yield from _strays_first(self._level(""))
         for prefix in prefixes:
             if after is None or prefix >= after[:2]:
-                directories, strays = self.subdirectories(prefix)
-                yield from strays
+                directories = yield from _strays_first(self._level(prefix))
                 yield from (name for name in directories if after is None or name > after)
 
     def entries(self, directory: str) -> Iterator[str | Stray]:
@@ -157,6 +153,20 @@ class Tree:
                         yield entry.name
         except OSError as error:
             yield self._unreadable(directory, error)
+
+    def _level(self, parent: str) -> Iterator[str | Stray]:
+        """The directories with two-digit names in "" or "aa" in no order, and the strays among
+        them, streamed.
+        """
+        try:
+            with os.scandir(self._directory(parent)) as listing:
+                for entry in listing:
+                    if _PREFIX.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                        yield f"{parent}/{entry.name}" if parent else entry.name
+                    else:
+                        yield _stray(parent, entry)
+        except OSError as error:
+            yield self._unreadable(parent, error)
 
     def _directory(self, name: str) -> int:
         """A descriptor that the tree keeps."""
@@ -192,6 +202,17 @@ class Tree:
         if not path or concerns_store(error):
             raise unusable(self.root, error) from error
         return Stray(path, StrayKind.UNREADABLE, error.strerror or str(error))
+
+
+def _strays_first(level: Iterator[str | Stray]) -> Generator[Stray, None, list[str]]:
+    """The strays as they come; at the end what is none, sorted."""
+    found: list[str] = []
+    for entry in level:
+        if isinstance(entry, Stray):
+            yield entry
+        else:
+            found.append(entry)
+    return sorted(found)
 
 
 def concerns_store(error: OSError) -> bool:

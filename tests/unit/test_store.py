@@ -378,6 +378,25 @@ def test_every_text_ends_in_one_list_and_only_blobids_are_looked_for(texts: list
     assert {one.reason for one in found.failed} <= {Reason.BAD_BLOBID}
 
 
+def test_a_directory_full_of_strays_is_walked_in_constant_memory(tmp_path: Path) -> None:
+    """As when source.root is a directory of millions of other files."""
+    for number in range(4_000):
+        (tmp_path / f"no blob {number}").touch()
+    (tmp_path / "00" / "00").mkdir(parents=True)
+    strays = 0
+    with Tree(tmp_path) as tree:
+        tracemalloc.start()
+        try:
+            tree.subdirectories("")
+            for entry in tree.directories():
+                strays += isinstance(entry, Stray)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert strays == 4_000
+    assert peak < 200_000
+
+
 # --- when the store is away -----------------------------------------------------------------------
 
 
