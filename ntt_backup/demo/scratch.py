@@ -89,7 +89,12 @@ class Scratch:
                     hint="the demo works in a directory of its own: name a new one",
                 )
             scratch = cls(root, ours)
-            scratch._fill()
+            scratch.ssh.directory.mkdir(mode=0o700)  # of two demos in one place, one fails here
+            try:
+                scratch._fill()
+            except OSError:
+                scratch.remove()
+                raise
         except OSError as error:
             raise ConfigError(
                 f"no directory for the demo in {directory or tempfile.gettempdir()}",
@@ -101,7 +106,6 @@ class Scratch:
     def _fill(self) -> None:
         for path in (self.source, self.remote, self.commands):
             path.mkdir(parents=True)
-        self.ssh.directory.mkdir(mode=0o700)
         python = shlex.quote(sys.executable)
         _write_script(self.commands / "ntt-backup-remote", _COMMAND.format(python=python))
 

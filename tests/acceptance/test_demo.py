@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup import demo
-from ntt_backup.demo import store, story
+from ntt_backup.demo import scratch, store, story
 from ntt_backup.errors import ConfigError, SourceError
 from tests.site import wait_until
 
@@ -297,6 +298,36 @@ def test_no_space_is_one_clear_line(
         demo.run(source=files, directory=tmp_path / "demo")
     assert caught.value.detail == "201 MB are free"
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_place_that_cannot_be_filled_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    def full(_path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(scratch, "_write_script", full)
+    place = tmp_path / "demo"
+    if there:
+        place.mkdir()
+    with pytest.raises(ConfigError, match="No space left on device"):
+        demo.run(directory=place)
+    assert list(tmp_path.rglob("*")) == ([place] if there else [])
+
+
+def test_of_two_demos_in_one_directory_the_later_leaves_the_other_alone(tmp_path: Path) -> None:
+    class Late(type(tmp_path)):  # type: ignore[misc]
+        """Finds the place empty, as the other one did a moment ago."""
+
+        def iterdir(self) -> Iterator[Path]:
+            return iter(())
+
+    first = scratch.Scratch.create(tmp_path / "demo")
+    before = sorted(first.root.rglob("*"))
+    with pytest.raises(ConfigError, match="File exists"):
+        scratch.Scratch.create(Late(first.root))
+    assert sorted(first.root.rglob("*")) == before
 
 
 def test_store_is_made_of_copies_and_never_of_itself(tmp_path: Path, files: Path) -> None:
