@@ -24,10 +24,12 @@ from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.shape import (
     SCHEMA_VERSION,
     Table,
+    check_one_table,
     check_table,
     check_version,
     existing_table,
     our_columns,
+    own_tables,
     read_table,
     warnings,
 )
@@ -51,6 +53,8 @@ def init_db(
     be used or we lack a privilege, CatalogUnavailable where a lock was not to be had.
     """
     with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
+        if "schema_version" in own_tables(conn):
+            check_one_table(conn)
         _prepare_table(conn, target, report)
         table = existing_table(conn, target)
         _prepare_index(conn, table, target, report)

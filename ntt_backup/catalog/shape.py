@@ -173,11 +173,33 @@ def check_version(conn: Connection, target: str) -> None:
         )
 
 
+def own_tables(conn: Connection) -> dict[str, bool]:
+    """Our own tables that are there, and whether we may do with each all that we do."""
+    return dict(conn.execute(statement("own_tables")).fetchall())
+
+
+def check_one_table(conn: Connection) -> None:
+    """Raise CatalogRefused where the schema ntt_backup of this database serves another table.
+
+    Claims and failures are told apart by target and blobid only, and the progress of a scan by the
+    store. A second catalog in one database is not worth a third key to each: a database is cheap.
+    """
+    for (schema,) in conn.execute(statement("other_table")).fetchall():
+        names = {"user": conn.info.user, "database": conn.info.dbname, "schema": schema}
+        mend = {key: sql.Identifier(name) for key, name in names.items()}
+        raise CatalogRefused(
+            "the schema ntt_backup of this database serves another table",
+            detail=f"it is about {schema}.blobs, which the search path does not find",
+            hint="give a second catalog a database of its own; to use that table:"
+            f" {shown('mend_search_path', **mend)}",
+        )
+
+
 def _check_own_schema(conn: Connection, target: str) -> None:
     there, usable, *_, user = conn.execute(statement("own_schema")).fetchall()[0]
     if there and not usable:
         raise CatalogRefused(f"{user} may not use the schema ntt_backup", hint=grants(user))
-    tables: dict[str, bool] = dict(conn.execute(statement("own_tables")).fetchall())
+    tables = own_tables(conn)
     absent = sorted(OWN_TABLES - tables.keys())
     if absent:
         raise CatalogRefused(
@@ -186,6 +208,7 @@ def _check_own_schema(conn: Connection, target: str) -> None:
     if not all(tables[name] for name in OWN_TABLES):
         raise CatalogRefused(f"{user} may not use our tables", hint=grants(user))
     check_version(conn, target)
+    check_one_table(conn)
 
 
 def _check_privileges(conn: Connection, table: Table, target: str, *, scan: bool) -> None:

@@ -634,3 +634,68 @@ def test_a_table_elsewhere_on_the_search_path(database: Connection, database_url
 
         assert verify_schema(conn, "remote", scan=True) == []
     assert database.execute("select to_regclass('public.blobs')").fetchone() == (None,)
+
+
+def finding(url: str, schema: str) -> Connection:
+    """A connection whose search path finds the tables of one schema only."""
+    return connect(make_conninfo(url, options=f"-c search_path={schema}"), "test")
+
+
+@pytest.fixture
+def two_schemas(database: Connection, database_url: str) -> str:
+    """The URL of a database where `one` has a prepared table, and `two` may get another."""
+    database.execute("create schema one; create schema two")
+    with finding(database_url, "one") as conn:
+        init_db(conn, "remote")
+    return database_url
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_second_table_in_the_same_database_is_refused(
+    two_schemas: str, role: Callable[[], str], there: bool
+) -> None:
+    """Both would share the failures, the progress of scans, and the locks on ranges."""
+    with finding(two_schemas, "two") as conn:
+        if there:
+            conn.execute("create table blobs (like one.blobs including all)")
+        before = conn.execute("select array_agg(attname) from pg_attribute").fetchone()
+
+        for check in (init_db, verify_schema) if there else (init_db,):
+            with pytest.raises(CatalogRefused, match="serves another table") as caught:
+                check(conn, "remote")
+            assert "one.blobs" in caught.value.detail
+
+        assert conn.execute("select array_agg(attname) from pg_attribute").fetchone() == before
+        execute_hint(conn, caught.value.hint)
+        database = conn.info.dbname
+    with connect(two_schemas, "test") as conn:
+        assert verify_schema(conn, "remote") == []
+        conn.execute(
+            sql.SQL("alter role postgres in database {} reset search_path").format(
+                sql.Identifier(database)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter schema one rename to uno; create schema one",
+        "drop schema two; alter schema one rename to two; create schema one;"
+        " create view one.blobs as select from two.blobs",
+        "alter table one.blobs rename to old; create table two.blobs (blobid text primary key)",
+    ],
+)
+def test_the_table_may_move(two_schemas: str, change: str) -> None:
+    schema = "uno" if "uno" in change else "two"
+    with finding(two_schemas, schema) as conn:
+        conn.execute(sql.SQL(change))
+
+        init_db(conn, "remote")
+
+        assert verify_schema(conn, "remote") == []
+        conn.execute("create schema three; create table three.blobs (blobid text primary key)")
+    with finding(two_schemas, "three") as conn:
+        with pytest.raises(CatalogRefused, match="serves another table") as caught:
+            init_db(conn, "remote")
+        assert f"{schema}.blobs" in caught.value.detail

@@ -10,6 +10,10 @@ grant select, insert, update, delete on all tables in schema ntt_backup to {user
 -- What init-db needs to create its own schema, where its user does not own the database.
 grant create on database {database} to {user};
 
+-- name: mend_search_path
+-- Has a role find the table in its schema, from the next connection on.
+alter role {user} in database {database} set search_path = {schema};
+
 -- name: mend_row_security
 -- Frees a role from all policies; needs a superuser.
 alter role {user} bypassrls;

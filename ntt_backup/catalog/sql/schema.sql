@@ -80,15 +80,21 @@ create table if not exists ntt_backup.scans (
 );
 
 -- name: create_version
--- Which version of our schema this is: one row.
+-- Which version of our schema this is, and which table blobs it is about: one row.
 create table if not exists ntt_backup.schema_version (
     singleton boolean primary key default true check (singleton),
-    version integer not null
+    version integer not null,
+    blobs_schema text not null
 );
 
 -- name: set_version
--- Notes the version, where none is noted.
-insert into ntt_backup.schema_version (version) values (%(version)s) on conflict do nothing;
+-- Notes the version, where none is noted, and where the table is now.
+insert into ntt_backup.schema_version as known (version, blobs_schema)
+select %(version)s, n.nspname
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = to_regclass('blobs')
+on conflict (singleton) do update set blobs_schema = excluded.blobs_schema
+where known.blobs_schema <> excluded.blobs_schema;
 
 -- name: has_trigger
 -- Whether inserts already wake the daemon.
