@@ -26,6 +26,7 @@ OWN_TABLES = frozenset({"failures", "runs", "scans", "schema_version"})
 
 _INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
 _LARGEST_SIZE = 2**63 - 1
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 _TIMES = frozenset({"timestamp with time zone", "timestamp without time zone"})
 
 
@@ -121,8 +122,12 @@ def existing_table(conn: Connection, target: str) -> Table:
 def check_table(conn: Connection, table: Table, target: str) -> None:
     """Raise CatalogRefused where the table is of a kind that adding columns cannot mend."""
     if table.kind not in ("r", "p"):
+        elsewhere = conn.execute(statement("tables_elsewhere")).fetchall()
         raise CatalogRefused(
-            "blobs is not a table", hint="the search path must find the table first"
+            f"blobs is {_KINDS.get(table.kind, 'something else')}, not a table",
+            hint=f"the search path must find the table: {_search_path(conn, elsewhere[0][0])}"
+            if elsewhere
+            else "catalog.url (NTT_DB_URL) must name the database that has the table",
         )
     blobid = table.columns.get("blobid")
     if blobid is None:
@@ -185,14 +190,17 @@ def check_one_table(conn: Connection) -> None:
     store. A second catalog in one database is not worth a third key to each: a database is cheap.
     """
     for (schema,) in conn.execute(statement("other_table")).fetchall():
-        names = {"user": conn.info.user, "database": conn.info.dbname, "schema": schema}
-        mend = {key: sql.Identifier(name) for key, name in names.items()}
         raise CatalogRefused(
             "the schema ntt_backup of this database serves another table",
             detail=f"it is about {schema}.blobs, which the search path does not find",
             hint="give a second catalog a database of its own; to use that table:"
-            f" {shown('mend_search_path', **mend)}",
+            f" {_search_path(conn, schema)}",
         )
+
+
+def _search_path(conn: Connection, schema: str) -> str:
+    names = {"user": conn.info.user, "database": conn.info.dbname, "schema": schema}
+    return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
 def _check_own_schema(conn: Connection, target: str) -> None:
@@ -213,13 +221,20 @@ def _check_own_schema(conn: Connection, target: str) -> None:
 
 def _check_privileges(conn: Connection, table: Table, target: str, *, scan: bool) -> None:
     ours = our_columns(target)
-    read = all(table.columns[name].selectable for name in ("blobid", *ours))
-    update = all(table.columns[name].updatable for name in ours)
-    insert = all(table.columns[name].insertable for name in ("blobid", "size"))
-    if not (read and update and (insert or not scan)):
-        lacking = "read" if not read else "update" if not update else "insert into"
-        user = conn.info.user
-        raise CatalogRefused(f"{user} may not {lacking} the table blobs", hint=grants(user))
+    columns = table.columns
+    lacking = {
+        "read": [name for name in ("blobid", *ours) if not columns[name].selectable],
+        "update": [name for name in ours if not columns[name].updatable],
+        "insert into": [n for n in ("blobid", "size") if scan and not columns[n].insertable],
+    }
+    for verb, names in lacking.items():
+        if names:
+            user = conn.info.user
+            raise CatalogRefused(
+                f"{user} may not {verb} the table blobs",
+                detail=f"lacking on: {', '.join(names)}",
+                hint=grants(user),
+            )
 
 
 def warnings(conn: Connection, table: Table) -> list[str]:

@@ -386,12 +386,44 @@ def test_a_size_too_narrow_for_large_blobs_is_a_warning(
     assert verify_schema(database, "remote") == []
 
 
-def test_what_is_not_our_table_is_refused(database: Connection) -> None:
-    database.execute("create view blobs as select 'ab'::text as blobid")
-    with pytest.raises(CatalogRefused, match="not a table"):
-        init_db(database, "remote")
+@pytest.mark.parametrize(
+    ("create", "kind"),
+    [
+        ("create view blobs as select 'ab'::text as blobid", "a view"),
+        ("create materialized view blobs as select 'ab'::text as blobid", "a materialized view"),
+        ("create sequence blobs", "a sequence"),
+        (
+            "create foreign data wrapper far; create server away foreign data wrapper far;"
+            " create foreign table blobs (blobid text) server away",
+            "a foreign table",
+        ),
+    ],
+)
+@pytest.mark.parametrize("check", [init_db, verify_schema])
+def test_what_is_no_table_is_refused_and_mended(
+    database: Connection,
+    database_url: str,
+    check: Callable[[Connection, str], object],
+    create: str,
+    kind: str,
+) -> None:
+    database.execute(sql.SQL(create))
+    with pytest.raises(CatalogRefused, match=f"blobs is {kind}, not a table") as caught:
+        check(database, "remote")
+    assert "catalog.url" in caught.value.hint
 
-    database.execute("drop view blobs; create table blobs (id text)")
+    database.execute("create schema app; create table app.blobs (blobid text primary key)")
+    with pytest.raises(CatalogRefused, match="not a table") as caught:
+        check(database, "remote")
+
+    execute_hint(database, caught.value.hint)
+    with connect(database_url, "test") as conn:
+        init_db(conn, "remote")
+        assert verify_schema(conn, "remote") == []
+
+
+def test_a_table_of_something_else_is_refused(database: Connection) -> None:
+    database.execute("create table blobs (id text)")
     with pytest.raises(CatalogRefused, match="no column blobid"):
         init_db(database, "remote")
 
@@ -554,6 +586,50 @@ def test_each_privilege_is_checked(
         with pytest.raises(CatalogRefused, match=problem) as caught:
             verify_schema(conn, "remote", scan=True)
 
+        execute_hint(catalog, caught.value.hint)
+        assert verify_schema(conn, "remote", scan=True) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "columns", "problem"),
+    [
+        ("select", "blobid", "read"),
+        ("select", "size", "read"),
+        ("update", "remote_copied", "update"),
+        ("update", "size, remote_copy_failed", "update"),
+        ("insert", "size", "insert into"),
+    ],
+)
+def test_privileges_on_single_columns_are_enough_and_named(
+    catalog: Connection,
+    catalog_url: str,
+    role: Callable[[], str],
+    right: str,
+    columns: str,
+    problem: str,
+) -> None:
+    name = role()
+    ours = "size, remote_copied, remote_last_checked, remote_copy_failed"
+    for text in (
+        f"grant select (blobid, {ours}), update ({ours}), insert (blobid, size) on blobs to {name}",
+        f"grant usage on schema ntt_backup to {name}",
+        f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}",
+        "insert into blobs (blobid) values ('ab')",
+    ):
+        catalog.execute(sql.SQL(text))
+    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+        assert verify_schema(conn, "remote", scan=True) == []
+        assert [blob for blob, _ in Claims(conn, "remote", range(256)).take(9)] == [Blob("ab")]
+        Ledger(conn, "remote").record([Blob("ab", 2)], [])
+        assert register(conn, [Blob("cd", 3)]) == 1
+        assert status(conn, "remote").copied == 1
+        catalog.execute(sql.SQL(f"revoke {right} ({columns}) on blobs from {name}"))
+
+        with pytest.raises(CatalogRefused) as caught:
+            verify_schema(conn, "remote", scan=True)
+
+        assert caught.value.message == f"{name} may not {problem} the table blobs"
+        assert caught.value.detail == f"lacking on: {columns}"
         execute_hint(catalog, caught.value.hint)
         assert verify_schema(conn, "remote", scan=True) == []
 

@@ -5,6 +5,11 @@
 select c.relkind::text, pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'usage')
 from pg_class c where c.oid = to_regclass('blobs');
 
+-- name: tables_elsewhere
+-- The schemas that have a table of this name.
+select n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relname = 'blobs' and c.relkind in ('r', 'p') order by n.nspname;
+
 -- name: table_columns
 -- Its columns: name, type without length, not null, collation (schema, name, whether equal means
 -- the same bytes), and whether we may read, insert and update them.
