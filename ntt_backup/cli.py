@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Literal, NoReturn, TextIO, TypeVar
 
 import click
@@ -270,6 +271,7 @@ def _unforeseen(
 def main() -> NoReturn:
     """The entry point `ntt-backup-remote`."""
     _mind_streams()
+    _mind_signals()
     try:
         code = _run_command()
     except BaseException:
@@ -296,6 +298,20 @@ def _mind_streams() -> None:
             setattr(sys, name, os.fdopen(nowhere, mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it anyway
+
+
+def _mind_signals() -> None:
+    """Have SIGTERM and SIGHUP end a command as Ctrl-C does, which takes its temporary files along.
+
+    `run` and `demo` have handlers of their own.
+    """
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(signum, _stop)
+
+
+def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signum)
 
 
 def _run_command() -> int:

@@ -192,3 +192,25 @@ def _mount(directory: Path, options: str) -> bool:
 
 def _seconds(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
+
+
+# --- other commands -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
+    site: Site, signum: signal.Signals
+) -> None:
+    scratch, tools = site.root / "scratch", site.root / "tools"
+    scratch.mkdir()
+    tools.mkdir()
+    (tools / "tar").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tools / "tar").chmod(0o755)
+    site.environ.update({"TMPDIR": str(scratch), "PATH": f"{tools}:{os.environ['PATH']}"})
+    with site.running("check") as check:
+        wait_until(lambda: list(scratch.glob("ntt-check-*/*")), "the trial blobs")
+        check.send_signal(signum)
+        assert check.wait(60) == 128 + signum
+        assert list(scratch.iterdir()) == []
+        assert "Traceback" not in site.output()
+        assert "unforeseen" not in site.output()
