@@ -32,6 +32,9 @@ T = TypeVar("T")
 _COUNT_SECONDS: Final = 0.02
 _COUNT_SHARE: Final = 0.1
 _RECOUNT_SECONDS: Final = 300.0
+# Once the run goes, the loop that calls here also answers signals: a locked table or a slow count
+# may not hold it up.
+_HURRY_MS: Final = 2000
 
 
 class RunBook:
@@ -43,6 +46,7 @@ class RunBook:
         self._connection: db.Connection | None = None
         self._count_due = 0.0
         self._started = False
+        self._hurried = False
 
     def start(self, strategy: str) -> None:
         """Note that the run begins. Raises CatalogError: at the start the catalog must be there."""
@@ -101,7 +105,11 @@ class RunBook:
 
     def _try(self, work: Callable[[db.Connection], T]) -> T | None:
         try:
-            return work(self._open())
+            connection = self._open()
+            if not self._hurried:
+                db.hurry(connection, _HURRY_MS)
+                self._hurried = True
+            return work(connection)
         except CatalogError:
             self._close()
             return None
@@ -110,6 +118,7 @@ class RunBook:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+        self._hurried = False
 
 
 def _count(target: str, one: BlobRange, connection: db.Connection) -> int:
