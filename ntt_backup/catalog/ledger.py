@@ -52,11 +52,11 @@ class Ledger:
             sizes = {blob.blobid: blob.size for blob in stored if blob.blobid in there}
             failures = {failure.blobid: failure for failure in failed if failure.blobid in there}
             if sizes:
-                self._change("mark_copied", blobids=list(sizes), sizes=list(sizes.values()))
+                self._update("mark_copied", blobids=list(sizes), sizes=list(sizes.values()))
             if stored_ids:
                 self._run("forget_failures", blobids=stored_ids)
             if failures:
-                self._change("mark_failed", blobids=list(failures))
+                self._update("mark_failed", blobids=list(failures))
                 self._run(
                     "record_failures",
                     blobids=list(failures),
@@ -68,10 +68,10 @@ class Ledger:
         """Those of the blobids that are still in the catalog; nobody can change them now."""
         there = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
         if gone := blobids - there:
-            self._change("unlockable", blobids=list(gone))
+            _require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
         return there
 
-    def _change(self, name: str, **values: Iterable[object]) -> None:
+    def _update(self, name: str, **values: Iterable[object]) -> None:
         _require_changed(*self._run(name, **values).fetchall()[0])
 
     def _run(self, name: str, **values: Iterable[object]) -> Cursor[tuple[Any, ...]]:
