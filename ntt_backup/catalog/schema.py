@@ -109,8 +109,16 @@ def _prepare_index(conn: Connection, table: Table, target: str, report: Report) 
     if any(index.valid and index.form for index in indexes):
         return
     taken = {index.name for index in indexes if index.valid}
-    unfinished = [name for name in index_names(target) if name in {i.name for i in indexes} - taken]
-    name = next(name for name in index_names(target) if name not in taken)
+    free = [name for name in index_names(target) if name not in taken]
+    if not free:
+        spare = sql.Identifier(index_names(target)[1])
+        raise CatalogRefused(
+            "the names of our index are taken by indexes that do not serve us",
+            detail=", ".join(index_names(target)),
+            hint=f"rename one, or drop it: {shown('drop_index', index=spare)}",
+        )
+    name = free[0]
+    unfinished = [index.name for index in indexes if index.name in free]
     parts = {
         "index": sql.Identifier(name),
         "uncopied": fragment("uncopied_is_false", **columns(target)),

@@ -178,6 +178,19 @@ def test_an_unfit_index_gets_another_beside_it(database: Connection, shape: str)
     assert pending_indexes(database) == ["idx_blobs_remote_pending", "idx_blobs_remote_pending_ntt"]
 
 
+def test_names_that_are_both_taken_are_refused_and_mended(database: Connection) -> None:
+    for statement in SHAPES["index of another meaning"]:
+        database.execute(sql.SQL(statement))
+    database.execute("create index idx_blobs_remote_pending_ntt on blobs (remote_copied)")
+
+    with pytest.raises(CatalogRefused, match="names of our index are taken") as caught:
+        init_db(database, "remote")
+
+    execute_hint(database, caught.value.hint)
+    init_db(database, "remote")
+    assert verify_schema(database, "remote") == []
+
+
 def test_targets_do_not_disturb_each_other(catalog: Connection) -> None:
     catalog.execute("insert into blobs (blobid) values ('ab')")
     init_db(catalog, "second")
