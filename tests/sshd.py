@@ -32,6 +32,8 @@ from typing import Any, Literal, Protocol, Self
 
 import pytest
 
+from tests.parallel import in_turn, ports
+
 HOST = "127.0.0.1"
 ALIAS = "ntt-test"
 FULL_SIZE = 16 * 1024**2
@@ -195,13 +197,14 @@ class DockerServer:
         self._uid = os.getuid() or 1000
         self._data = _shared_directory(work / "data", self._uid)
         read_only = _shared_directory(work / "read-only", self._uid)
-        subprocess.run([_DOCKER / "make-base"], check=True, timeout=600, stdout=sys.stderr)
-        image = DockerImage(
-            _DOCKER / "sshd",
-            tag=f"ntt-backup-test-sshd:{self._uid}",
-            clean_up=False,
-            buildargs={"UID": str(self._uid)},
-        ).build()
+        with in_turn(_DOCKER / "make-base"):  # whoever comes later finds the image made
+            subprocess.run([_DOCKER / "make-base"], check=True, timeout=600, stdout=sys.stderr)
+            image = DockerImage(
+                _DOCKER / "sshd",
+                tag=f"ntt-backup-test-sshd:{self._uid}",
+                clean_up=False,
+                buildargs={"UID": str(self._uid)},
+            ).build()
         self._container = (
             DockerContainer(str(image))
             .with_volume_mapping(keys, _KEYS_IN_CONTAINER, "ro")
@@ -419,7 +422,7 @@ def free_port() -> int:
     for a while and take it again.
     """
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.choice(ports())
         with suppress(OSError), socket.socket() as probe:
             probe.bind((HOST, port))
             return port

@@ -11,6 +11,7 @@ import sys
 import psycopg
 import pytest
 
+from tests.postgres import CONNECTIONS
 from tests.site import Site, wait_until
 
 
@@ -142,11 +143,12 @@ def test_any_number_of_workers_sends_every_blob_once(site: Site, workers: int) -
 def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
     """Those that find no connection wait for one; it is nobody's failure."""
     blobids = site.fill(250)
-    site.write_config(run={"workers": 64, "batch_size": 20})
+    workers = CONNECTIONS + 4
+    site.write_config(run={"workers": workers, "batch_size": 20})
     result = site.run("run")
     assert result.returncode == 0, result.stderr
     assert _copied(site) == len(blobids)
-    assert len(site.events("worker_stop")) == 64
+    assert len(site.events("worker_stop")) == workers
     assert site.failures() == {}
     site.assert_complete()
 

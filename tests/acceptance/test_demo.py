@@ -152,7 +152,7 @@ def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: P
 
 
 def test_two_demos_at_the_same_time(place: Path, files: Path) -> None:
-    both = [start(place, "--from", files), start(place, "--from", files)]
+    both = [start(place, "--from", files, "--workers", "1") for _ in range(2)]
     ends = [one.wait() for one in both]
     assert [code for code, _ in ends] == [0, 0], ends
     assert_nothing_left(place, "".join(output for _, output in ends))
@@ -171,7 +171,7 @@ def test_two_demos_at_the_same_time(place: Path, files: Path) -> None:
 def test_stopped_demo_leaves_nothing(
     place: Path, files: Path, moment: str, signum: signal.Signals
 ) -> None:
-    running = start(place, "--from", files)
+    running = start(place, "--from", files, "--workers", "2")
     wait_until(lambda: moment in running.output, f"{moment!r} is printed", SECONDS)
     # As a terminal does it: to the whole group.
     os.killpg(running.process.pid, signum)
@@ -202,7 +202,7 @@ def test_killed_demo_leaves_files_but_no_process(
 
 
 def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
-    code, output = run(place, "--from", files, "--keep")
+    code, output = run(place, "--from", files, "--workers", "2", "--keep")
     assert code == 0, output
     (kept,) = place.iterdir()
     assert "play   starts the servers again" in output
