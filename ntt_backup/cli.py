@@ -1,7 +1,8 @@
 """The command line: parses, calls, prints errors, exits. No decision is taken here.
 
 Every command ends through `main`, which turns an error into one line of what happened and one of
-what to do, and into the exit code of the contract.
+what to do, and into the exit code of the contract. What only one command needs, and takes long to
+load, is loaded by that command: the others are asked for a quick answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Literal, NoReturn, TextIO, TypeVar
 import click
 from rich.console import Console
 
-from ntt_backup import __version__, coordinator, demo, identity, preflight
+from ntt_backup import __version__, demo, identity
 from ntt_backup.catalog import claim, db, figures, ledger, runs, schema, verify_schema
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
@@ -76,6 +77,8 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
 @click.pass_obj
 def check(common: _Common) -> None:
     """Check everything a run needs, with a real transfer into a scratch directory."""
+    from ntt_backup import preflight
+
     settings = common.load(Settings)
     first: BackupError | None = None
     for step in preflight.check(settings):
@@ -209,6 +212,8 @@ def run(
             planned = plan(pending, settings.run.batch_size, settings.run.batch_bytes)
         click.echo("\n".join(plan_lines(settings, planned)))
         return
+    from ntt_backup import coordinator
+
     view = make_view(sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=mode == "watch", view=view)
     with suppress(OSError):

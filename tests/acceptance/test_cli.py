@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_every_command_has_help(site: Site) -> None:
         result = site.run(command, "--help")
         assert result.returncode == 0
         assert result.stdout.startswith("Usage: ntt-backup-remote ")
+
+
+@pytest.mark.parametrize("module", ["ntt_backup.coordinator", "structlog", "paramiko"])
+def test_what_few_commands_need_is_not_loaded_for_all(module: str) -> None:
+    shown = "import sys, ntt_backup.cli; print(sys.argv[1] in sys.modules)"
+    argv = [sys.executable, "-c", shown, module]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"False\n"
 
 
 @pytest.mark.parametrize(
