@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A build may run in the background, where these are ignored, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Whoever ends a build by a time limit wants its servers and containers ended too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.addinivalue_line("markers", "docker: needs the sshd in a container; skipped without one")
 
 
