@@ -330,7 +330,7 @@ def _by_hash(settings: Settings, *, prepare: bool) -> Step:
         return Step("", f"{path} will be made by the first run")
     ask(
         Ssh(settings.remote),
-        'umask 022; mkdir "$path"',
+        'umask 022; mkdir "$path" || [ -d "$path" ]',
         {"path": path},
         doing="to make by-hash",
         timeout=2.0 * settings.remote.connect_timeout,

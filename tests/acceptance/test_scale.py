@@ -46,6 +46,7 @@ def test_with_nothing_pending_a_run_reads_nothing(large: Site) -> None:
     """Half of a million is copied, a few are failed: neither is looked at row by row."""
     site = large
     _insert_rows(site, ", remote_copied, remote_copy_failed", ", n %% 1000 > 0, n %% 1000 = 0")
+    assert site.sshd.run(f"mkdir {site.remote.path}/by-hash").returncode == 0
     before = _scans(site)
     result = site.run("run")
     assert result.returncode == 0, result.stderr
