@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class Facts:
     """What the remote says about itself. Bytes and epoch seconds. placed: by-hash is there."""
 
     free_bytes: int | None
@@ -110,10 +110,10 @@ def _steps(settings: Settings, run_id: str, *, try_out: bool, prepare: bool) -> 
         try_out = try_out or bool(sample)
     stem = f".ntt-check-{identity.owner(settings)}"
     scratch = f"{settings.remote.path}/{stem}.{run_id}"
-    facts: list[_Facts] = []
+    facts: list[Facts] = []
 
     def remote() -> Step:
-        facts.append(_remote_facts(settings, stem, scratch if try_out else ""))
+        facts.append(remote_facts(settings, stem, scratch if try_out else ""))
         return Step("", f"{settings.remote.host}: {facts[0].system}, {facts[0].tar}")
 
     step = _guarded("remote", remote)
@@ -185,7 +185,7 @@ def _pending(settings: Settings, sample: list[Blob]) -> Step:
     return Step("", f"{len(checked.ready)} of {len(sample)} pending blobs looked at can be sent")
 
 
-def _remote_facts(settings: Settings, stem: str, scratch: str) -> _Facts:
+def remote_facts(settings: Settings, stem: str, scratch: str) -> Facts:
     """Ask the remote about itself, and have it make the scratch directory unless that is ""."""
     script = resources.files("ntt_backup.transport").joinpath("probe.sh").read_text("utf-8")
     before = time.time()
@@ -206,7 +206,7 @@ def _remote_facts(settings: Settings, stem: str, scratch: str) -> _Facts:
     # Their clock was read somewhere between, and shows whole seconds.
     skew = max(0.0, before - theirs - 1, theirs - after)
     free = said.get("free_kib", "")
-    return _Facts(
+    return Facts(
         free_bytes=int(free) * 1024 if free.isdigit() else None,
         skew_s=skew,
         system=said.get("system", "unknown system"),
@@ -338,13 +338,13 @@ def _by_hash(settings: Settings, *, prepare: bool) -> Step:
     return Step("", f"{path} was made")
 
 
-def _clock(facts: _Facts) -> Step:
+def _clock(facts: Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
         return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP there")
     return Step("", "the clocks agree")
 
 
-def _space(settings: Settings, facts: _Facts) -> Step:
+def _space(settings: Settings, facts: Facts) -> Step:
     conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
     try:
         estimate = figures.pending_bytes_estimate(conn, settings.target, _ESTIMATE_MS)

@@ -29,11 +29,13 @@ from ntt_backup.config.settings import (
     CatalogSettings,
     LockSettings,
     LogSettings,
+    RemoteConfig,
     RemoteSettings,
     RunSettings,
     Settings,
     SourceSettings,
     StoreConfig,
+    parse_size,
 )
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "CatalogSettings",
     "LockSettings",
     "LogSettings",
+    "RemoteConfig",
     "RemoteSettings",
     "RunSettings",
     "Settings",
@@ -51,6 +54,7 @@ __all__ = [
     "StoreConfig",
     "load",
     "misspelt",
+    "parse_size",
 ]
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)

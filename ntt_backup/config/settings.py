@@ -66,7 +66,8 @@ def _number(value: object) -> object:
     return value
 
 
-def _size(value: object) -> object:
+def parse_size(value: object) -> int:
+    """Bytes, from a number or text such as 256MiB. Raises ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -118,8 +119,8 @@ def _remote_path(text: str) -> str:
 
 Count = Annotated[int, BeforeValidator(_number), Needs("a whole number")]
 Seconds = Annotated[float, BeforeValidator(_number), Needs("a number of seconds")]
-Size = Annotated[int, BeforeValidator(_size), Needs("a size (256MiB, 1.5GB, bytes)")]
-Rate = Annotated[int, BeforeValidator(_size), Needs("a rate (12MB/s, bytes a second)")]
+Size = Annotated[int, BeforeValidator(parse_size), Needs("a size (256MiB, 1.5GB, bytes)")]
+Rate = Annotated[int, BeforeValidator(parse_size), Needs("a rate (12MB/s, bytes a second)")]
 Line = Annotated[str, AfterValidator(_line)]
 Url = Annotated[
     Line,
@@ -276,6 +277,12 @@ class StoreConfig(CatalogConfig):
     """What `scan` needs: the catalog and the store."""
 
     source: SourceSettings
+
+
+class RemoteConfig(CatalogConfig):
+    """What measuring the link needs: the remote."""
+
+    remote: RemoteSettings
 
 
 class Settings(StoreConfig):

@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ntt_backup.console import render_error
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.story import end, start_servers
 from ntt_backup.errors import BackupError
+from ntt_backup.interrupts import Interrupts
 
 
 def play(root: Path) -> int:

@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ntt_backup.config import RemoteSettings
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
+from ntt_backup.interrupts import Interrupts
 from ntt_backup.process import die_with_parent
 from ntt_backup.transport.embedded import LOOPBACK, EmbeddedSshServer
 from ntt_backup.transport.ssh import ssh_argv

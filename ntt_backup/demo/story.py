@@ -27,7 +27,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.demo import ssh
-from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.store import (
@@ -39,6 +38,7 @@ from ntt_backup.demo.store import (
     require_space,
 )
 from ntt_backup.errors import ConfigError
+from ntt_backup.interrupts import Interrupts
 from ntt_backup.process import die_with_parent
 from ntt_backup.wording import duration, printable, size
 

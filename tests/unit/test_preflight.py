@@ -69,7 +69,7 @@ def test_what_is_no_archive_is_an_error_of_ours_and_not_of_a_library(data: bytes
 
 @pytest.mark.parametrize(("skew", "warned"), [(0.0, False), (4.9, False), (5.1, True)])
 def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
-    facts = preflight._Facts(free_bytes=1, skew_s=skew, system="Linux", tar="tar", placed=True)
+    facts = preflight.Facts(free_bytes=1, skew_s=skew, system="Linux", tar="tar", placed=True)
     assert bool(preflight._clock(facts).warning) is warned
 
 

@@ -12,19 +12,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Literal, NoReturn, TextIO, TypeVar
+from typing import Literal, NoReturn, TextIO
 
 import click
 from rich.console import Console
 
-from ntt_backup import __version__, demo, identity
-from ntt_backup.catalog import claim, db, figures, ledger, runs, schema, verify_schema
-from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
+from ntt_backup import __version__, demo
+from ntt_backup.catalog import claim, figures, ledger, runs, schema, verify_schema
+from ntt_backup.cli.common import Common, connect
+from ntt_backup.config import CatalogConfig, Settings, StoreConfig, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Reason
@@ -32,23 +31,6 @@ from ntt_backup.report import plan, plan_lines, scan_lines, status_json, status_
 from ntt_backup.scan import scan as scan_store
 from ntt_backup.store import Store
 from ntt_backup.wording import printable
-
-ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """The options before the command."""
-
-    config: Path | None
-    target: str
-
-    def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
-        return load(model, flags=flags, file=self.config, target=self.target)
-
-
-def _connect(settings: CatalogConfig, command: str) -> db.Connection:
-    return db.connect(settings.catalog.url, f"{identity.application(settings)}/{command}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,14 +50,14 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
     unreachable, 6 remote cannot store, 7 finished but some blobs failed, 130/143 stopped by a
     signal.
     """
-    context.obj = _Common(config, target)
+    context.obj = Common(config, target)
     if not verbose:
         sys.excepthook = _unforeseen
 
 
 @cli.command()
 @click.pass_obj
-def check(common: _Common) -> None:
+def check(common: Common) -> None:
     """Check everything a run needs, with a real transfer into a scratch directory."""
     from ntt_backup import preflight
 
@@ -95,10 +77,10 @@ def check(common: _Common) -> None:
 @cli.command("init-db")
 @click.option("--notify", is_flag=True, help="Have inserts into blobs wake a watching daemon.")
 @click.pass_obj
-def init_db(common: _Common, notify: bool) -> None:
+def init_db(common: Common, notify: bool) -> None:
     """Create the catalog, or add to a live one what is missing."""
     settings = common.load(CatalogConfig)
-    with _connect(settings, "init-db") as conn:
+    with connect(settings, "init-db") as conn:
         schema.init_db(conn, settings.target, notify=notify, report=click.echo)
     click.echo(f"the catalog is ready for target {settings.target}")
 
@@ -112,13 +94,13 @@ def init_db(common: _Common, notify: bool) -> None:
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 @click.pass_obj
-def scan(common: _Common, restart: bool, strays: Path | None, quiet: bool) -> None:
+def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> None:
     """Register in the catalog what the store has and the catalog lacks.
 
     What is no blob (other names, other places, symlinks) is reported and never registered.
     """
     settings = common.load(StoreConfig)
-    with _connect(settings, "scan") as conn:
+    with connect(settings, "scan") as conn:
         verify_schema(conn, settings.target, scan=True)
         view = ScanView(sys.stderr, strays, quiet=quiet)
         try:
@@ -137,10 +119,10 @@ def scan(common: _Common, restart: bool, strays: Path | None, quiet: bool) -> No
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def status(common: _Common, as_json: bool) -> None:
+def status(common: Common, as_json: bool) -> None:
     """Show what is pending, copied and failed, the last run, and who is at work."""
     settings = common.load(CatalogConfig)
-    with _connect(settings, "status") as conn:
+    with connect(settings, "status") as conn:
         verify_schema(conn, settings.target)
         answers = (
             settings.target,
@@ -159,10 +141,10 @@ def status(common: _Common, as_json: bool) -> None:
     "--reason", type=click.Choice([one.value for one in Reason]), help="Only those failed for this."
 )
 @click.pass_obj
-def requeue(common: _Common, reason: str | None) -> None:
+def requeue(common: Common, reason: str | None) -> None:
     """Make failed blobs pending again."""
     settings = common.load(CatalogConfig)
-    with _connect(settings, "requeue") as conn:
+    with connect(settings, "requeue") as conn:
         verify_schema(conn, settings.target)
         count = ledger.requeue(conn, settings.target, reason)
     click.echo(f"{count} blobs are pending again")
@@ -183,7 +165,7 @@ def requeue(common: _Common, reason: str | None) -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 @click.pass_obj
 def run(
-    common: _Common,
+    common: Common,
     mode: str,
     workers: str | None,
     batch_size: str | None,
@@ -206,7 +188,7 @@ def run(
         },
     )
     if dry_run:
-        with _connect(settings, "dry-run") as conn:
+        with connect(settings, "dry-run") as conn:
             verify_schema(conn, settings.target)
             pending = figures.iter_pending(conn, settings.target)
             planned = plan(pending, settings.run.batch_size, settings.run.batch_bytes)

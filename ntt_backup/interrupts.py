@@ -1,11 +1,11 @@
 """Ctrl-C and SIGTERM as an exception, but never between starting a process and noting it.
 
-The demo starts servers and fills a directory; whenever it is stopped, both must go. An exception
-out of a signal handler unwinds to the cleaning up from anywhere, which is what a script wants,
-except in the few lines that take something and note how to give it back. Those are `held`: a signal
-that comes there is raised at their end.
+The demo starts servers and fills a directory, a bench fills one on the remote; whenever they are
+stopped, all of it must go. An exception out of a signal handler unwinds to the cleaning up from
+anywhere, which is what a script wants, except in the few lines that take something and note how to
+give it back. Those are `held`: a signal that comes there is raised at their end.
 
-Called by `demo` and `demo.play`.
+Called by `demo` and `bench`.
 """
 
 from __future__ import annotations
