@@ -22,6 +22,7 @@ from rich.console import Console
 
 from ntt_backup import __version__, demo
 from ntt_backup.catalog import claim, figures, ledger, runs, schema, verify_schema
+from ntt_backup.cli.bench import bench
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
@@ -243,6 +244,9 @@ def show_demo(
             ssh_server=ssh_server,
         )
     )
+
+
+cli.add_command(bench)
 
 
 def _unforeseen(

@@ -10,14 +10,14 @@ Options that older clients do not know are announced with IgnoreUnknown first. F
 from OpenSSH's own words: it has one exit status (255) for everything from a wrong host key to a cut
 cable.
 
-Called by `strategy` (data) and `preflight` (the same options, on purpose).
+Called by `strategy` (data) and `preflight` (the same options, on purpose); `bench` varies them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,6 +75,30 @@ def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
     for option in options:
         argv += ["-o", option]
     return [*argv, "--", remote.host, command]
+
+
+def varied(argv: Sequence[str], options: Mapping[str, str]) -> list[str]:
+    """An ssh argv with other values for some options: ssh keeps the first that it reads. Pure."""
+    return [
+        argv[0],
+        *(word for key in options for word in ("-o", f"{key}={options[key]}")),
+        *argv[1:],
+    ]
+
+
+def query_argv(argv: Sequence[str]) -> list[str]:
+    """The argv that prints the configuration which this argv of ours leads to. Pure."""
+    end = argv.index("--")
+    return [*argv[:end], "-G", *argv[end : end + 2]]
+
+
+def endpoint(configuration: str) -> tuple[str, int] | None:
+    """Host and port in what `ssh -G` prints; None where ssh goes by a proxy. Pure."""
+    said = dict(line.split(" ", 1) for line in configuration.splitlines() if " " in line)
+    proxies = [said.get(name, "none") for name in ("proxycommand", "proxyjump")]
+    if proxies != ["none", "none"] or not said.get("port", "").isdigit():
+        return None
+    return said.get("hostname", ""), int(said["port"])
 
 
 def _quoted(path: Path) -> str:

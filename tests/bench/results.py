@@ -9,7 +9,6 @@ Nothing here measures or prints on its own. Called by the runner.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,12 +16,11 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
+from ntt_backup.bench.results import MEGA, Spread
 from tests.bench.lab import describe
 from tests.bench.measure import Measured
 from tests.bench.plan import Case
 from tests.bench.stores import Store
-
-MEGA = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +32,6 @@ class Sample:
     seconds: float | None
     error: str | None
     load: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median, least and greatest of some values."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """None where there are no values."""
-        return cls(statistics.median(values), min(values), max(values)) if values else None
 
 
 @dataclass

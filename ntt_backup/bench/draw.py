@@ -1,0 +1,54 @@
+"""Blobs to measure with: drawn from the catalog, found in the store, and read once.
+
+Called by `strategies`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ntt_backup import identity
+from ntt_backup.bench.sample import Sample
+from ntt_backup.catalog import db, verify_schema
+from ntt_backup.catalog.sample import sample
+from ntt_backup.config import Settings
+from ntt_backup.errors import SourceError
+from ntt_backup.model import Blob
+from ntt_backup.store import Store
+
+MOST_BYTES: Final = 10**9
+_LEAST_BYTES: Final = 20 * 10**6
+_SAMPLE_SECONDS: Final = 10.0
+_POPULATION: Final = 100_000
+
+
+def population(settings: Settings) -> list[Blob]:
+    """Some of the catalog, with the sizes that the store knows. Raises SourceError for none."""
+    conn = db.connect(settings.catalog.url, identity.application(settings) + "/bench")
+    try:
+        verify_schema(conn, settings.target)
+        drawn = sample(conn, settings.target, _POPULATION)
+    finally:
+        conn.close()
+    blobs = [blob for blob in Store(settings.source.root).measure(drawn) if blob.size is not None]
+    if not blobs:
+        raise SourceError(
+            "there is nothing to draw a sample from",
+            detail=f"of {len(drawn):,} blobs of the catalog none has a size, there or in the store",
+            hint="see `ntt-backup-remote status`, and source.root",
+        )
+    return blobs
+
+
+def sound(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
+    """What of the sample can be read, and how many cannot; all of it is in memory then."""
+    checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
+    if not checked.ready:
+        first = checked.failed[0]
+        raise SourceError("nothing of the sample can be read", detail=f"{first.detail}")
+    return Sample(tuple(checked.ready), drawn.missing), len(checked.failed)
+
+
+def budget(rate: float) -> int:
+    """How many bytes make a run long enough to mean something, on a link of rate bytes a second."""
+    return int(min(MOST_BYTES, max(_LEAST_BYTES, rate * _SAMPLE_SECONDS)))

@@ -1,0 +1,159 @@
+"""`bench`, as an operator runs it: what it says, what it writes, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.link import Link
+from tests.site import Site, wait_until
+from tests.sshd import FULL_SIZE, Sshd
+
+SHORT = ("--seconds", "0.2")
+
+
+def report(site: Site, *args: str) -> dict[str, Any]:
+    """What a bench wrote, once it has ended well."""
+    file = site.root / "report.json"
+    result = site.run("bench", *args, "--json", str(file))
+    assert result.returncode == 0, result.stderr + result.stdout
+    answer: dict[str, Any] = json.loads(file.read_text())
+    assert answer["verdict"] == [
+        line[2:] for line in result.stdout.splitlines() if line.startswith("* ")
+    ]
+    assert {"schema", "bench", "started", "machine", "remote", "options"} < answer.keys()
+    assert answer["machine"]["versions"].keys() == {"ntt_backup", "python", "ssh", "tar"}
+    return answer
+
+
+def assert_untouched(site: Site) -> None:
+    """Nothing is on the remote, nothing is marked, nothing runs."""
+    assert list(site.remote.local.iterdir()) == []
+    assert site.copied() == set()
+    assert site.status()["pending"] == len(site.in_store())
+    assert site.processes() == {}
+
+
+def test_link(site: Site) -> None:
+    short = ("--streams", "2", "--ciphers", "aes128-ctr,none", "--round-trips", "60")
+    found = report(site, "link", *SHORT, *short, "-q")
+    figures = {one["name"]: one for one in found["figures"]}
+    assert {"round trip", "ssh session", "TCP connection"} < figures.keys()
+    assert len(figures["round trip"]["runs"]) == 60
+    rates = [one for one in found["figures"] if one["unit"] == "bytes/s"]
+    assert all(len(one["runs"]) == 3 and one["low"] > 0 for one in rates)
+    seen = {(one["direction"], one["streams"], one["cipher"]) for one in rates}
+    assert {("up", 2, "job"), ("down", 2, "job"), ("up", 1, "aes128-ctr")} < seen
+    assert "zeros" not in {one["content"] for one in rates}
+    assert "none" in found["skipped"]
+    assert_untouched(site)
+
+
+def test_scenarios(site: Site) -> None:
+    found = report(site, "scenarios", "--size", "1MB", "--round-trips", "30")
+    assert len(found["figures"]) == 9
+    layers = {one["layer"] for one in found["figures"]}
+    assert layers == {"pipe in one process", "local child", "ssh"}
+    assert all(one["low"] > 0 for one in found["figures"])
+    assert_untouched(site)
+
+
+def test_strategies_beside_a_backup(site: Site) -> None:
+    blobs = site.fill(30, size=lambda chance: chance.randrange(900))
+    assert site.run("run", "--once").returncode == 0
+    before = site.on_remote()
+    few = ("--only", "tar,tar-gz", "--workers", "1")
+    found = report(site, "strategies", *SHORT, *few)
+    ways = {one["way"] for one in found["figures"]}
+    assert ways == {"tar", "tar-gz", "tar-back"}
+    assert found["sample"]["blobs"] == len(blobs)
+    assert found["link"]["ceiling_bytes_per_s"] > 0
+    for one in found["figures"]:
+        assert len(one["runs"]) == 3
+        assert one["seconds"]["low"] <= one["seconds"]["median"] <= one["seconds"]["high"]
+        if one["direction"] == "up":
+            assert one["wire_bytes"]["low"] > one["files"] * 64
+            assert one["cpu_here_s"]["low"] > 0
+            assert one["cpu_there_s"] is not None
+    mixed = [one for one in found["figures"] if one["load"] == "mix"]
+    assert {one["workers"] for one in mixed if one["way"] == "tar"} == {1, 2}
+    assert site.on_remote() == before
+    site.assert_complete()
+
+
+def test_ctrl_c_ends_it_and_leaves_the_remote_empty(site: Site) -> None:
+    site.fill(10)
+    with site.running("bench", "strategies", "--seconds", "0.2") as process:
+        wait_until(lambda: "round 1 of 3: tar, 2 workers" in site.output(), "a first run")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+    assert_untouched(site)
+
+
+def test_a_remote_that_is_cut_off_is_said_and_its_leftovers_go_with_a_later_check(
+    site: Site, remote: Sshd, link: Link
+) -> None:
+    site.fill(10)
+    site.through(remote.through(link.port))
+    with site.running("bench", "strategies", "--seconds", "0.2") as process:
+        wait_until(lambda: "round 1 of 3: tar, 2 workers" in site.output(), "a first run")
+        link.cut()
+        assert process.wait(60) == 5
+    assert "error: " in site.output()
+    (left,) = site.remote.local.iterdir()
+    assert f"{left.name} may still stand on the remote" in site.output()
+    link.restore()
+    assert site.run("check").returncode == 0
+    assert left.exists()  # it might belong to a bench that runs
+    age(left, 2 * 3600)
+    assert site.run("check").returncode == 0
+    assert not left.exists()
+    assert_untouched(site)
+
+
+def age(path: Path, seconds: float) -> None:
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_a_remote_without_room_is_told_before_anything_is_sent(site: Site, remote: Sshd) -> None:
+    site.put(os.urandom(FULL_SIZE))
+    site.remote = remote.full_directory()
+    site.write_config(remote={"path": site.remote.path})
+    result = site.run("bench", "strategies", *SHORT, "--sample", "1GB")
+    assert result.returncode == 6
+    assert "the remote has no room for the sample" in result.stderr
+    assert_untouched(site)
+
+
+def test_a_catalog_with_nothing_in_it_is_an_error_with_a_hint(site: Site) -> None:
+    site.put_in_store(b"unknown to the catalog")
+    assert site.run("init-db").returncode == 0
+    result = site.run("bench", "strategies", *SHORT)
+    assert result.returncode == 2
+    assert "there is nothing to draw a sample from" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("strategies", "--only", "carrier-pigeon"), "carrier-pigeon: none of tar, "),
+        (("strategies", "--plot", "figure.pdf"), "ends in none of .svg, .png"),
+        (("strategies", "--sample", "much"), "no size such as 200MB"),
+        (("strategies", "--json", "/nowhere/report.json"), "does not exist"),
+        (("link", "--rounds", "2"), "2 is not in the range x>=3"),
+        (("link", "--streams", "0"), "numbers below 1"),
+        (("link", "--streams", "one"), "no list of numbers"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_done(
+    site: Site, args: tuple[str, ...], words: str
+) -> None:
+    result = site.run("bench", *args)
+    assert result.returncode == 2
+    assert words in result.stderr

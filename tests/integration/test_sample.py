@@ -1,0 +1,50 @@
+"""A sample of the catalog: fair, bounded, and nothing is written for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.catalog import Connection, register
+from ntt_backup.catalog.sample import sample
+from ntt_backup.model import Blob
+
+TARGET = "remote"
+
+
+def blobs(count: int) -> list[Blob]:
+    return [Blob(blake3(str(number).encode()).hexdigest(), number % 7) for number in range(count)]
+
+
+def test_a_small_catalog_is_its_own_sample(catalog: Connection) -> None:
+    assert sample(catalog, TARGET, 1000) == []
+    wanted = blobs(20)
+    register(catalog, wanted)
+    assert sorted(sample(catalog, TARGET, 64_000), key=lambda one: one.blobid) == sorted(
+        wanted, key=lambda one: one.blobid
+    )
+
+
+def test_a_large_one_is_sampled_evenly_and_within_the_limit(catalog: Connection) -> None:
+    register(catalog, blobs(20_000))
+    found = sample(catalog, TARGET, 2000)
+    assert len({blob.blobid for blob in found}) == len(found) == pytest.approx(2000, rel=0.05)
+    quarters = Counter(int(blob.blobid[0], 16) // 4 for blob in found)
+    assert all(count == pytest.approx(500, rel=0.1) for count in quarters.values())
+    assert all(blob.size is not None for blob in found)
+
+
+def test_copied_blobs_are_in_it_and_failed_ones_are_not(catalog: Connection) -> None:
+    copied, failed, pending = blobs(3)
+    register(catalog, [copied, failed, pending])
+    catalog.execute("update blobs set remote_copied = true where blobid = %s", [copied.blobid])
+    catalog.execute("update blobs set remote_copy_failed = true where blobid = %s", [failed.blobid])
+    assert {blob.blobid for blob in sample(catalog, TARGET, 64)} == {copied.blobid, pending.blobid}
+
+
+def test_a_session_that_may_only_read_can_draw_it(catalog: Connection) -> None:
+    register(catalog, blobs(5))
+    catalog.execute("set default_transaction_read_only = on")
+    assert len(sample(catalog, TARGET, 64)) == 5
