@@ -176,6 +176,7 @@ def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
     ours, theirs = f"10.231.{slot.number}.1", f"10.231.{slot.number}.2"
     outer, inner, name = slot.veth, "veth", slot.namespace
     inside = ["nsenter", f"--net=/run/netns/{name}"]
+    slot.network.touch()
     bucket = f"root tbf rate {shape.mbit}mbit burst {shape.burst_kb}kb latency 50ms".split()
     for argv in (
         ["ip", "netns", "add", name],

@@ -27,6 +27,7 @@ from pathlib import Path
 _SLOTS = 16
 _PREFIX = "ntt-bench-"
 _TERM_SECONDS = 5.0
+_NAMESPACES = Path("/run/netns")
 
 
 class NoSlot(Exception):
@@ -47,6 +48,11 @@ class Slot:
     def namespace(self) -> str:
         """A network namespace of this name is removed with the slot."""
         return f"{_PREFIX}{self.number}"
+
+    @property
+    def network(self) -> Path:
+        """A file that is there once the namespace and the interface may be."""
+        return self.home / "network"
 
     @property
     def veth(self) -> str:
@@ -110,7 +116,8 @@ def _sweep(record: Path) -> None:
     home, owner = Path(text), Slot(int(record.suffix.removeprefix(".")), Path(text))
     for signum in (signal.SIGTERM, signal.SIGKILL):
         _end(_of(home), signum)
-    if Path("/run/netns", owner.namespace).exists():
+    # Who has another TMPDIR has other records, and the same numbers.
+    if owner.network.exists() and (_NAMESPACES / owner.namespace).exists():
         for argv in (
             ["ip", "link", "delete", owner.veth],
             ["ip", "netns", "delete", owner.namespace],

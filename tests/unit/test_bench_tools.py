@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from tests.bench import slots
 from tests.bench.contender import Failed, compare
 from tests.bench.plan import FULL, QUICK, Case, Choice, Plan, choose
 from tests.bench.results import Outcome, Sample, Spread
@@ -269,6 +270,22 @@ with slot(Path({str(tmp_path)!r})) as taken:
         assert taken.home.exists()
         assert not _runs(int(pid))
     assert not taken.home.exists()
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_only_whoever_made_a_network_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(slots, "_NAMESPACES", tmp_path)
+    removed: list[list[str]] = []
+    monkeypatch.setattr(slots.subprocess, "run", lambda argv, **_: removed.append(argv))
+    with slot(tmp_path) as taken:
+        (tmp_path / taken.namespace).touch()  # ours, or of somebody with another TMPDIR
+        if made:
+            taken.network.touch()
+    assert (["ip", "netns", "delete", taken.namespace] in removed) is made
 
 
 def _runs(pid: int) -> bool:
