@@ -13,7 +13,7 @@ def of_strategies(found: Findings) -> list[str]:
     compared = found.compared()
     said = [_ceiling(found), _fastest(found, compared)]
     said += [_workers(way, by) for way, by in found.scaling().items()]
-    said += [_codecs(compared), _small(found), _back(found), _left_out(found)]
+    said += [_codecs(compared), _small(found), _back(found), _left_out(found), _gone(found)]
     return [line for line in said if line]
 
 
@@ -79,6 +79,12 @@ def _left_out(found: Findings) -> str:
     if not missing:
         return ""
     return f"Too large for a sample of this size: blobs {', '.join(missing)}; see --sample."
+
+
+def _gone(found: Findings) -> str:
+    if not found.gone:
+        return ""
+    return f"Not in the sample: {found.gone:,} blobs that the store could not give as catalogued."
 
 
 def _rate(runs: list[Run]) -> Spread:

@@ -41,11 +41,11 @@ def population(settings: Settings) -> list[Blob]:
 
 
 def sound(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
-    """What of the sample can be read, and how many cannot; all of it is in memory then."""
+    """What of the sample can be read, and how many blobs cannot; all of it is in memory then.
+
+    Raises SourceError where the store as a whole cannot be read.
+    """
     checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
-    if not checked.ready:
-        first = checked.failed[0]
-        raise SourceError("nothing of the sample can be read", detail=f"{first.detail}")
     return Sample(tuple(checked.ready), drawn.missing), len(checked.failed)
 
 

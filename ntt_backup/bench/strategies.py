@@ -30,7 +30,7 @@ from ntt_backup.bench.tasks import Answer, Fetch, Item, Reach, Send
 from ntt_backup.bench.view import StepView
 from ntt_backup.bench.ways import PLAIN, Way
 from ntt_backup.config import Settings
-from ntt_backup.errors import RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.interrupts import Interrupts
 from ntt_backup.model import Blob, total_size
 from ntt_backup.store import Store
@@ -83,6 +83,7 @@ class Bench:
         self.loads = {
             name: sample.batches(blobs, run.batch_size, run.batch_bytes, most)
             for name, blobs in loads.items()
+            if blobs
         }
         registered = [way for way in wanted if way.strategy is not None]
         cells = [Cell(way, run.workers) for way in wanted]
@@ -96,7 +97,7 @@ class Bench:
             found.returning = Cell(registered[0], run.workers)
         in_classes = [way for way in (*registered, PLAIN) if way in wanted]
         return cells + [
-            Cell(way, run.workers, name) for name in loads if name != MIX for way in in_classes
+            Cell(way, run.workers, name) for name in self.loads if name != MIX for way in in_classes
         ]
 
     def measure(self, reach: Reach, warm: int, cells: Sequence[Cell]) -> None:
@@ -182,6 +183,12 @@ def measure(
         budget = options.sample or draw.budget(warm / link.WARM_SECONDS)
         view.doing("reading the sample")
         chosen, gone = draw.sound(settings, sample.draw(population, budget))
+        if not chosen.blobs:
+            raise SourceError(
+                "no blob of the sample can be read",
+                detail=f"{gone:,} were looked for in {settings.source.root}",
+                hint="see what `ntt-backup-remote check` says about the source",
+            )
         _require_room(place, chosen)
         found = Findings(chosen, gone, settings.run.workers)
         wanted = _possible(settings, options, place, found)

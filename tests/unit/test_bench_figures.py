@@ -223,6 +223,12 @@ def test_what_was_too_large_for_the_sample_is_said() -> None:
     assert said[-1] == "Too large for a sample of this size: blobs over 100 MB; see --sample."
 
 
+def test_blobs_that_could_not_be_read_are_said() -> None:
+    made = ways_found({WayCell(TAR, 4): runs(12, 12, 12)})
+    made.gone = 3
+    assert advice.of_strategies(made)[-1].startswith("Not in the sample: 3 blobs")
+
+
 # --- JSON
 
 
