@@ -111,7 +111,8 @@ class Findings:
 def cells(options: Options, ciphers: Sequence[str]) -> list[Cell]:
     """What is measured in each round. Pure."""
     directions: tuple[Direction, ...] = ("up", "down")
-    found = [Cell(way, streams) for way in directions for streams in options.streams]
+    every = sorted({1, *options.streams})  # one is what ciphers and compression are held against
+    found = [Cell(way, streams) for way in directions for streams in every]
     found += [Cell(way, cipher=cipher) for way in directions for cipher in ciphers]
     found += [Cell(way, compressed=True) for way in directions]
     return [*found, Cell("up", compressed=True, content="halves")]
@@ -187,9 +188,9 @@ def measure_rate(crew: Crew, reach: Reach, cell: Cell, seconds: float, warm: int
 def rate_of(answers: Sequence[Answer]) -> float:
     """Bytes a second of streams side by side, from when all were up to speed until all had ended.
 
-    What a stream moved before the last one was up to speed is taken out in proportion. Towards the
-    end fewer are left, and if these cannot fill the link, the figure is too low; never too high.
-    Pure.
+    What a stream moved before the last one was up to speed is taken out in proportion; they begin
+    within tenths of a second of each other. Towards the end fewer are left, and if these cannot
+    fill the link, the figure is too low. Pure.
     """
     start = max(one.began for one in answers)
     end = max(one.ended for one in answers)

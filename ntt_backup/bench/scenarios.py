@@ -102,7 +102,7 @@ def _figures(options: Options, layer: str) -> list[Figure]:
     return [
         Figure(f"{payload} up", "s", {"layer": layer, "work": "up", "bytes": options.size}),
         Figure(f"{payload} down", "s", {"layer": layer, "work": "down", "bytes": options.size}),
-        Figure("round trip", "s a trip", {"layer": layer, "work": "trip"}),
+        Figure("round trip", "s", {"layer": layer, "work": "trip"}),
     ]
 
 

@@ -40,7 +40,7 @@ from ntt_backup.transport.ssh import Ssh
 from ntt_backup.wording import size
 
 _CLASS_SHARE: Final = 4
-_CLASS_BLOBS: Final = 1000
+_CLASS_BLOBS: Final = 5000
 _ROOM: Final = 1.2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -10,6 +11,8 @@ from rich.table import Table
 from ntt_backup.bench import link, outcome, scenarios
 from ntt_backup.bench.results import MEGA, Figure, Spread
 from ntt_backup.wording import printable, size
+
+_MILLI: Final = 1e-3
 
 
 def link_tables(found: link.Findings) -> list[Table]:
@@ -109,7 +112,7 @@ def _scenario_cell(figure: Figure) -> str:
     spread = figure.spread
     if spread is None:
         return ""
-    factor, unit, digits = (1e6, "us", 0) if figure.unit == "s a trip" else (1e3, "ms", 1)
+    factor, unit, digits = (1e3, "ms", 1) if spread.median >= _MILLI else (1e6, "us", 0)
     shown = spread.times(factor)
     span = f"({shown.low:,.{digits}f} - {shown.high:,.{digits}f})"
     return f"{shown.median:,.{digits}f} {unit} {span}"

@@ -40,7 +40,7 @@ def assert_untouched(site: Site) -> None:
 
 
 def test_link(site: Site) -> None:
-    short = ("--streams", "2", "--ciphers", "aes128-ctr,none", "--round-trips", "60")
+    short = ("--streams", "1", "--ciphers", "aes128-ctr,none", "--round-trips", "60")
     found = report(site, "link", *SHORT, *short, "-q")
     figures = {one["name"]: one for one in found["figures"]}
     assert {"round trip", "ssh session", "TCP connection"} < figures.keys()
@@ -48,7 +48,7 @@ def test_link(site: Site) -> None:
     rates = [one for one in found["figures"] if one["unit"] == "bytes/s"]
     assert all(len(one["runs"]) == 3 and one["low"] > 0 for one in rates)
     seen = {(one["direction"], one["streams"], one["cipher"]) for one in rates}
-    assert {("up", 2, "job"), ("down", 2, "job"), ("up", 1, "aes128-ctr")} < seen
+    assert seen == {(way, 1, name) for way in ("up", "down") for name in ("job", "aes128-ctr")}
     assert "zeros" not in {one["content"] for one in rates}
     assert "none" in found["skipped"]
     assert_untouched(site)
@@ -108,8 +108,6 @@ def test_a_remote_that_is_cut_off_is_said_and_its_leftovers_go_with_a_later_chec
     (left,) = site.remote.local.iterdir()
     assert f"{left.name} may still stand on the remote" in site.output()
     link.restore()
-    assert site.run("check").returncode == 0
-    assert left.exists()  # it might belong to a bench that runs
     age(left, 2 * 3600)
     assert site.run("check").returncode == 0
     assert not left.exists()
