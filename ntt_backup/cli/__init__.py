@@ -22,7 +22,6 @@ from rich.console import Console
 
 from ntt_backup import __version__, demo
 from ntt_backup.catalog import claim, figures, ledger, runs, schema, verify_schema
-from ntt_backup.cli.bench import bench
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
@@ -34,7 +33,21 @@ from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands, among them a group that is loaded only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "bench"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "bench":
+            return super().get_command(ctx, cmd_name)
+        from ntt_backup.cli.bench import bench
+
+        return bench
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -244,9 +257,6 @@ def show_demo(
             ssh_server=ssh_server,
         )
     )
-
-
-cli.add_command(bench)
 
 
 def _unforeseen(
