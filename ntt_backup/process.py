@@ -33,6 +33,7 @@ TAIL_BYTES: Final = 8192
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG: Final = 1
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PACKAGES: Final = {"ssh": "openssh-client"}
 
 
@@ -87,17 +88,28 @@ class Child:
     ) -> None:
         self.argv = tuple(argv)
         self.stderr = Tail()
-        self._process = subprocess.Popen(
-            self.argv,
-            stdin=subprocess.PIPE if stdin is None else stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=cwd,
-            env=env,
-            bufsize=0,
-            start_new_session=new_session,
-            preexec_fn=die_with_parent(death_signal),
-        )
+        die_with_us = die_with_parent(death_signal)
+        # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+        def prepare() -> None:
+            die_with_us()
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+        try:
+            self._process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.PIPE if stdin is None else stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=cwd,
+                env=env,
+                bufsize=0,
+                start_new_session=new_session,
+                preexec_fn=prepare,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)
         for data_pipe in (self._process.stdin, self._process.stdout):

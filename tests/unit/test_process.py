@@ -230,6 +230,26 @@ def test_output_of_is_what_it_says_on_stderr_where_it_prints_nothing() -> None:
     assert output_of(["sh", "-c", "echo OpenSSH_9 >&2"], WAIT) == "OpenSSH_9"
 
 
+def test_a_signal_that_comes_while_a_child_is_started_is_not_lost() -> None:
+    """Python drops what a handler raises in the callbacks around a fork."""
+    program = (
+        "import os, signal, sys\n"
+        "from ntt_backup.process import Child\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "os.register_at_fork(after_in_parent=lambda: None)\n"
+        "Child(['sleep', '600'])\n"
+        "sys.exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (9, b"")
+
+
+def test_a_child_does_not_inherit_signals_that_were_held() -> None:
+    blocked = output_of(["grep", "SigBlk", "/proc/self/status"], WAIT)
+    assert int(blocked.split()[1], 16) == 0
+
+
 def test_output_of_a_command_that_is_not_there_names_it() -> None:
     with pytest.raises(SourceError) as caught:
         output_of(["/nowhere/program"], WAIT)
