@@ -20,7 +20,8 @@ from ntt_backup.errors import ConfigError
 
 FORMATS: Final = (".svg", ".png")
 
-_STYLE: Final = {
+# Any: its stubs, where they are installed, list every name there is.
+_STYLE: Final[Any] = {
     "svg.hashsalt": "ntt-backup",
     "font.size": 9,
     "axes.spines.top": False,
