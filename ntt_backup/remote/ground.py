@@ -1,0 +1,227 @@
+"""Where a session works: the root, `by-hash`, and a stage of its own, by descriptor.
+
+Everything below the root is opened once, without following a symlink, and reached from then on only
+through these descriptors: no path is resolved again, so nothing that is swapped meanwhile leads
+elsewhere. A stage lives as long as its lock is held. Whatever a dead session left is removed by the
+next one of the same owner. Used by the receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+
+BY_HASH = "by-hash"
+INCOMING = ".ntt-incoming"
+PARTIAL = "partial"
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOCK = "lock"
+_PARTIAL_DAYS = 7
+
+
+class Refusal(Exception):
+    """The session cannot begin, or go on. code and text are what the client is told."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def words(problem: OSError) -> str:
+    """An error of the system as the protocol tells it: `ENOSPC: No space left on device: name`."""
+    number = problem.errno or 0
+    name = problem.filename
+    about = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
+    return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}{about}"
+
+
+class Ground:
+    """The descriptors of one session, and its stage.
+
+    create: make `by-hash` where it is missing; the root itself is never made. placed: it is there;
+    a client may look around without it. Raises Refusal.
+    """
+
+    def __init__(self, root: str, owner: str, run: str, slot: str, create: bool) -> None:
+        try:
+            self.root = os.open(root.encode("utf-8", "surrogateescape"), _DIRECTORY)
+        except (OSError, ValueError) as problem:
+            said = words(problem) if isinstance(problem, OSError) else str(problem)
+            raise Refusal("root", said) from None
+        self.device = os.fstat(self.root).st_dev
+        self.placed = True
+        try:
+            self.by_hash = self._below_root(BY_HASH, create)
+        except Refusal as refusal:
+            if refusal.code != "gone":
+                raise
+            self.placed = False
+            self.by_hash = os.dup(self.root)
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=self.by_hash):
+            denied = errno.EROFS if self._is_read_only() else errno.EACCES
+            raise Refusal("storage", words(OSError(denied, "", BY_HASH)))
+        self._name = f"{owner}.{run}.{slot}.{os.getpid()}"
+        try:
+            self._make_stage()
+        except OSError as problem:
+            raise Refusal("storage", words(problem)) from None
+        with contextlib.suppress(OSError):
+            self._remove_left_overs(owner, run, slot)
+
+    def free(self) -> tuple[int, int]:
+        """(free, total) bytes, as this account may use them."""
+        room = os.statvfs(self.root)
+        return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+
+    def partial(self) -> int:
+        """The directory of partial files; opened anew, for the caller to close. Raises OSError."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(PARTIAL, 0o755, dir_fd=self.incoming)
+        return os.open(PARTIAL, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.incoming)
+
+    def leave(self) -> None:
+        """Remove the stage with all that is in it, and the directories around it if empty; close
+        all of them.
+        """
+        _remove(self.incoming, self._name)
+        with contextlib.suppress(OSError):
+            os.rmdir(PARTIAL, dir_fd=self.incoming)
+        with contextlib.suppress(OSError):
+            os.rmdir(INCOMING, dir_fd=self.root)
+        for fd in (self._lock, self.stage, self.incoming, self.by_hash, self.root):
+            os.close(fd)
+
+    def _is_read_only(self) -> bool:
+        return bool(os.statvfs(self.by_hash).f_flag & os.ST_RDONLY)
+
+    def _below_root(self, name: str, create: bool) -> int:
+        try:
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=self.root)
+            fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.root)
+        except FileNotFoundError:
+            raise Refusal("gone", f"{name} is gone: is its disk mounted?") from None
+        except OSError as problem:
+            if problem.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise Refusal("place", f"{name} is a symlink, or no directory") from None
+            raise Refusal("storage", words(problem)) from None
+        if os.fstat(fd).st_dev != self.device:
+            raise Refusal("place", f"{name} is on another file system than the root")
+        return fd
+
+    def _make_stage(self) -> None:
+        # Again where another session that ends removes what is empty at that moment, or one that
+        # begins takes a stage without a lock for a dead one's.
+        for _ in range(20):
+            self.incoming = self._below_root(INCOMING, create=True)
+            with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._name, 0o700, dir_fd=self.incoming)
+                self.stage = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.incoming)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._lock = os.open(_LOCK, flags, 0o600, dir_fd=self.stage)
+                with contextlib.suppress(OSError):  # Some network file systems have no locks.
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                here = os.stat(self._name, dir_fd=self.incoming, follow_symlinks=False)
+                if os.path.samestat(here, os.fstat(self.stage)) and os.fstat(self._lock).st_nlink:
+                    return
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), INCOMING)
+
+    def _remove_left_overs(self, owner: str, run: str, slot: str) -> None:
+        for name in os.listdir(self.incoming):
+            parts = name.split(".")
+            if name == self._name or len(parts) != 4 or parts[0] != owner:
+                continue
+            if parts[1] == run and parts[2] != slot:
+                continue  # Alive, maybe, with no lock to tell: the tar strategy holds none.
+            if _is_dead(self.incoming, name):
+                _remove(self.incoming, name)
+        with contextlib.suppress(OSError):
+            partial = os.open(PARTIAL, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.incoming)
+            try:
+                _remove_old(partial, time.time() - _PARTIAL_DAYS * 86400)
+            finally:
+                os.close(partial)
+
+
+def lock_file(directory: int, name: str | bytes, create: bool) -> int | None:
+    """A regular file, open and locked, that still has this name; None where another holds it or
+    something else stands there. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for _ in range(20):
+        fd = os.open(name, flags | (os.O_CREAT if create else 0), 0o644, dir_fd=directory)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                break
+            # Whoever held the lock may have moved the file into place, or removed it.
+            with contextlib.suppress(FileNotFoundError):
+                here = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if os.path.samestat(here, found):
+                    return fd
+        except BlockingIOError:
+            break
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        fd = -1
+    if fd >= 0:
+        os.close(fd)
+    return None
+
+
+def _is_dead(incoming: int, name: str) -> bool:
+    try:
+        stage = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=incoming)
+    except OSError:
+        return False
+    try:
+        lock = lock_file(stage, _LOCK, create=False)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(stage)
+    if lock is None:
+        return False
+    os.close(lock)
+    return True
+
+
+def _remove_old(partial: int, before: float) -> None:
+    for name in os.listdir(partial):
+        with contextlib.suppress(OSError):
+            if os.stat(name, dir_fd=partial, follow_symlinks=False).st_mtime >= before:
+                continue
+            lock = lock_file(partial, name, create=False)
+            if lock is not None:
+                os.unlink(name, dir_fd=partial)
+                os.close(lock)
+
+
+def _remove(parent: int, name: str) -> None:
+    """A tree, by descriptors, best effort: what cannot be removed now is tried again by the next
+    session.
+    """
+    with contextlib.suppress(OSError):
+        for _, directories, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
+            for file in files:
+                with contextlib.suppress(OSError):
+                    os.unlink(file, dir_fd=fd)
+            for directory in directories:
+                try:
+                    os.rmdir(directory, dir_fd=fd)
+                except NotADirectoryError:  # A symlink to one.
+                    os.unlink(directory, dir_fd=fd)
+        os.rmdir(name, dir_fd=parent)

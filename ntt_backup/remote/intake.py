@@ -1,0 +1,307 @@
+"""Taking in one batch after the other: frames become files in the session's stage.
+
+Most blobs are a few kilobytes, and there are millions of them, so what happens once a blob is one
+open, one write and one close, from a view of the buffer that the frame was read into. Content that
+does not fit its checksum never gets as far as a name.
+
+When storing fails, the batch is answered at once, and what still comes of it is dropped: a client
+on a slow link hears of a full disk before it has sent the rest. Used by the receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ntt_backup.remote import frames
+from ntt_backup.remote.frames import (
+    COMPLETE,
+    DIGEST_BYTES,
+    MAX_CHUNK,
+    MAX_RAW,
+    MISMATCH,
+    RAW,
+    RESUMABLE,
+    SHA256,
+    WITHDREW,
+    ProtocolError,
+)
+from ntt_backup.remote.ground import Ground
+from ntt_backup.remote.large import LargeBlob, Offers, write_all
+from ntt_backup.remote.partial import open_partial
+from ntt_backup.remote.staged import StagedBatch
+
+if TYPE_CHECKING:
+    from ntt_backup.remote.codec import Decompress
+    from ntt_backup.remote.hashing import NewHasher
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Each holds two descriptors until its batch is settled, and there may be eight such batches.
+_MOST_PARTIALS = 32
+
+
+class Intake:
+    """The batch that is being received, and the large blob within it.
+
+    alive is called now and then while something takes long. on_failure takes the batch that storing
+    failed for.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        hash: int,
+        new_hasher: NewHasher,
+        codecs: dict[int, Decompress],
+        by_file: bool,
+        alive: Callable[[], None],
+        on_failure: Callable[[StagedBatch, OSError], None],
+    ) -> None:
+        self._ground = ground
+        self._by_blob = hash != SHA256
+        self._new_hasher = new_hasher
+        self._codecs = codecs
+        self._by_file = by_file
+        self._offers = Offers(ground, new_hasher, alive)
+        self._on_failure = on_failure
+        self._counter = 0
+        self._last_number = -1
+        self._batch: StagedBatch | None = None
+        self._large: LargeBlob | None = None
+        # The number of a batch that was answered already, while the rest of it comes in.
+        self._dropping: int | None = None
+        self._dropping_large = False
+
+    @property
+    def between_batches(self) -> bool:
+        return self._batch is None and self._dropping is None
+
+    def begin(self, payload: memoryview) -> None:
+        """BATCH."""
+        announced = frames.read_batch(payload)
+        if not self.between_batches:
+            raise ProtocolError("a BATCH within a batch")
+        if announced.number <= self._last_number:
+            raise ProtocolError(f"batch {announced.number} after batch {self._last_number}")
+        self._last_number = announced.number
+        self._batch = StagedBatch(announced.number, announced.blobs, announced.bytes, self._counter)
+
+    def pack(self, payload: memoryview) -> None:
+        """PACK: small blobs, many at once."""
+        batch = self._open_batch("a PACK")
+        if batch is None:
+            return
+        codec, raw_length, rest = frames.read_part(payload, MAX_RAW)
+        checksum = b""
+        if not self._by_blob:
+            checksum = bytes(rest[:DIGEST_BYTES])
+            rest = rest[DIGEST_BYTES:]
+        raw = self._raw(codec, raw_length, rest)
+        if not self._by_blob and self._new_hasher(raw).digest() != checksum:
+            self.fail(OSError(errno.EBADMSG, "a pack does not have its checksum"))
+            return
+        digests, sizes, begin = frames.read_table(raw)
+        self._check_room(batch, len(sizes), len(raw) - begin)
+        first = batch.first + batch.blobs
+        batch.add(digests, len(raw) - begin)
+        self._counter = batch.first + batch.blobs
+        try:
+            if self._by_blob:
+                self._write_checked(batch, first, raw, digests, sizes, begin)
+            else:
+                self._write(first, raw, sizes, begin)
+        except OSError as problem:
+            self.fail(problem)
+
+    def large(self, payload: memoryview) -> None:
+        """LARGE: one blob follows in pieces."""
+        announced = frames.read_large(payload)
+        batch = self._open_batch("a LARGE")
+        if batch is None:
+            self._dropping_large = True
+            return
+        self._check_room(batch, 1, announced.size)
+        partial, hasher = self._offers.take(announced)
+        room = batch.partials < _MOST_PARTIALS
+        if partial is None and announced.size > RESUMABLE and room:
+            partial = open_partial(self._ground, announced.digest)
+        batch.add(announced.digest, announced.size)
+        self._counter = batch.first + batch.blobs
+        try:
+            if partial is not None:
+                batch.add_partial(partial)
+                partial.cut(announced.offset)
+                fd = partial.fd
+            else:
+                name = batch.name(batch.blobs - 1)
+                fd = os.open(name, _CREATE, 0o644, dir_fd=self._ground.stage)
+        except OSError as problem:
+            self._dropping_large = True
+            self.fail(problem)
+        else:
+            self._large = LargeBlob(announced, fd, partial, hasher)
+
+    def data(self, payload: memoryview) -> None:
+        """DATA: the next piece."""
+        if self._dropping_large:
+            return
+        large = self._large
+        if large is None:
+            raise ProtocolError("a DATA outside a large blob")
+        raw = self._raw(*frames.read_part(payload, MAX_CHUNK))
+        try:
+            large.write(raw)
+        except OSError as problem:
+            self.fail(problem)
+
+    def end(self, payload: memoryview) -> None:
+        """END: the large blob is there, or was withdrawn."""
+        status, checksum = frames.read_end(payload)
+        if bool(checksum) != (status == COMPLETE and not self._by_blob):
+            raise ProtocolError("an END with a checksum too many or too few")
+        if self._dropping_large:
+            self._dropping_large = False
+            return
+        large, batch = self._large, self._batch
+        if large is None or batch is None:
+            raise ProtocolError("an END outside a large blob")
+        if status != COMPLETE:
+            self._leave_out(batch, large, WITHDREW)
+        elif large.result() != (large.digest if self._by_blob else checksum):
+            self._leave_out(batch, large, MISMATCH)
+        else:
+            self._large = None
+            try:
+                large.seal(self._by_file)
+            except OSError as problem:
+                self.fail(problem)
+
+    def commit(self, payload: memoryview) -> StagedBatch | None:
+        """COMMIT: the batch as it is now staged; None where it was answered already."""
+        number = frames.read_number(payload)
+        batch = self._finish(number)
+        self._batch = None
+        return batch
+
+    def abort(self, payload: memoryview) -> int | None:
+        """ABORT: its number, when it is still to be answered."""
+        number = frames.read_number(payload)
+        batch = self._finish(number)
+        if batch is None:
+            return None
+        self._batch = None
+        batch.discard(self._ground.stage, keep_partials=True)
+        return number
+
+    def offer(self, payload: memoryview) -> tuple[int, bytes]:
+        """ASK_OFFSET: from where a large blob can go on, and the hash of what is there."""
+        digest, size = frames.read_ask_offset(payload)
+        if self._large is not None or self._dropping_large:
+            raise ProtocolError("an ASK_OFFSET within a large blob")
+        if self._dropping is not None:
+            size = 0  # A disk that has just failed offers nothing.
+        return self._offers.make(digest, size)
+
+    def fail(self, problem: OSError) -> None:
+        """The batch that is being received, if any, is answered now; the rest of it is dropped."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        self._dropping = batch.number
+        if self._large is not None:
+            self._dropping_large = True
+            self._large.close()
+            self._large = None
+        self._on_failure(batch, problem)
+
+    def close(self) -> None:
+        """The connection has ended: drop what is not committed, keep what can be resumed."""
+        if self._large is not None:
+            self._large.interrupt()
+            self._large = None
+        if self._batch is not None:
+            self._batch.discard(self._ground.stage, keep_partials=True)
+            self._batch = None
+        self._offers.withdraw()
+
+    def _open_batch(self, what: str) -> StagedBatch | None:
+        if self._large is not None or self._dropping_large:
+            raise ProtocolError(f"{what} within a large blob")
+        if self._batch is None and self._dropping is None:
+            raise ProtocolError(f"{what} outside a batch")
+        return self._batch
+
+    def _finish(self, number: int) -> StagedBatch | None:
+        if self._large is not None or self._dropping_large:
+            raise ProtocolError("the end of a batch within a large blob")
+        current = self._batch.number if self._batch is not None else self._dropping
+        if number != current:
+            raise ProtocolError(f"the end of batch {number} within batch {current}")
+        self._dropping = None
+        return self._batch
+
+    def _check_room(self, batch: StagedBatch, blobs: int, size: int) -> None:
+        if batch.blobs + blobs > batch.most_blobs or batch.bytes + size > batch.most_bytes:
+            raise ProtocolError("more in a batch than it announced")
+
+    def _raw(self, codec: int, raw_length: int, part: memoryview) -> memoryview:
+        if codec == RAW:
+            if len(part) != raw_length:
+                raise ProtocolError(f"{len(part)} bytes where {raw_length} were announced")
+            return part
+        decompress = self._codecs.get(codec)
+        if decompress is None:
+            raise ProtocolError(f"codec {codec} was not offered")
+        return memoryview(decompress(part, raw_length))
+
+    def _write(self, first: int, raw: memoryview, sizes: tuple[int, ...], at: int) -> None:
+        # The inner loop: a blob is three system calls, and nothing is looked up twice.
+        open_, write, close, stage = os.open, os.write, os.close, self._ground.stage
+        by_file = self._by_file
+        number = first
+        for size in sizes:
+            fd = open_(b"%d" % number, _CREATE, 0o644, dir_fd=stage)
+            try:
+                if size:
+                    written = write(fd, raw[at : at + size])
+                    if written != size:
+                        write_all(fd, raw[at + written : at + size])
+                if by_file:
+                    os.fsync(fd)
+            finally:
+                close(fd)
+            at += size
+            number += 1
+
+    def _write_checked(
+        self,
+        batch: StagedBatch,
+        first: int,
+        raw: memoryview,
+        digests: bytes,
+        sizes: tuple[int, ...],
+        at: int,
+    ) -> None:
+        new_hasher = self._new_hasher
+        right_from, begin = 0, at
+        for index, size in enumerate(sizes):
+            digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            if new_hasher(raw[at : at + size]).digest() != digest:
+                batch.except_for(first + index - batch.first, MISMATCH, "")
+                self._write(first + right_from, raw, sizes[right_from:index], begin)
+                right_from, begin = index + 1, at + size
+            at += size
+        self._write(first + right_from, raw, sizes[right_from:], begin)
+
+    def _leave_out(self, batch: StagedBatch, large: LargeBlob, verdict: int) -> None:
+        position = batch.blobs - 1
+        batch.except_for(position, verdict, "")
+        large.close()
+        self._large = None
+        if large.partial is None:
+            with contextlib.suppress(OSError):
+                os.unlink(batch.name(position), dir_fd=self._ground.stage)
+        batch.drop_partial(position)

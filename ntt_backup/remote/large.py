@@ -1,0 +1,155 @@
+"""A blob that comes in pieces, and the offer to go on where an earlier session stopped.
+
+Constant memory whatever its size: each piece is hashed and written as it comes. A resumed blob's
+hash goes on from the state that hashing its prefix again has left, so the check at the end covers
+all of it. Used by `intake`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ntt_backup.remote.frames import RESUMABLE, Large, ProtocolError
+from ntt_backup.remote.ground import Ground
+from ntt_backup.remote.partial import Partial, open_partial
+
+if TYPE_CHECKING:
+    from ntt_backup.remote.hashing import Hasher, NewHasher
+
+_KEEP_EVERY = 64 << 20
+_READ_CHUNK = 1 << 20
+
+
+class LargeBlob:
+    """The blob that is coming in. fd: where to; that of partial, if there is one."""
+
+    def __init__(self, announced: Large, fd: int, partial: Partial | None, hasher: Hasher) -> None:
+        self.digest = announced.digest
+        self.partial = partial
+        self._size = announced.size
+        self._length = announced.offset
+        self._kept = announced.offset
+        self._fd = fd
+        self._hasher = hasher
+
+    def write(self, raw: memoryview) -> None:
+        """The next piece. Raises OSError when it cannot be stored."""
+        if self._length + len(raw) > self._size:
+            raise ProtocolError(f"more than the announced {self._size} bytes")
+        self._hasher.update(raw)
+        write_all(self._fd, raw)
+        self._length += len(raw)
+        if self.partial is not None and self._length - self._kept >= _KEEP_EVERY:
+            self.partial.keep(self._length)
+            self._kept = self._length
+
+    def result(self) -> bytes:
+        """The hash of all of it."""
+        if self._length != self._size:
+            raise ProtocolError(f"{self._length} of the announced {self._size} bytes")
+        return self._hasher.digest()
+
+    def seal(self, by_file: bool) -> None:
+        """It is whole and right. A partial file stays locked until it is placed. Raises OSError."""
+        if self.partial is not None:
+            self.partial.keep(self._length)
+            return
+        try:
+            if by_file:
+                os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+    def interrupt(self) -> None:
+        """The connection has ended within it: keep what there is, for the next one."""
+        if self.partial is not None:
+            with contextlib.suppress(OSError):
+                self.partial.keep(self._length)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it; a partial file belongs to its batch."""
+        if self.partial is None:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+
+
+class _Offer(NamedTuple):
+    """A partial file that was asked for: locked, cut to offset, hashed so far."""
+
+    digest: bytes
+    offset: int
+    partial: Partial
+    hasher: Hasher
+
+
+class Offers:
+    """The answer to the last ASK_OFFSET, for the LARGE that may follow it.
+
+    alive is called now and then while a long prefix is hashed.
+    """
+
+    def __init__(self, ground: Ground, new_hasher: NewHasher, alive: Callable[[], None]) -> None:
+        self._ground = ground
+        self._new_hasher = new_hasher
+        self._alive = alive
+        self._offer: _Offer | None = None
+
+    def make(self, digest: bytes, size: int) -> tuple[int, bytes]:
+        """From where the blob can go on, and the hash of what is there."""
+        self.withdraw()
+        hasher = self._new_hasher(b"")
+        partial = open_partial(self._ground, digest) if size > RESUMABLE else None
+        if partial is None:
+            return 0, hasher.digest()
+        try:
+            offset = min(partial.durable(), size)
+            partial.cut(offset)
+            self._hash(partial, offset, hasher)
+        except OSError:
+            # It cannot be read: then it is no head start.
+            partial.remove()
+            return 0, self._new_hasher(b"").digest()
+        self._offer = _Offer(digest, offset, partial, hasher)
+        return offset, hasher.digest()
+
+    def take(self, announced: Large) -> tuple[Partial | None, Hasher]:
+        """The partial file to go on with, if one was offered for this blob, and the hash so far."""
+        offer = self._offer
+        if offer is None or offer.digest != announced.digest:
+            self.withdraw()
+            if announced.offset:
+                raise ProtocolError(f"offset {announced.offset} was not offered for this blob")
+            return None, self._new_hasher(b"")
+        if announced.offset not in (0, offer.offset):
+            raise ProtocolError(f"offset {announced.offset} where {offer.offset} was offered")
+        self._offer = None
+        hasher = offer.hasher if announced.offset else self._new_hasher(b"")
+        return offer.partial, hasher
+
+    def withdraw(self) -> None:
+        """Nobody wanted it."""
+        offer, self._offer = self._offer, None
+        if offer is not None and offer.offset:
+            offer.partial.close()
+        elif offer is not None:
+            offer.partial.remove()
+
+    def _hash(self, partial: Partial, length: int, hasher: Hasher) -> None:
+        at = 0
+        while at < length:
+            chunk = os.pread(partial.fd, min(_READ_CHUNK, length - at), at)
+            if not chunk:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            hasher.update(chunk)
+            at += len(chunk)
+            self._alive()
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,100 @@
+"""The receiver as a program: its banner, its options, and what becomes of a defect.
+
+It starts in two ways. Sent along with the connection, the loader calls `serve` with nothing
+restricted: whoever can do that has a shell there anyway. Installed as a forced command
+(`ntt-backup-receive`), `main` reads from its own command line what the client may do; what the
+client asked ssh to run is not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ntt_backup import __version__
+from ntt_backup.remote import codec, frames, hashing
+from ntt_backup.remote.receiver import ALLOWED, Receiver, Terms, describe
+
+_IDLE_SECONDS = 3600.0
+_PIPE_BYTES = 1 << 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`ntt-backup-receive`, for the command="..." of a line in authorized_keys."""
+    parser = argparse.ArgumentParser(
+        prog="ntt-backup-receive",
+        description="Receive blobs from ntt-backup-remote on standard input.",
+    )
+    parser.add_argument("--root", required=True, help="the only directory it works in")
+    parser.add_argument(
+        "--allow",
+        type=_words,
+        default=frozenset(("put", "list", "verify", "get")),
+        help="what a client may do: " + ",".join(ALLOWED),
+    )
+    parser.add_argument("--idle-timeout", type=float, default=_IDLE_SECONDS, metavar="SECONDS")
+    options = parser.parse_args(argv)
+    return serve(options.root, options.allow, options.idle_timeout)
+
+
+def serve(
+    root: str | None = None,
+    allow: frozenset[str] = frozenset(ALLOWED),
+    idle_timeout: float = _IDLE_SECONDS,
+) -> int:
+    """Greet, and serve one session on standard input and output; the exit status."""
+    terms = Terms(root, allow, idle_timeout, hashing.available(), codec.available())
+    os.umask(0o022)
+    _widen(0)
+    os.write(1, _banner(terms))
+    for fd in (0, 1):
+        os.set_blocking(fd, False)
+    receiver = Receiver(terms, 0, 1)
+    try:
+        return receiver.run()
+    except Exception as problem:  # noqa: BLE001 - the client must hear of any defect
+        traceback.print_exc()
+        os.set_blocking(1, True)
+        try:
+            os.write(1, frames.error("internal", describe(problem)))
+        except OSError:
+            return 1
+        return 1
+    finally:
+        for fd in (0, 1):
+            os.set_blocking(fd, True)
+
+
+def _banner(terms: Terms) -> bytes:
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    hashes = {number: name for name, number in frames.HASHES.items()}
+    codecs = {number: name for name, number in frames.CODECS.items()}
+    facts = {
+        "version": __version__,
+        "python": python,
+        "hash": ",".join(hashes[number] for number in terms.hashes),
+        "codec": ",".join(codecs[number] for number in terms.codecs),
+        "allow": ",".join(word for word in ALLOWED if word in terms.allow),
+    }
+    words = " ".join(f"{name}={value}" for name, value in facts.items())
+    return f"\nNTT-RECEIVE {frames.PROTOCOL} {words}\n".encode("ascii")
+
+
+def _words(text: str) -> frozenset[str]:
+    words = frozenset(text.split(","))
+    if not words <= frozenset(ALLOWED):
+        raise argparse.ArgumentTypeError(f"any of {','.join(ALLOWED)}")
+    return words
+
+
+def _widen(fd: int) -> None:
+    """A larger pipe saves system calls; a socket, or a user's limit, keeps its own size."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)
+    except OSError:
+        return

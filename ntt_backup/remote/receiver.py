@@ -1,0 +1,331 @@
+"""The receiving end of a session: one loop that reads frames, and never waits for a disk.
+
+Frames come in on one descriptor and answers go out on another, both without blocking; what takes
+long is a sync, and that runs in a thread of its own (`barrier`), which ends with a byte on a pipe.
+So the link is kept busy while earlier batches settle. All that can grow is bounded: the inbox, the
+batches without a receipt, the answers nobody reads. `docs/protocol.md` is the contract.
+
+Called by `program`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ntt_backup.remote import frames
+from ntt_backup.remote.barrier import Barrier
+from ntt_backup.remote.frames import NAME_ALPHABET, ProtocolError
+from ntt_backup.remote.ground import Ground, Refusal, words
+from ntt_backup.remote.inbox import Inbox
+from ntt_backup.remote.intake import Intake
+from ntt_backup.remote.place import Places
+from ntt_backup.remote.settle import Settling
+from ntt_backup.remote.staged import StagedBatch
+from ntt_backup.remote.syscalls import can_syncfs
+
+if TYPE_CHECKING:
+    from ntt_backup.remote.codec import Decompress
+    from ntt_backup.remote.hashing import NewHasher
+
+ALLOWED = ("put", "list", "verify", "get", "replace")
+
+_BUSY_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 10.0
+# Answers that the client does not read; beyond this nothing more is read from it either.
+_UNREAD_ANSWERS = 1 << 20
+_OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
+_FAMILIES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
+
+
+class Terms(NamedTuple):
+    """What a receiver may do, and has. root: the only one that may be asked for; None for any."""
+
+    root: str | None
+    allow: frozenset[str]
+    idle_timeout: float
+    hashes: dict[int, NewHasher]
+    codecs: dict[int, Decompress]
+
+
+class Receiver:
+    """One session between the banner and the end of the connection."""
+
+    def __init__(self, terms: Terms, reading: int, writing: int) -> None:
+        self._terms = terms
+        self._reading = reading
+        self._writing = writing
+        self._inbox = Inbox(frames.TO_RECEIVER)
+        self._outbox = bytearray()
+        self._deaf = False  # Nobody takes our answers any more.
+        self._ended = False
+        self._moved = time.monotonic()
+        self._spoke = self._moved
+        self._wake, self._wake_end = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._ground: Ground | None = None
+        self._barrier: Barrier | None = None
+        self._intake: Intake
+        self._settling: Settling
+        self._handlers: dict[int, Callable[[memoryview], None]] = {frames.HELLO: self._hello}
+
+    def run(self) -> int:
+        """The session; the exit status. Nothing of it stays in the stage, however it ends."""
+        refusal: Refusal | None = None
+        try:
+            try:
+                self._loop()
+            except Refusal as found:
+                refusal = found
+            except ProtocolError as found:
+                refusal = Refusal("protocol", str(found))
+            self._finish()
+        finally:
+            if self._ground is not None:
+                self._ground.leave()
+        if refusal is not None:
+            self._say(frames.error(refusal.code, refusal.text))
+        self._last_words()
+        os.close(self._wake)
+        os.close(self._wake_end)
+        return 0 if refusal is None else 1
+
+    def _loop(self) -> None:
+        while not self._ended:
+            if self._barrier is not None:
+                self._settling.advance()
+                if self._settling.full:
+                    self._wait(reading=False)
+                    continue
+            if len(self._outbox) > _UNREAD_ANSWERS:
+                self._wait(reading=False)
+                continue
+            found = self._inbox.next()
+            if found is not None:
+                self._take(*found)
+            elif not self._read():
+                self._wait(reading=True)
+
+    def _finish(self) -> None:
+        """What is committed is settled, whether or not anyone still listens."""
+        if self._barrier is None:
+            return
+        self._intake.close()
+        self._settling.advance()
+        while self._settling.unsettled:
+            self._wait(reading=False)
+            self._settling.advance()
+        self._barrier.stop()
+
+    def _take(self, kind: int, payload: memoryview) -> None:
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"a frame of type {kind} is not expected here")
+        handler(payload)
+
+    # --- the frames
+
+    def _hello(self, payload: memoryview) -> None:
+        asked = frames.read_fields(payload)
+        protocol = asked.get("protocol")
+        if protocol != frames.PROTOCOL:
+            raise Refusal("protocol", f"protocol {protocol} is not spoken here")
+        root, owner, run, slot = (_text(asked, name) for name in ("root", "owner", "run", "slot"))
+        for name, value, most, alphabet in (
+            ("owner", owner, 32, _OWNER_ALPHABET),
+            ("run", run, 64, NAME_ALPHABET),
+            ("slot", slot, 32, NAME_ALPHABET),
+        ):
+            if not 1 <= len(value) <= most or not alphabet.issuperset(value):
+                raise ProtocolError(f"{name} is not a name")
+        for name, choices in _FAMILIES.items():
+            if asked.get(name) not in choices:
+                raise ProtocolError(f"{name} is none of {', '.join(choices)}")
+        kind = frames.HASHES[_text(asked, "hash")]
+        if kind not in self._terms.hashes:
+            raise ProtocolError("a hash that was not offered")
+        if self._terms.root is not None and not _same_path(root, self._terms.root):
+            raise Refusal("refused", f"this receiver is for {self._terms.root} only")
+        by_file = asked["sync"] == "fsync" or not can_syncfs()
+        self._begin(Ground(root, owner, run, slot, bool(asked.get("create"))), kind, by_file)
+
+    def _begin(self, ground: Ground, kind: int, by_file: bool) -> None:
+        self._ground = ground
+        may_replace = kind == frames.BLAKE3 or "replace" in self._terms.allow
+        barrier = Barrier(ground, by_file, self._wake_end)
+        self._settling = Settling(
+            barrier,
+            Places(ground, may_replace, by_file),
+            ground.stage,
+            kind,
+            lambda receipt: self._say(frames.receipt(receipt)),
+            self._sync_failed,
+        )
+        self._intake = Intake(
+            ground,
+            kind,
+            self._terms.hashes[kind],
+            self._terms.codecs,
+            by_file,
+            self._alive,
+            self._settling.fail,
+        )
+        self._barrier = barrier
+        self._handlers = {frames.PING: self._ping, frames.BYE: self._bye}
+        if "put" in self._terms.allow:
+            self._handlers.update(
+                {
+                    frames.BATCH: self._intake.begin,
+                    frames.PACK: self._intake.pack,
+                    frames.LARGE: self._intake.large,
+                    frames.DATA: self._intake.data,
+                    frames.END: self._intake.end,
+                    frames.COMMIT: self._commit,
+                    frames.ABORT: self._abort,
+                    frames.ASK_OFFSET: self._ask_offset,
+                }
+            )
+        else:
+            self._handlers[frames.BATCH] = _not_allowed
+        free, total = ground.free()
+        system = os.uname()
+        self._say(
+            frames.fields(
+                frames.READY,
+                {
+                    "free_bytes": free,
+                    "total_bytes": total,
+                    "clock_us": int(time.time() * 1e6),
+                    "system": f"{system.sysname} {system.release}",
+                    "sync": "fsync" if by_file else "syncfs",
+                    "placed": int(ground.placed),
+                },
+            )
+        )
+
+    def _commit(self, payload: memoryview) -> None:
+        if self._ground is None or not self._ground.placed:
+            raise Refusal("gone", "by-hash is gone: is its disk mounted?")
+        batch: StagedBatch | None = self._intake.commit(payload)
+        if batch is not None:
+            self._settling.commit(batch)
+
+    def _abort(self, payload: memoryview) -> None:
+        number = self._intake.abort(payload)
+        if number is not None:
+            self._say(frames.numbered(frames.ABORTED, number))
+
+    def _ask_offset(self, payload: memoryview) -> None:
+        self._say(frames.offset(*self._intake.offer(payload)))
+
+    def _ping(self, payload: memoryview) -> None:
+        self._say(frames.frame(frames.PONG, payload))
+
+    def _bye(self, payload: memoryview) -> None:
+        if not self._intake.between_batches:
+            raise ProtocolError("a BYE within a batch")
+        if self._inbox.waiting:
+            raise ProtocolError("more after a BYE")
+        self._ended = True
+
+    def _sync_failed(self, problem: OSError) -> None:
+        self._intake.fail(problem)
+
+    # --- the descriptors
+
+    def _alive(self) -> None:
+        """Called while one frame takes long: others' receipts go out, and a sign of life."""
+        if self._barrier is not None:
+            self._settling.advance()
+        if time.monotonic() - self._spoke >= _BUSY_SECONDS:
+            self._say(frames.frame(frames.BUSY))
+
+    def _say(self, frame: bytes) -> None:
+        self._outbox += frame
+        self._spoke = time.monotonic()
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and not self._deaf:
+            try:
+                sent = os.write(self._writing, self._outbox)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._deaf = True
+                break
+            del self._outbox[:sent]
+            self._moved = time.monotonic()
+        if self._deaf:
+            self._outbox.clear()
+
+    def _read(self) -> bool:
+        """Take what is there; False where nothing is."""
+        try:
+            count = os.readv(self._reading, [self._inbox.space()])
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        if count == 0:
+            self._ended = True
+            return True
+        self._inbox.filled(count)
+        return True
+
+    def _wait(self, reading: bool) -> None:
+        """Until a descriptor can go on. Raises Refusal when nothing has moved for too long."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if reading:
+            poll.register(self._reading, select.POLLIN)
+        if self._outbox:
+            poll.register(self._writing, select.POLLOUT)
+        ready = poll.poll(min(_BUSY_SECONDS, self._terms.idle_timeout) * 1000)
+        now = time.monotonic()
+        for fd, _ in ready:
+            if fd == self._wake:
+                os.read(self._wake, 64)
+            elif fd == self._writing:
+                self._flush()
+        if any(fd != self._wake for fd, _ in ready):
+            self._moved = now
+        if self._barrier is not None and self._settling.unsettled:
+            self._moved = now
+            if now - self._spoke >= _BUSY_SECONDS and not self._outbox:
+                self._say(frames.frame(frames.BUSY))
+        if now - self._moved > self._terms.idle_timeout:
+            raise Refusal("idle", f"nothing was heard for {self._terms.idle_timeout:.0f} s")
+
+    def _last_words(self) -> None:
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._outbox and time.monotonic() < deadline:
+            poll = select.poll()
+            poll.register(self._writing, select.POLLOUT)
+            poll.poll(_LAST_WORDS_SECONDS * 1000)
+            self._flush()
+
+
+def describe(problem: BaseException) -> str:
+    """What a defect of ours is told as; the rest goes to standard error."""
+    if isinstance(problem, OSError):
+        return words(problem)
+    return f"{type(problem).__name__}: {problem}"
+
+
+def _text(asked: dict[str, frames.Field], name: str) -> str:
+    value = asked.get(name)
+    if not isinstance(value, str):
+        raise ProtocolError(f"{name} is missing")
+    return value
+
+
+def _same_path(asked: str, allowed: str) -> bool:
+    return os.path.normpath(asked) == os.path.normpath(allowed)
+
+
+def _not_allowed(payload: memoryview) -> None:
+    raise Refusal("refused", "this receiver takes no blobs (--allow)")

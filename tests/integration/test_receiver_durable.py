@@ -1,0 +1,441 @@
+"""What is answered is on the disk, what is visible is complete, and a failing disk is told of.
+
+strace shows the order of the system calls, and makes single ones fail: a disk that fails in a sync,
+a kernel that lacks a call.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.remote import frames
+from ntt_backup.remote.frames import Receipt
+from tests.far_side import (
+    FarSide,
+    assert_complete,
+    digest_of,
+    forced_command,
+    litter,
+    names_under,
+    place_of,
+    put,
+)
+
+MIB = 1 << 20
+_LINE = re.compile(r"^\d+ +(<\.\.\. )?(\w+)")
+
+Trace = Callable[..., list[str]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def trace(root: Path, tmp_path: Path) -> Trace:
+    """The start of a command that runs the receiver under strace; options are strace's."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    tried = subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True)
+    if tried.returncode != 0:
+        pytest.skip(f"no ptrace here: {tried.stderr.decode()[-100:]}")
+
+    def command(*options: str) -> list[str]:
+        receiver = forced_command("--root", str(root), "--allow", "put,replace")
+        return ["strace", "-f", "-o", str(tmp_path / "trace"), *options, *receiver]
+
+    return command
+
+
+class Events:
+    """Begins and ends of system calls in the order strace saw them."""
+
+    def __init__(self, trace: Path) -> None:
+        self.lines = trace.read_text().splitlines()
+
+    def first(self, call: str, text: str, after: int = -1, ended: bool = True) -> int:
+        """The line where the first such call after that line ends, or begins."""
+        return next(at for at in self._all(call, text, ended) if at > after)
+
+    def last(self, call: str, text: str, before: int, ended: bool = True) -> int:
+        return max(at for at in self._all(call, text, ended) if at < before)
+
+    def count(self, call: str, text: str, after: int, before: int) -> int:
+        return sum(after < at < before for at in self._all(call, text, ended=True))
+
+    def _all(self, call: str, text: str, ended: bool) -> Iterator[int]:
+        begun: dict[str, bool] = {}
+        for at, line in enumerate(self.lines):
+            match = _LINE.match(line)
+            if match is None or match[2] != call:
+                continue
+            thread = line.split()[0]
+            if match[1]:  # The end of a call that began above.
+                if ended and begun.pop(thread, False):
+                    yield at
+                continue
+            if text in line:
+                unfinished = line.endswith("<unfinished ...>")
+                begun[thread] = unfinished
+                if not ended or not unfinished:
+                    yield at
+
+
+def failed(receipt: Receipt) -> str:
+    """The reason for which nothing of the batch counts."""
+    assert receipt.outcome == frames.FAILED
+    assert receipt.stored == 0
+    (exception,) = receipt.exceptions
+    return exception.text
+
+
+def lock_only(root: Path) -> bool:
+    """Nothing but the living session's lock lies in its stage."""
+    (stage, lock) = litter(root)
+    return lock == f"{stage}/lock"
+
+
+# --- the order
+
+
+def test_written_synced_named_synced_answered(trace: Trace, root: Path, tmp_path: Path) -> None:
+    with FarSide(root, trace("-y", "-e", "trace=write,syncfs,renameat2")) as far:
+        assert far.hello()["sync"] == "syncfs"
+        far.write(far.batch(1, [b"a", b"b", b"c"]))
+        assert far.receipt().stored == 3
+        assert far.bye() == 0
+    seen = Events(tmp_path / "trace")
+    ready = seen.first("write", "free_bytes")
+    named = seen.first("renameat2", "", ready, ended=False)
+    receipt = seen.first("write", "(1<", ready, ended=False)
+    written = seen.last("write", ".ntt-incoming", named)
+    first = seen.first("syncfs", "", written, ended=False)
+    last_named = seen.last("renameat2", "", receipt)
+    second = seen.first("syncfs", "", last_named, ended=False)
+
+    assert written < first <= seen.first("syncfs", "", first - 1) < named
+    assert last_named < second <= seen.first("syncfs", "", second - 1) < receipt
+    assert seen.count("write", ".ntt-incoming", ready, first) == 3
+    assert seen.count("renameat2", "", ready, receipt) == 3
+    assert seen.count("syncfs", "", ready, receipt) == 2
+
+
+def test_without_syncfs_every_file_and_directory_is_synced(
+    trace: Trace, root: Path, tmp_path: Path
+) -> None:
+    kept = put(root, digest_of(b"kept"), b"kept")
+    with FarSide(root, trace("-y", "-e", "trace=write,close,fsync,syncfs,renameat2")) as far:
+        assert far.hello(sync="fsync")["sync"] == "fsync"
+        far.write(far.batch(1, [b"a", b"b", b"kept"]))
+        assert far.receipt().stored == 2
+        assert far.bye() == 0
+    seen = Events(tmp_path / "trace")
+    ready = seen.first("write", "free_bytes")
+    named = seen.first("renameat2", "", ready, ended=False)
+    receipt = seen.first("write", "(1<", ready, ended=False)
+    last_named = seen.last("renameat2", "", receipt)
+
+    assert seen.count("fsync", ".ntt-incoming", ready, named) == 3
+    assert seen.count("fsync", str(kept), named, receipt) == 1
+    for content in (b"a", b"b", b"kept"):
+        path = place_of(root, digest_of(content))
+        for directory in (path.parent, path.parent.parent, root / "by-hash"):
+            assert seen.count("fsync", f"{directory}>", last_named, receipt) == 1
+    assert not seen.count("syncfs", "", -1, receipt)
+
+
+def test_one_sync_serves_many_batches(trace: Trace, root: Path, tmp_path: Path) -> None:
+    # Each sync takes long enough for the batches behind it to come in.
+    slow = ("-e", "inject=syncfs:delay_enter=200000")
+    with FarSide(root, trace("-y", "-e", "trace=write,syncfs", *slow)) as far:
+        far.hello()
+        for number in range(8):
+            far.write(far.batch(number, [b"%d" % number]))
+        receipts = [far.receipt() for _ in range(8)]
+        assert far.bye() == 0
+    assert [receipt.number for receipt in receipts] == list(range(8))
+    seen = Events(tmp_path / "trace")
+    assert seen.count("syncfs", "", -1, len(seen.lines)) <= 4
+
+
+# --- a disk that fails
+
+
+@pytest.mark.parametrize("name", ["EIO", "ENOSPC", "EDQUOT"])
+@pytest.mark.parametrize(("when", "visible"), [(1, set()), (2, {"a", "b"})])
+def test_a_sync_that_fails_is_no_receipt(
+    trace: Trace, root: Path, name: str, when: int, visible: set[str]
+) -> None:
+    with FarSide(root, trace("-e", f"inject=syncfs:error={name}:when={when}")) as far:
+        far.hello()
+        far.write(far.batch(1, [b"a", b"b"]))
+
+        assert failed(far.receipt()).startswith(f"{name}: ")
+
+        assert names_under(root) == {digest_of(text.encode()).hex() for text in visible}
+        assert lock_only(root)
+        far.write(far.batch(2, [b"a", b"c"]))
+        assert far.receipt().outcome == frames.SETTLED
+        assert far.bye() == 0
+    assert_complete(root)
+
+
+def test_a_sync_that_fails_fails_what_was_written_meanwhile_too(trace: Trace, root: Path) -> None:
+    # The system tells of a lost page once, and not whose it was.
+    slow = "inject=syncfs:error=EIO:when=1:delay_exit=1000000"
+    with FarSide(root, trace("-e", slow)) as far:
+        far.hello()
+        far.write(far.batch(1, [b"a"]))
+        far.write(far.batch(2, [b"b"]))
+        far.write(frames.batch(3, 2, 2) + far.pack([b"c"]))
+        assert far.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+
+        receipts = [far.receipt() for _ in range(3)]
+
+        assert sorted(receipt.number for receipt in receipts) == [1, 2, 3]
+        assert all(failed(receipt).startswith("EIO: ") for receipt in receipts)
+        far.write(far.pack([b"d"]) + frames.numbered(frames.COMMIT, 3))
+        far.write(far.batch(4, [b"e"]))
+        assert far.receipt().stored == 1
+    assert names_under(root) == {digest_of(b"e").hex()}
+
+
+@pytest.mark.parametrize("name", ["EDQUOT", "ENOSPC", "EACCES", "EROFS", "EIO"])
+@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
+def test_no_room_for_a_directory(trace: Trace, root: Path, name: str, hashed: str) -> None:
+    # The fourth directory: after by-hash, .ntt-incoming and the stage.
+    with FarSide(root, trace("-e", f"inject=mkdirat,mkdir:error={name}:when=4")) as far:
+        far.hello(hash=hashed)
+        far.write(far.batch(1, [b"a", b"b"]))
+        assert failed(far.receipt()).startswith(f"{name}: ")
+        assert lock_only(root)
+        far.write(far.batch(2, [b"a", b"b"]))
+        assert far.receipt().stored == 2
+
+
+def test_one_name_that_may_not_be_given(trace: Trace, root: Path) -> None:
+    # As for a name in a directory that was made immutable.
+    refusing = ("-e", "inject=renameat2:error=EPERM:when=1", "-e", "inject=linkat:error=EPERM")
+    rename = ("-e", "inject=renameat:error=EPERM:when=1")
+    with FarSide(root, trace(*refusing, *rename)) as far:
+        far.hello()
+        far.write(far.batch(1, [b"a", b"b"]))
+        receipt = far.receipt()
+        assert [exception.verdict for exception in receipt.exceptions] == [frames.REFUSED]
+        assert receipt.exceptions[0].text.startswith("EPERM: ")
+        assert receipt.stored == 1
+        assert lock_only(root)
+
+
+# --- a system that lacks something
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        ["openat2:error=ENOSYS"],
+        ["openat2:error=EPERM"],
+        ["renameat2:error=ENOSYS"],
+        ["renameat2:error=EINVAL"],
+        ["renameat2:error=EINVAL", "linkat:error=EPERM"],
+        ["renameat2:error=ENOSYS", "linkat:error=EOPNOTSUPP", "openat2:error=ENOSYS"],
+    ],
+    ids=" ".join,
+)
+def test_an_older_kernel_or_a_simpler_file_system(
+    trace: Trace, root: Path, tmp_path: Path, lacking: list[str]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    contents = [b"new", b"right", b"wrong", b"link", b"strange"]
+    put(root, digest_of(b"right"), b"right")
+    put(root, digest_of(b"wrong"), b"WRONG")
+    place_of(root, digest_of(b"link")).parent.mkdir(parents=True)
+    place_of(root, digest_of(b"link")).symlink_to(outside)
+    strange = place_of(root, digest_of(b"strange")).parent
+    strange.parent.mkdir(parents=True)
+    strange.symlink_to(outside)
+    options = [part for call in lacking for part in ("-e", f"inject={call}")]
+    with FarSide(root, trace(*options)) as far:
+        far.hello()
+        far.write(far.batch(1, contents))
+
+        receipt = far.receipt()
+
+        assert {exception[:2] for exception in receipt.exceptions} == {
+            (1, frames.PRESENT),
+            (2, frames.REPLACED),
+            (3, frames.REPLACED),
+            (4, frames.REFUSED),
+        }
+        assert receipt.stored == 1
+        assert lock_only(root)
+        assert far.bye() == 0
+    assert list(outside.iterdir()) == []
+    for content in contents[:4]:
+        assert place_of(root, digest_of(content)).read_bytes() == content
+
+
+# --- a disk that is full, or read-only
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount a small file system in memory, with these options."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        place = tmp_path / f"disk{len(mounted)}"
+        place.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True
+        )
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def large(far: FarSide, number: int, content: bytes) -> bytes:
+    return b"".join(
+        [
+            frames.batch(number, 1, len(content)),
+            frames.large(digest_of(content), len(content), 0),
+            *far.pieces(content),
+            far.end(content),
+            frames.numbered(frames.COMMIT, number),
+        ]
+    )
+
+
+@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
+@pytest.mark.parametrize("size", [300, 3000, 100_000, MIB, 3 * MIB, frames.RESUMABLE + MIB])
+def test_a_disk_that_fills_up(
+    disk: Callable[[str], Path], tmp_path: Path, size: int, hashed: str
+) -> None:
+    room = max(4 * MIB, 3 * size)
+    root = disk(f"size={room}")
+    count = min(3000, room // size + 20)
+    contents = [number.to_bytes(4, "big") + os.urandom(100) for number in range(count)]
+    contents = [(seed * (size // len(seed) + 1))[:size] for seed in contents[: max(count, 2)]]
+    per_batch = max(1, min(1000, MIB // size))
+    ballast = root / "ballast"
+    ballast.write_bytes(bytes(room // 2))
+    with FarSide(root) as far:
+        far.hello(hash=hashed)
+        outcomes = []
+        parts = [contents[at : at + per_batch] for at in range(0, len(contents), per_batch)]
+        for number, part in enumerate(parts):
+            one_large = size > MIB
+            far.write(large(far, number, part[0]) if one_large else far.batch(number, part))
+            outcomes.append(far.receipt())
+            assert_complete(root)
+            if outcomes[-1].outcome == frames.FAILED:
+                break
+        assert failed(outcomes[-1]).startswith("ENOSPC: ")
+        assert all(receipt.outcome == frames.SETTLED for receipt in outcomes[:-1])
+        left = [path for path in litter(root) if path != "partial" and "." in path]
+        assert len(left) == 2, left  # The stage and its lock.
+        assert len(litter(root)) - len(left) <= 1
+
+        ballast.unlink()
+        far.write(large(far, 9999, part[0]) if one_large else far.batch(9999, part))
+        assert far.receipt().outcome == frames.SETTLED
+        assert far.bye() == 0
+    assert_complete(root)
+    assert not (root / ".ntt-incoming").exists()
+
+
+def test_a_file_system_without_a_free_inode(disk: Callable[[str], Path]) -> None:
+    root = disk("size=4m,nr_inodes=40")
+    with FarSide(root) as far:
+        far.hello()
+        far.write(far.batch(1, [b"%d" % number for number in range(100)]))
+        assert failed(far.receipt()).startswith("ENOSPC: ")
+        assert lock_only(root)
+        far.write(far.batch(2, [b"one"]))
+        assert far.receipt().stored == 1
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_file_system_that_is_read_only(disk: Callable[[str], Path], prepared: bool) -> None:
+    root = disk("size=1m")
+    if prepared:
+        (root / "by-hash").mkdir()
+        (root / ".ntt-incoming").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", root], check=True)
+    with FarSide(root) as far:
+        far.write(frames.fields(frames.HELLO, far.hello_fields()))
+        code, text = far.error()
+    assert code == "storage"
+    assert text.startswith("EROFS: ")
+
+
+def test_by_hash_on_another_file_system_is_told_at_once(disk: Callable[[str], Path]) -> None:
+    by_hash = disk("size=1m")
+    root = by_hash.parent / "root"
+    root.mkdir()
+    (root / "by-hash").mkdir()
+    subprocess.run(["mount", "--bind", by_hash, root / "by-hash"], check=True)
+    try:
+        with FarSide(root) as far:
+            far.write(frames.fields(frames.HELLO, far.hello_fields()))
+            code, text = far.error()
+    finally:
+        subprocess.run(["umount", "-l", root / "by-hash"], check=True)
+    assert code == "place"
+    assert "another file system" in text
+
+
+# --- killed
+
+
+@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
+def test_killed_at_any_moment_it_leaves_only_what_is_complete(root: Path, hashed: str) -> None:
+    chance = random.Random(f"kill -9 {hashed}")
+    contents = [chance.randbytes(chance.choice([10, 3000, 60_000])) for _ in range(400)]
+    answered: set[str] = set()
+    for turn in range(12):
+        with FarSide(root) as far:
+            far.hello(hash=hashed)
+            said = b"".join(
+                far.batch(number, contents[at : at + 20])
+                for number, at in enumerate(range(0, len(contents), 20))
+            )
+            cut = chance.randrange(len(said))
+            answers = chance.randrange(said.count(frames.head(frames.COMMIT, 4), 0, cut) + 1)
+            far.write(said[:cut])
+            for _ in range(answers):
+                receipt = far.receipt()
+                assert receipt.outcome == frames.SETTLED
+                blobs = contents[receipt.number * 20 : receipt.number * 20 + 20]
+                answered.update(digest_of(content).hex() for content in blobs)
+            far.child.kill()
+            far.child.wait()
+        assert_complete(root)
+        assert answered <= names_under(root), turn
+    assert answered
+    with FarSide(root) as far:
+        far.hello(hash=hashed)
+        assert lock_only(root)
+        for number, at in enumerate(range(0, len(contents), 20)):
+            far.write(far.batch(number, contents[at : at + 20]))
+            assert far.receipt().outcome == frames.SETTLED
+        assert far.bye() == 0
+    assert names_under(root) == {digest_of(content).hex() for content in contents}
+    assert not (root / ".ntt-incoming").exists()

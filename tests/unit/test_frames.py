@@ -1,0 +1,227 @@
+"""The layouts of the stream protocol: what goes in comes out, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.remote import frames
+from ntt_backup.remote.frames import Exceptional, ProtocolError, Receipt
+from ntt_backup.remote.inbox import Inbox
+
+U32 = st.integers(0, 2**32 - 1)
+DIGEST = st.binary(min_size=32, max_size=32)
+EXCEPTIONS = st.builds(
+    Exceptional, U32, st.integers(frames.PRESENT, frames.WITHDREW), st.text(max_size=400)
+)
+READERS = [
+    frames.read_fields,
+    frames.read_receipt,
+    frames.read_error,
+    lambda data: frames.read_table(memoryview(data)),
+    lambda data: frames.read_part(memoryview(data), frames.MAX_RAW) if len(data) >= 5 else None,
+    lambda data: frames.read_end(data) if data else None,
+]
+
+
+def payload(frame: bytes) -> bytes:
+    return frame[frames.HEADER.size :]
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers(-(10**17), 10**18), max_size=8))
+def test_fields_come_back_as_they_went(values: dict[str, str | int]) -> None:
+    assert frames.read_fields(payload(frames.fields(frames.HELLO, values))) == values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        "{",
+        '{"a":[1]}',
+        '{"a":{"b":1}}',
+        '{"a":1.5}',
+        '{"a":NaN}',
+        '{"a":null}',
+        '{"a":1,"a":2}',
+        '{"a":' + "9" * 20 + "}",
+        '{"a":' * 3000,
+        "[" * 60_000,
+        "\xff",
+    ],
+)
+def test_fields_that_are_not_flat_are_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        frames.read_fields(text.encode("latin-1"))
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=20))
+def test_a_packs_table_comes_back_as_it_went(contents: list[bytes]) -> None:
+    digests = [bytes([index]) * 32 for index in range(len(contents))]
+    raw = frames.table(digests, [len(content) for content in contents]) + b"".join(contents)
+
+    joined, sizes, begin = frames.read_table(memoryview(raw))
+
+    assert joined == b"".join(digests)
+    assert list(sizes) == [len(content) for content in contents]
+    assert raw[begin:] == b"".join(contents)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\0\0\0",
+        struct.pack("!I", 0),
+        struct.pack("!I", 1),
+        struct.pack("!I", 2**32 - 1) + bytes(100),
+        struct.pack("!I", 1) + bytes(32) + struct.pack("!I", 5) + b"four",
+        struct.pack("!I", 1) + bytes(32) + struct.pack("!I", 4) + b"fives",
+        struct.pack("!I", 1) + bytes(32) + struct.pack("!I", 2**20 + 1) + bytes(2**20 + 1),
+    ],
+    ids=["empty", "short", "none", "no table", "absurd", "too few", "too many", "too large"],
+)
+def test_a_pack_that_does_not_add_up_is_refused(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        frames.read_table(memoryview(raw))
+
+
+@given(U32, st.sampled_from([frames.SETTLED, frames.FAILED]), st.lists(EXCEPTIONS, max_size=20))
+def test_a_receipt_comes_back_with_its_texts_on_one_line(
+    number: int, outcome: int, exceptions: list[Exceptional]
+) -> None:
+    sent = Receipt(number, outcome, frames.BLAKE3, 17, exceptions)
+
+    found = frames.read_receipt(payload(frames.receipt(sent)))
+
+    assert found[:4] == sent[:4]
+    assert [e[:2] for e in found.exceptions] == [e[:2] for e in exceptions]
+    for exception in found.exceptions:
+        assert len(exception.text.encode()) <= 3 * frames.MAX_TEXT
+        assert exception.text.isprintable()
+
+
+def test_the_largest_receipt_fits_its_frame() -> None:
+    text = "x" * 1000
+    exceptions = [Exceptional(at, frames.REFUSED, text) for at in range(frames.MAX_BLOBS)]
+
+    data = payload(frames.receipt(Receipt(1, frames.SETTLED, frames.SHA256, 0, exceptions)))
+
+    assert len(data) <= frames.MAX_PAYLOAD
+    assert len(frames.read_receipt(data).exceptions) == frames.MAX_BLOBS
+
+
+@given(DIGEST, st.integers(0, frames.MAX_BLOB), st.data())
+def test_a_large_blobs_head_comes_back(digest: bytes, size: int, data: st.DataObject) -> None:
+    offset = data.draw(st.integers(0, size))
+    assert frames.read_large(payload(frames.large(digest, size, offset))) == (digest, size, offset)
+
+
+@pytest.mark.parametrize(("size", "offset"), [(5, 6), (2**64 - 1, 0), (2**60 + 1, 0)])
+def test_a_large_blob_that_cannot_be_is_refused(size: int, offset: int) -> None:
+    with pytest.raises(ProtocolError):
+        frames.read_large(payload(frames.large(bytes(32), size, offset)))
+
+
+@pytest.mark.parametrize("blobs", [0, frames.MAX_BLOBS + 1, 2**32 - 1])
+def test_a_batch_of_too_many_blobs_is_refused(blobs: int) -> None:
+    with pytest.raises(ProtocolError):
+        frames.read_batch(payload(frames.batch(1, blobs, 0)))
+
+
+def test_an_errors_control_characters_are_not_shown() -> None:
+    frame = frames.frame(frames.ERROR, b"storage\0a\x1b[2Jb\xff")
+    assert frames.read_error(payload(frame)) == ("storage", "a?[2Jb\\xff")
+
+
+@given(st.sampled_from(READERS), st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_a_protocol_error(reader: Any, data: bytes) -> None:
+    try:
+        reader(data)
+    except ProtocolError:
+        pass
+    except struct.error:
+        # Shorter than any length that the inbox lets through.
+        assert len(data) < frames.TO_CLIENT[frames.RECEIPT][0]
+
+
+# --- the inbox
+
+FRAMES = st.lists(
+    st.one_of(
+        st.builds(lambda data: frames.frame(frames.PING, data), st.binary(min_size=8, max_size=8)),
+        st.builds(frames.numbered, st.just(frames.COMMIT), U32),
+        st.builds(lambda size: frames.frame(frames.PACK, bytes(size)), st.integers(9, 3 * 2**20)),
+    ),
+    max_size=12,
+)
+
+
+@given(FRAMES, st.lists(st.integers(1, 2**20), min_size=1))
+def test_frames_come_out_whole_however_they_arrive(sent: list[bytes], cuts: list[int]) -> None:
+    inbox = Inbox(frames.TO_RECEIVER)
+    rest = memoryview(b"".join(sent))
+    found = []
+    turn = 0
+    while True:
+        while (frame := inbox.next()) is not None:
+            found.append(frames.frame(*frame))
+        if not rest:
+            break
+        space = inbox.space()
+        count = min(cuts[turn % len(cuts)], len(space), len(rest))
+        turn += 1
+        assert count > 0
+        space[:count] = rest[:count]
+        rest = rest[count:]
+        inbox.filled(count)
+
+    assert found == sent
+    assert inbox.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        (0, 0),
+        (31, 8),
+        (255, 0),
+        (frames.READY, 2),
+        (frames.PACK, 2**32 - 1),
+        (frames.PACK, frames.MAX_PAYLOAD + 1),
+        (frames.HELLO, frames.MAX_FIELDS + 1),
+        (frames.PING, 7),
+        (frames.BYE, 1),
+        (frames.COMMIT, 0),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused_before_its_payload(kind: int, length: int) -> None:
+    inbox = Inbox(frames.TO_RECEIVER)
+    header = frames.head(kind, length)
+    inbox.space()[: len(header)] = header
+    inbox.filled(len(header))
+
+    with pytest.raises(ProtocolError):
+        inbox.next()
+
+
+def test_every_type_has_one_number_and_one_direction() -> None:
+    assert not set(frames.TO_RECEIVER) & set(frames.TO_CLIENT)
+    assert len(frames.TO_RECEIVER) == 11
+    assert len(frames.TO_CLIENT) == 7
+
+
+def test_what_the_document_says_of_the_limits() -> None:
+    # The numbers stand in docs/protocol.md; a change here is a change there.
+    assert frames.MAX_PAYLOAD == 8 * 2**20 + 4096
+    assert frames.MAX_RAW == 8 * 2**20
+    assert frames.PACK_BYTES == frames.MAX_CHUNK == 2**20
+    assert (frames.MAX_BLOBS, frames.MAX_UNSETTLED, frames.MAX_TEXT) == (100_000, 8, 300)
+    assert json.loads(payload(frames.fields(frames.READY, {"a": 1}))) == {"a": 1}
