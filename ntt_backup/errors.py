@@ -85,6 +85,10 @@ class RemoteDenied(RemoteError):
     """Host key, authentication, or no usable shell: someone must change something."""
 
 
+class Unsupported(RemoteDenied):
+    """The remote lets us in, but what this way of sending needs is not there."""
+
+
 class RemoteCannotStore(RemoteError):
     """The remote let us in but cannot keep blobs: full, read-only, no permission, no tar."""
 

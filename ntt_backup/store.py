@@ -90,15 +90,13 @@ class Store:
         stamps: list[Stamp] = []
         with self.tree() as tree:
             for blob in blobs:
-                outcome = self._inspect(tree, blob, verify=verify)
+                outcome = self.examine(tree, blob, verify=verify)
                 if isinstance(outcome, Failure):
                     failed.append(outcome)
                 else:
                     ready.append(outcome[0])
                     stamps.append(outcome[1])
-            reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
-            if reasons and not ready and reasons <= _NO_SIGN_OF_LIFE:
-                self._require_life(tree.identity)
+            self.require_life(tree, failed, nothing_ready=not ready)
         return Inspection(ready, failed, stamps)
 
     def altered(self, inspection: Inspection) -> list[Blob]:
@@ -111,14 +109,15 @@ class Store:
         with self.tree() as tree:
             return [blob for blob, stamp in seen if _stamp_at(tree, blob) != stamp]
 
-    def _inspect(self, tree: Tree, blob: Blob, *, verify: bool) -> tuple[Blob, Stamp] | Failure:
+    def examine(self, tree: Tree, blob: Blob, *, verify: bool) -> tuple[Blob, Stamp] | Failure:
+        """One blob: with its true size and the state it is in, or what is wrong with it."""
         blobid = blob.blobid
         if not is_blobid(blobid):
             return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
         try:
             fd = tree.open(relative_path(blobid))
         except OSError as error:
-            return _failure(tree, blobid, error)
+            return self.failure(tree, blob, error)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -131,7 +130,7 @@ class Store:
                 return Blob(blobid, status.st_size), _stamp(status)
             digest, size = self._hash(fd)
         except OSError as error:
-            return _failure(tree, blobid, error)
+            return self.failure(tree, blob, error)
         finally:
             os.close(fd)
         if digest != blobid:
@@ -147,10 +146,32 @@ class Store:
             size += count
         return hasher.hexdigest(), size
 
-    def _require_life(self, identity: tuple[int, int]) -> None:
+    def failure(self, tree: Tree, blob: Blob, error: OSError) -> Failure:
+        """What an error says about one blob, unless it says something about the store."""
+        if concerns_store(error):
+            raise unusable(tree.root, error) from error
+        said = error.strerror or str(error)
+        path = str(error.filename or relative_path(blob.blobid))
+        if error.errno == errno.ENOENT:
+            return Failure(blob.blobid, Reason.MISSING, f"{path}: {said}")
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            # ENOTDIR is also said for a link where a directory is wanted, ENXIO for a socket.
+            detail = f"{path} is {_kind_at(tree, path)}"
+            return Failure(blob.blobid, Reason.NOT_A_FILE, detail)
+        return Failure(blob.blobid, Reason.UNREADABLE, f"{path}: {said}")
+
+    def require_life(self, tree: Tree, failed: Sequence[Failure], *, nothing_ready: bool) -> None:
+        """Raise SourceError if these failures may be the store's own: none of a batch could be read
+        and nothing else can, or another disk lies at the root by now.
+
+        Where one blob was read through the same tree, its disk was there: that is a sign of life.
+        """
+        reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
+        if not nothing_ready or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
+            return
         with self.tree() as now:
             _sign_of_life(now)
-            if now.identity != identity:
+            if now.identity != tree.identity:
                 raise SourceError(
                     f"the store {self.root} was replaced while it was read",
                     hint="a disk was mounted or unmounted there: start again when it is in place",
@@ -174,20 +195,6 @@ def _measured(tree: Tree, blob: Blob) -> Blob:
     except OSError:
         return blob
     return Blob(blob.blobid, status.st_size) if status and stat.S_ISREG(status.st_mode) else blob
-
-
-def _failure(tree: Tree, blobid: str, error: OSError) -> Failure:
-    """What an error says about one blob, unless it says something about the store."""
-    if concerns_store(error):
-        raise unusable(tree.root, error) from error
-    said = error.strerror or str(error)
-    path = str(error.filename or relative_path(blobid))
-    if error.errno == errno.ENOENT:
-        return Failure(blobid, Reason.MISSING, f"{path}: {said}")
-    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-        # ENOTDIR is also said for a link where a directory is wanted, ENXIO for a socket.
-        return Failure(blobid, Reason.NOT_A_FILE, f"{path} is {_kind_at(tree, path)}")
-    return Failure(blobid, Reason.UNREADABLE, f"{path}: {said}")
 
 
 def _sign_of_life(tree: Tree) -> str:

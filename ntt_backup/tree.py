@@ -17,7 +17,6 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from ntt_backup.errors import SourceError
-from ntt_backup.model import is_blobid
+from ntt_backup.model import is_blobid, relative_path
 
 CACHED_DIRECTORIES = 128
 
@@ -108,12 +107,24 @@ class Tree:
         """
         return self._below(path, _FILE)
 
+    def open_blob(self, blobid: str) -> int:
+        """The same for a blob, as quickly as it goes. Raises ValueError for what is no blobid."""
+        if not is_blobid(blobid):
+            raise ValueError(f"not a blobid: {blobid!r}")
+        directory = self._directory(f"{blobid[:2]}/{blobid[2:4]}")
+        try:
+            return _open(blobid, _FILE, directory)
+        except OSError as error:
+            raise self._about(relative_path(blobid), error) from None
+
     def lstat(self, path: str) -> os.stat_result:
         """What lies at path, a link itself and not where it leads. Raises OSError."""
         parent, _, name = path.rpartition("/")
         directory = self._directory(parent)
-        with self._errors(path):
+        try:
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            raise self._about(path, error) from None
 
     def subdirectories(self, parent: str) -> tuple[list[str], list[Stray]]:
         """The directories with two-digit names in "" or "aa", sorted, and of everything else there
@@ -184,18 +195,17 @@ class Tree:
     def _below(self, path: str, flags: int) -> int:
         parent, _, name = path.rpartition("/")
         directory = self._directory(parent)
-        with self._errors(path):
-            return _open(name, flags, directory)
-
-    @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
         try:
-            yield
+            return _open(name, flags, directory)
         except OSError as error:
-            if concerns_store(error):
-                raise unusable(self.root, error) from error
-            error.filename = path
-            raise
+            raise self._about(path, error) from None
+
+    def _about(self, path: str, error: OSError) -> Exception:
+        """The same error with the path below the root, or the store's, if it is about that."""
+        if concerns_store(error):
+            return unusable(self.root, error)
+        error.filename = path
+        return error
 
     def _unreadable(self, path: str, error: OSError) -> Stray:
         """The stray for a directory that cannot be read. For the root, that is the store."""
