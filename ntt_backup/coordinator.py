@@ -32,7 +32,6 @@ from ntt_backup.process import wait_for
 from ntt_backup.progress import Progress, Snapshot
 from ntt_backup.runbook import RunBook
 from ntt_backup.signals import SignalInbox
-from ntt_backup.strategy import resolve
 from ntt_backup.supervisor import SupervisedWorker
 from ntt_backup.worker_process import Orders
 
@@ -101,18 +100,18 @@ class _Run:
             "run_start",
             version=__version__,
             target=settings.target,
-            strategy=resolve(settings.run.strategy),
+            strategy=settings.run.strategy,
             workers=settings.run.workers,
             watch=self._watch,
             source=str(settings.source.root),
             remote=f"{settings.remote.host}:{settings.remote.path}",
         )
         try:
-            if self._preflight():
-                self._book.start(resolve(settings.run.strategy))
+            if (strategy := self._preflight()) is not None:
+                self._book.start(strategy)
                 self._systemd.notify("READY=1")
                 if self._watch or self._book.any_pending():
-                    self._work()
+                    self._work(strategy)
         except BackupError as error:
             self._error = error
         finally:
@@ -120,21 +119,21 @@ class _Run:
                 worker.kill()
         return self._finish()
 
-    def _preflight(self) -> bool:
-        """Whether the run may begin; watching, an outage is waited out. False when told to stop."""
+    def _preflight(self) -> str | None:
+        """The strategy to send by; watching, an outage is waited out. None when told to stop."""
         clock = OutageClock(self._backoff, None, random.random)
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
-                    warnings = preflight.require(
+                    found = preflight.require(
                         self._settings,
                         self._run_id,
                         watch=self._watch,
                         alive=lambda: self._systemd.notify("WATCHDOG=1"),
                     )
-                for warning in warnings:
+                for warning in found.warnings:
                     self._tell("warning", reason=warning)
-                return True
+                return found.strategy
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
                 if not (self._watch and error.retryable) or wait_s is None:
@@ -151,7 +150,7 @@ class _Run:
                 self._systemd.notify("READY=1")
                 self._systemd.notify(f"STATUS=waiting: {error.message}")
                 self._sit_out(wait_s)
-        return False
+        return None
 
     def _sit_out(self, wait_s: float) -> None:
         """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""
@@ -163,7 +162,7 @@ class _Run:
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, strategy: str) -> None:
         settings = self._settings
         self._workers = [
             SupervisedWorker(
@@ -173,7 +172,7 @@ class _Run:
                     run_id=self._run_id,
                     owner=identity.owner(settings),
                     application=identity.application(settings),
-                    strategy=settings.run.strategy,
+                    strategy=strategy,
                     watch=self._watch,
                 ),
                 self._backoff,

@@ -23,7 +23,6 @@ from ntt_backup.config import Settings
 from ntt_backup.model import Blob
 from ntt_backup.planner import is_full
 from ntt_backup.scan import ScanResult
-from ntt_backup.strategy import resolve
 from ntt_backup.wording import duration, printable, size
 
 
@@ -137,7 +136,7 @@ def plan_lines(settings: Settings, planned: Plan) -> list[str]:
         f"from {settings.source.root} to {settings.remote.host}:{settings.remote.path}/by-hash",
         f"in about {planned.batches:,} batches of at most {run.batch_size:,} blobs"
         f" and {size(run.batch_bytes)}",
-        f"by {run.workers} workers, strategy {resolve(run.strategy)}{limit}",
+        f"by {run.workers} workers, strategy {run.strategy}{limit}",
     ]
 
 

@@ -132,7 +132,7 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     orders = Orders.model_validate_json(_read_line(sys.stdin.fileno()))
     line = PipeLine(sys.stdin.fileno(), sys.stdout.fileno())
-    line.emit("worker_start")
+    line.emit("worker_start", strategy=orders.strategy)
     try:
         run(orders, line)
     except BackupError as error:

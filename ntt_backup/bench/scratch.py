@@ -21,7 +21,8 @@ from ntt_backup.bench.reach import remote_cpu_s
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.interrupts import Interrupts
-from ntt_backup.preflight import Facts, remote_facts
+from ntt_backup.strategy.session import Facts
+from ntt_backup.strategy.tar_probe import remote_facts
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_root
@@ -91,7 +92,9 @@ def scratch(
     stem = f".ntt-check-{identity.owner(settings)}"
     path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
     try:
-        made = Scratch(settings, path, remote_facts(settings, stem, path))
+        made = Scratch(
+            settings, path, remote_facts(Ssh(settings.remote), settings.remote.path, stem, path)
+        )
         made.turn()
         yield made
     finally:

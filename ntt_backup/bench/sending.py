@@ -69,7 +69,7 @@ class SendJob:
             owner="bench",
             run_id="bench",
             slot=task.slot,
-            run=task.run,
+            run=task.run.model_copy(update={"codec": task.codec}) if task.codec else task.run,
             bytes_per_second=None,
             on_bytes=lambda _: None,
         )

@@ -212,14 +212,15 @@ def _possible(settings: Settings, options: Options, place: Scratch, found: Findi
     absent = [*place.absent(tools), *(tool for tool in tools if shutil.which(tool) is None)]
     wanted, found.skipped = ways.choose(options.ways, absent)
     for way in list(wanted):
-        if way.strategy is not None and (why := _refusal(settings, way.strategy, place)):
+        if way.strategy is not None and (why := _refusal(settings, way, place)):
             found.skipped[way.name] = why
             wanted.remove(way)
     return wanted
 
 
-def _refusal(settings: Settings, strategy: str, place: Scratch) -> str:
-    """Why the remote cannot be sent to by this strategy; nothing where it can."""
+def _refusal(settings: Settings, way: Way, place: Scratch) -> str:
+    """Why the remote cannot be sent to by this way's strategy; nothing where it can."""
+    run = settings.run.model_copy(update={"codec": way.codec}) if way.codec else settings.run
     plan = SessionPlan(
         transport=Ssh(settings.remote),
         store=Store(settings.source.root),
@@ -227,12 +228,12 @@ def _refusal(settings: Settings, strategy: str, place: Scratch) -> str:
         owner="bench",
         run_id="bench",
         slot="0",
-        run=settings.run,
+        run=run,
         bytes_per_second=None,
         on_bytes=lambda _: None,
     )
     try:
-        open_session(strategy, plan).close()
+        open_session(way.strategy or "", plan).close()
     except RemoteDenied as error:
         return str(error)
     return ""

@@ -19,8 +19,9 @@ from ntt_backup.strategy import STRATEGIES
 class Way:
     """How a worker sends its batches. strategy: of the registry, None for a plain tar.
 
-    codec: of `plain.CODECS`. compressed: by ssh. reconnect: a connection a batch. stored: the
-    archive lies on disk before it is sent. tools: what both sides need besides tar.
+    codec: of `plain.CODECS`, or for a strategy of run.codec, where "" leaves that as it is set.
+    compressed: by ssh. reconnect: a connection a batch. stored: the archive lies on disk before it
+    is sent. tools: what both sides need besides tar.
     """
 
     name: str
@@ -39,6 +40,8 @@ VARIATIONS: Final = (
     Way("tar-gz", "the same with gzip between", codec="gz", tools=("gzip",)),
     Way("tar-zst-1", "the same with zstd -1 between", codec="zst-1", tools=("zstd",)),
     Way("tar-zst-3", "the same with zstd -3 between", codec="zst-3", tools=("zstd",)),
+    Way("stream-none", "the strategy stream without compression", strategy="stream", codec="none"),
+    Way("stream-zst", "the strategy stream with zstd -1", strategy="stream", codec="zstd-1"),
     Way("tar-ssh-C", "the same with ssh -C", compressed=True),
     Way("tar-reconnect", "the same with a new ssh a batch", reconnect=True),
     Way("tar-stored", "the archive on disk first, then sent", stored=True),

@@ -172,7 +172,8 @@ def requeue(common: Common, reason: str | None) -> None:
 @click.option("--workers", help="How many workers send side by side.")
 @click.option("--batch-size", help="Blobs in a batch, at most.")
 @click.option("--batch-bytes", help="Content of a batch, at most, for example 256MiB.")
-@click.option("--strategy", help="How batches travel: auto or tar.")
+@click.option("--strategy", help="How batches travel: auto, stream or tar.")
+@click.option("--codec", help="What stream compresses with: auto, none, zlib, zstd-1 or zstd-3.")
 @click.option("--bwlimit", metavar="RATE", help="Bytes a second, all workers together: 10MB.")
 @click.option("--skip-pgdump", is_flag=True, help="Send no dump of the catalog.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
@@ -185,6 +186,7 @@ def run(
     batch_size: str | None,
     batch_bytes: str | None,
     strategy: str | None,
+    codec: str | None,
     bwlimit: str | None,
     skip_pgdump: bool,
     dry_run: bool,
@@ -198,6 +200,7 @@ def run(
             "run.batch_size": batch_size,
             "run.batch_bytes": batch_bytes,
             "run.strategy": strategy,
+            "run.codec": codec,
             "run.bwlimit": bwlimit,
         },
     )

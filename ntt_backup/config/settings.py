@@ -179,7 +179,8 @@ class RunSettings(_Section):
     """How the work is cut and how long we wait. Sizes are in bytes, times in seconds.
 
     window: batches a worker may have under way without an answer. attempts: how often a batch that
-    the remote refuses is sent before it is split. verify_source: hash every blob before it is sent.
+    the remote refuses is sent before it is split. codec: what `stream` compresses with; `auto`
+    tries samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
     bwlimit: bytes a second, all workers together. outage_timeout: how long `--once` waits for a
     remote, catalog or store that is away; `--watch` waits forever.
     """
@@ -187,7 +188,8 @@ class RunSettings(_Section):
     workers: Count = Field(default=4, ge=1, le=256)
     batch_size: Count = Field(default=1000, ge=1, le=100_000)
     batch_bytes: Size = Field(default=256 * 1024**2, ge=1, le=_MOST_BYTES)
-    strategy: Literal["auto", "tar"] = "auto"
+    strategy: Literal["auto", "tar", "stream"] = "auto"
+    codec: Literal["auto", "none", "zlib", "zstd-1", "zstd-3"] = "auto"
     bwlimit: Rate | None = Field(default=None, ge=1024, le=_MOST_BYTES)
     window: Count = Field(default=4, ge=1, le=64)
     attempts: Count = Field(default=3, ge=1, le=100)

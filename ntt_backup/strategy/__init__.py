@@ -10,11 +10,16 @@ Called by `worker` and `preflight`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+from ntt_backup.errors import Unsupported
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.strategy import tar
-from ntt_backup.strategy.session import Rejection, SessionPlan
+from ntt_backup.strategy.session import Facts, Probe, Rejection, SessionPlan
+from ntt_backup.strategy.stream import StreamSession
+from ntt_backup.strategy.stream_probe import StreamProbe
+from ntt_backup.strategy.tar import TarSession
+from ntt_backup.strategy.tar_probe import TarProbe
 
 Outcome = Receipt | Rejection
 
@@ -63,16 +68,38 @@ class Session(Protocol):
         ...
 
 
-OpenSession = Callable[[SessionPlan], Session]
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """open: connect, and return when the remote is ready to take batches. probe: see `Probe`."""
 
-STRATEGIES: Mapping[str, OpenSession] = {"tar": tar.TarSession}
+    open: Callable[[SessionPlan], Session]
+    probe: Callable[[SessionPlan], Probe]
 
 
-def resolve(name: str) -> str:
-    """The strategy that `auto` stands for; any other name stands for itself."""
-    return "tar" if name == "auto" else name
+STRATEGIES: Mapping[str, Strategy] = {
+    "stream": Strategy(StreamSession, StreamProbe),
+    "tar": Strategy(TarSession, TarProbe),
+}
 
 
 def open_session(name: str, plan: SessionPlan) -> Session:
-    """Connect, and return when the remote is ready to take batches. Raises as `Session` does."""
-    return STRATEGIES[resolve(name)](plan)
+    """A session of the strategy of that name. Raises as `Session` does."""
+    return STRATEGIES[name].open(plan)
+
+
+def open_probe(name: str, plan: SessionPlan, *, will_try_out: bool) -> tuple[str, Probe, Facts]:
+    """The strategy that will be used, a probe of the remote, and what it says about itself.
+
+    name may be `auto`: `stream` where the remote can run it, else `tar`.
+    """
+    if name == "auto":
+        try:
+            return open_probe("stream", plan, will_try_out=will_try_out)
+        except Unsupported:
+            return open_probe("tar", plan, will_try_out=will_try_out)
+    probe = STRATEGIES[name].probe(plan)
+    try:
+        return name, probe, probe.facts(will_try_out=will_try_out)
+    except BaseException:
+        probe.close()
+        raise

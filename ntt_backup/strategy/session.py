@@ -1,4 +1,4 @@
-"""What every strategy is given, and the one outcome that is not a receipt.
+"""What every strategy is given, and what it gives that is not a receipt.
 
 Kept apart from the registry, so that the strategies and the registry can both import it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError
@@ -27,13 +28,53 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a remote says about itself. Bytes and seconds; None where it does not say.
+
+    program: what will receive there, with its version. placed: by-hash is there.
+    """
+
+    system: str
+    program: str
+    free_bytes: int | None
+    skew_s: float
+    placed: bool
+
+
+class Probe(Protocol):
+    """A look at the remote before a run, by the way that the run will take.
+
+    Methods are called in this order, `try_out` and `make_place` only where wanted. They raise as
+    `Session` does.
+    """
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        """Reach the remote, and ask."""
+        ...
+
+    def try_out(self) -> str:
+        """Send trial blobs, and leave nothing of them there; a few words on what was seen."""
+        ...
+
+    def make_place(self) -> None:
+        """Make by-hash."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the remote. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class SessionPlan:
     """What a session is opened with.
 
     root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
     run and slot the worker: together they name the session's scratch space on the remote, so that
     the next one can remove what a dead one left. bytes_per_second limits what is sent, None for no
-    limit. on_bytes is told, as they go, how many bytes were handed to the transport.
+    limit. on_bytes is told, as they go, how many bytes were handed to the transport. For `stream`
+    only: sync is how the far side makes a batch durable (`syncfs`, or `fsync` a file), create
+    whether it may make by-hash.
     """
 
     transport: Transport
@@ -45,6 +86,8 @@ class SessionPlan:
     run: RunSettings
     bytes_per_second: float | None
     on_bytes: Callable[[int], None]
+    sync: str = "syncfs"
+    create: bool = False
 
     def channel(self, command: str) -> Channel:
         """The remote command, started, under this plan's limit and count of bytes."""

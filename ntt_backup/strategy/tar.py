@@ -23,18 +23,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import BinaryIO, Final
 
-from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
 from ntt_backup.process import Child, start
 from ntt_backup.store import Inspection
 from ntt_backup.strategy.archive import archive_length, tar_argv, tar_environment
+from ntt_backup.strategy.pipelined import Flight, PipelinedSession
 from ntt_backup.strategy.session import Rejection, SessionPlan
 from ntt_backup.transport.channel import NOISE_LIMIT
 from ntt_backup.transport.shell import shell_script
@@ -51,45 +50,27 @@ def bootstrap(root: str, owner: str, run_id: str, slot: str) -> tuple[str, bytes
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A batch that was put: what of it travels, and what was failed before it left."""
+class _Flight(Flight):
+    """What of a batch travels, and what was failed before it left."""
 
-    number: int
-    batch: Batch
-    ready: tuple[Blob, ...]
-    failed: tuple[Failure, ...]
-    wire_bytes: int
-    started: float
-    handed_over: float = 0.0
+    ready: tuple[Blob, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    wire_bytes: int = 0
     extracted: bool = False
-    aborted: bool = False
 
 
-class TarSession:
+class TarSession(PipelinedSession[_Flight]):
     """See `ntt_backup.strategy.Session`."""
 
     def __init__(self, plan: SessionPlan) -> None:
-        self._plan = plan
-        self._flights: deque[_Flight] = deque()
-        self._outcomes: list[Receipt | Rejection] = []
-        self._number = 0
-        self._line = b""
-        self._usable = True
         command, script = bootstrap(plan.root, plan.owner, plan.run_id, plan.slot)
-        self._channel = plan.channel(command)
+        super().__init__(plan, command)
+        self._line = b""
         try:
             self._lockstep = self._greet(script)
         except BaseException:
             self.abort()
             raise
-
-    @property
-    def usable(self) -> bool:
-        return self._usable
-
-    @property
-    def in_flight(self) -> tuple[Batch, ...]:
-        return tuple(flight.batch for flight in self._flights if not flight.aborted)
 
     def put(self, batch: Batch) -> None:
         started = time.monotonic()
@@ -101,7 +82,9 @@ class TarSession:
             return
         self._number += 1
         length = archive_length(blob.size or 0 for blob in ready)
-        flight = _Flight(self._number, batch, ready, failed, length, started)
+        flight = _Flight(
+            self._number, batch, started, ready=ready, failed=failed, wire_bytes=length
+        )
         self._flights.append(flight)
         files = len({blob.blobid for blob in ready})
         self._send(f"{flight.number} {length} {files}\n".encode())
@@ -120,25 +103,6 @@ class TarSession:
         if problem is not None:
             flight.aborted = True
             raise problem
-
-    def collect(self, timeout: float) -> list[Receipt | Rejection]:
-        deadline = time.monotonic() + timeout
-        while self._usable and not self._outcomes and self._flights:
-            now = time.monotonic()
-            self._check_overdue(now)
-            self._hear(max(0.0, deadline - now))
-            if now >= deadline:
-                break
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
-
-    def close(self) -> None:
-        self._usable = False
-        self._channel.close()
-
-    def abort(self) -> None:
-        self._usable = False
-        self._channel.abort()
 
     def _greet(self, script: bytes) -> bool:
         """Start the remote loop; whether the two sides must take turns (lockstep)."""
@@ -195,7 +159,8 @@ class TarSession:
         while data := self._next_chunk(tar):
             if sent + len(data) > length:
                 return sent + len(data)
-            self._send(data, tar)
+            self._send(data, _error_fd(tar))
+            tar.drain_stderr()
             sent += len(data)
         return sent
 
@@ -209,26 +174,9 @@ class TarSession:
                     detail=f"tar read nothing for {self._plan.run.stall_timeout:.0f} s",
                     hint=f"look at the disk of {self._plan.store.root}",
                 )
-            self._hear(1.0, tar, tar.stdout_fd)
-        return data
-
-    def _send(self, data: bytes, tar: Child | None = None) -> None:
-        """Hand all of data over; hears answers, and what tar has to complain about, meanwhile."""
-        patience = self._patience
-        with self._ending():
-            self._channel.send(
-                memoryview(data), self._take, patience=patience, beside=_error_fd(tar)
-            )
-        if tar is not None:
+            self._hear(1.0, [tar.stdout_fd, *_error_fd(tar)])
             tar.drain_stderr()
-
-    @property
-    def _patience(self) -> float:
-        """Seconds for which nothing may move. A remote with earlier batches to settle may be busy
-        syncing them; that the link lives meanwhile is what ssh's ServerAlive tells.
-        """
-        run = self._plan.run
-        return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout
+        return data
 
     def _await_extraction(self, flight: _Flight) -> None:
         deadline = time.monotonic() + self._plan.run.receipt_timeout
@@ -237,37 +185,6 @@ class TarSession:
             if left <= 0:
                 raise self._overdue(flight)
             self._hear(left)
-
-    def _check_overdue(self, now: float) -> None:
-        oldest = self._flights[0]
-        waited_from = max(oldest.handed_over, self._channel.heard)
-        if now - waited_from > self._plan.run.receipt_timeout:
-            raise self._overdue(oldest)
-
-    def _overdue(self, flight: _Flight) -> BackupError:
-        return self._broken(
-            RemoteUnreachable(
-                "the remote does not answer for a batch",
-                detail=f"batch {flight.batch.name}, {self._plan.run.receipt_timeout:.0f} s",
-                hint="its disk may be very slow: see run.receipt_timeout",
-            )
-        )
-
-    def _hear(self, timeout: float, tar: Child | None = None, *beside: int) -> None:
-        """Take the answers that have arrived, or arrive within timeout seconds."""
-        with self._ending():
-            self._channel.hear(self._take, timeout, beside=[*beside, *_error_fd(tar)])
-        if tar is not None:
-            tar.drain_stderr()
-
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """A channel that fails ends the session."""
-        try:
-            yield
-        except BackupError:
-            self.abort()
-            raise
 
     def _take(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
@@ -300,13 +217,6 @@ class TarSession:
         else:
             raise self._nonsense(line)
 
-    def _nonsense(self, said: str) -> BackupError:
-        return self._broken(RemoteUnreachable("the remote answers nonsense", detail=said[:200]))
-
-    def _broken(self, error: BackupError) -> BackupError:
-        self.abort()
-        return error
-
 
 def _name_list(blobs: Sequence[Blob]) -> BinaryIO:
     """The names for tar, NUL-separated, in an anonymous file: no path, nothing to clean up."""
@@ -317,5 +227,5 @@ def _name_list(blobs: Sequence[Blob]) -> BinaryIO:
     return names
 
 
-def _error_fd(child: Child | None) -> list[int]:
-    return [child.stderr_fd] if child is not None and child.stderr_fd >= 0 else []
+def _error_fd(child: Child) -> list[int]:
+    return [child.stderr_fd] if child.stderr_fd >= 0 else []

@@ -103,7 +103,7 @@ def test_a_by_hash_that_belongs_to_somebody_else(site: Site, command: str) -> No
 
     assert done.returncode == 6, done.stdout
     assert "may not write there" in done.stdout
-    assert f"{site.remote.path}/by-hash" in done.stdout
+    assert "by-hash" in done.stdout
     assert (site.copied(), site.failures()) == (set(), {})
     assert site.on_remote() == {}
     assert site.litter() == []

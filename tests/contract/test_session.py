@@ -110,6 +110,7 @@ def test_a_batch_without_a_good_blob_is_answered_without_the_remote(rig: Rig) ->
     assert [outcome.batch for outcome in settle(session)] == [following]
 
 
+@pytest.mark.parametrize("strategy", ["tar"])
 def test_without_verification_content_is_not_read_twice_but_sent_as_it_is(rig: Rig) -> None:
     blob = rig.put(b"as it was")
     rig.here(blob).write_bytes(b"AS IT IS!")
@@ -196,6 +197,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.parametrize("strategy", ["tar"])
 @pytest.mark.parametrize("size", [100, 300_000])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_blob_that_changes_after_its_inspection_never_arrives(
@@ -224,6 +226,7 @@ def test_a_blob_that_changes_after_its_inspection_never_arrives(
     assert victim.blobid not in {Path(name).name for name in here.on_remote()}
 
 
+@pytest.mark.parametrize("strategy", ["tar"])
 def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Rig) -> None:
     grows, shrinks = here.put(b"g" * 512), here.put(b"s" * 1024)
 
@@ -294,10 +297,14 @@ def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Rig)
     session = here.open()
     session.put(batch)
     session.put(following)
-    rejection, receipt = settle(session)
-    assert isinstance(rejection, Rejection)
-    assert isinstance(rejection.error, BatchRejected)
-    assert "a directory stands in its place" in rejection.error.detail
+    about_batch, receipt = settle(session)
+    if isinstance(about_batch, Rejection):  # a strategy that cannot tell one blob from another
+        assert isinstance(about_batch.error, BatchRejected)
+        said = about_batch.error.detail
+    else:
+        assert about_batch.stored == batch.blobs[:1]
+        said = about_batch.failed[0].detail
+    assert "a directory stands in its place" in said
     assert receipt_of(receipt).batch == following
     assert (place / "precious").read_bytes() == b"kept"
 

@@ -12,6 +12,8 @@ from blake3 import blake3
 from ntt_backup import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.model import relative_path
+from ntt_backup.strategy import tar_probe
+from ntt_backup.strategy.session import Facts
 
 CONTENTS = (b"", b"x", b"y" * 70_000)
 SENT = {blake3(content).hexdigest() for content in CONTENTS}
@@ -35,7 +37,7 @@ RIGHT = {relative_path(blake3(content).hexdigest()): content for content in CONT
 
 
 def test_what_comes_back_identical_is_well() -> None:
-    preflight._compare(archive(RIGHT), SENT)
+    tar_probe._compare(archive(RIGHT), SENT)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_what_comes_back_otherwise_stops_the_run(
     files: dict[str, bytes], mode: int, word: str
 ) -> None:
     with pytest.raises(RemoteCannotStore) as caught:
-        preflight._compare(archive(files, mode), SENT)
+        tar_probe._compare(archive(files, mode), SENT)
     assert word in str(caught.value)
 
 
@@ -64,12 +66,12 @@ def test_what_comes_back_otherwise_stops_the_run(
 )
 def test_what_is_no_archive_is_an_error_of_ours_and_not_of_a_library(data: bytes) -> None:
     with pytest.raises(BackupError):
-        preflight._compare(data, SENT)
+        tar_probe._compare(data, SENT)
 
 
 @pytest.mark.parametrize(("skew", "warned"), [(0.0, False), (4.9, False), (5.1, True)])
 def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
-    facts = preflight.Facts(free_bytes=1, skew_s=skew, system="Linux", tar="tar", placed=True)
+    facts = Facts(system="Linux", program="tar", free_bytes=1, skew_s=skew, placed=True)
     assert bool(preflight._clock(facts).warning) is warned
 
 

@@ -164,7 +164,7 @@ def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -
     assert "12,345 blobs" in text
     assert "/store to vault:/backup/by-hash" in text
     assert "25 batches of at most 500 blobs" in text
-    assert "by 3 workers, strategy tar" in text
+    assert "by 3 workers, strategy auto" in text
     assert ("unknown size" in text) is bool(unsized)
     assert ("12.0 MB/s" in text) is bool(rate)
 

@@ -1,0 +1,125 @@
+"""From a connection to a receiver that is ready: the banners, and what the two sides agree on.
+
+There are two beginnings. An account with a shell runs our loader, which asks for the receiver's
+program; a forced command (`ntt-backup-receive`) runs the installed one, whatever we asked for. The
+loader's line is the only difference, so the program is sent when it has been seen, and not before.
+
+Called by `strategy.stream`. The lines are described in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from ntt_backup import __version__
+from ntt_backup.errors import (
+    BackupError,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteUnreachable,
+    Unsupported,
+)
+from ntt_backup.remote.frames import PROTOCOL
+from ntt_backup.transport.channel import Channel
+from ntt_backup.transport.storage import explain_batch, explain_gone, explain_root
+
+_LINE: Final = re.compile(rb"^NTT-(LOADER|RECEIVE) (\d{1,9}) (\S.*)$")
+_OLDEST_PYTHON: Final = (3, 8)
+_NO_PYTHON: Final = re.compile(r"python3?: .*not found|python3: No such file", re.IGNORECASE)
+_HINT: Final = "install python3 (3.8 or newer) there, or set run.strategy to tar"
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """What the receiver says about itself. hashes and codecs are in its order of preference."""
+
+    version: str
+    python: str
+    hashes: tuple[str, ...]
+    codecs: tuple[str, ...]
+    allowed: frozenset[str]
+
+    @property
+    def hash(self) -> str:
+        """The one to use: BLAKE3 proves the name itself, so it goes before all others."""
+        return "blake3" if "blake3" in self.hashes else "sha256"
+
+
+def greet(channel: Channel, program: bytes, patience: float) -> Banner:
+    """Have the receiver started. Raises Unsupported where no Python there can run it, RemoteDenied
+    for one that speaks another protocol, and what `Channel.greet` raises.
+    """
+    doing = "starting the receiver"
+    try:
+        said = channel.greet(b"", _LINE, patience, doing=doing)
+        if said[1] == b"LOADER":
+            _require_python(_pairs(said[3]).get("python", ""))
+            said = channel.greet(program, _LINE, patience, doing=doing)
+    except RemoteDenied as error:
+        if _NO_PYTHON.search(error.detail):
+            raise Unsupported(
+                "the remote has no python3", detail=error.detail, hint=_HINT
+            ) from error
+        raise
+    return _banner(said)
+
+
+def refusal(code: str, text: str) -> BackupError:
+    """What an ERROR frame means here."""
+    if code == "gone":
+        return explain_gone(text)
+    if code == "root":
+        return explain_root(text)
+    if code == "storage":
+        return explain_batch(text)
+    if code == "place":
+        return RemoteCannotStore(
+            "what is below remote.path cannot be used",
+            detail=text,
+            hint="by-hash must be a directory there, on the file system of remote.path",
+        )
+    if code == "refused":
+        return RemoteDenied(
+            "the receiver there refuses",
+            detail=text,
+            hint="see the forced command of our key in authorized_keys: its --root and --allow",
+        )
+    if code == "protocol":
+        return RemoteDenied("the receiver there does not understand us", detail=text)
+    return RemoteUnreachable("the receiver there gave up", detail=f"{code}: {text}")
+
+
+def _banner(said: re.Match[bytes]) -> Banner:
+    pairs = _pairs(said[3])
+    version = pairs.get("version", "unknown")
+    if int(said[2]) != PROTOCOL:
+        raise RemoteDenied(
+            "the receiver installed there speaks another protocol",
+            detail=f"it is version {version} with protocol {int(said[2])};"
+            f" we are version {__version__} with protocol {PROTOCOL}",
+            hint="install the same version of ntt-backup at both ends",
+        )
+    return Banner(
+        version,
+        pairs.get("python", "unknown"),
+        tuple(pairs.get("hash", "").split(",")),
+        tuple(filter(None, pairs.get("codec", "").split(","))),
+        frozenset(pairs.get("allow", "").split(",")),
+    )
+
+
+def _pairs(text: bytes) -> dict[str, str]:
+    words = text.decode("ascii", "replace").split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _require_python(version: str) -> None:
+    numbers = tuple(int(part) for part in re.findall(r"\d{1,4}", version)[:2])
+    if numbers < _OLDEST_PYTHON:
+        raise Unsupported(
+            "the remote's python3 is too old for the receiver",
+            detail=f"it is {version or 'of unknown version'}",
+            hint=_HINT,
+        )

@@ -1,0 +1,128 @@
+"""What sessions over a channel have in common: batches under way, and their answers in time.
+
+A batch that was put stays in flight until its answer comes. Answers come while the next batch is
+sent, or when they are asked for; one that is late, or a channel that ends or talks nonsense, ends
+the session, and what was in flight is sent again over another one. Here is all of that but the
+language: what a batch looks like on the wire and what its answer says is the strategy's.
+
+The base of `tar.TarSession` and `stream.StreamSession`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.model import Batch, Receipt
+from ntt_backup.strategy.session import Rejection, SessionPlan
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch that was put. Times are monotonic seconds; handed_over is 0 while it is being sent.
+
+    aborted: it was called back; the far side still answers, and nobody waits for it.
+    """
+
+    number: int
+    batch: Batch
+    started: float
+    handed_over: float = 0.0
+    aborted: bool = False
+
+
+F = TypeVar("F", bound=Flight)
+
+
+class PipelinedSession(ABC, Generic[F]):
+    """See `ntt_backup.strategy.Session`; `put` is the strategy's."""
+
+    def __init__(self, plan: SessionPlan, command: str) -> None:
+        self._plan = plan
+        self._flights: deque[F] = deque()
+        self._outcomes: list[Receipt | Rejection] = []
+        self._number = 0
+        self._usable = True
+        self._channel = plan.channel(command)
+
+    @abstractmethod
+    def _take(self, data: bytes) -> None:
+        """Understand what has come from the far side."""
+
+    @property
+    def usable(self) -> bool:
+        return self._usable
+
+    @property
+    def in_flight(self) -> tuple[Batch, ...]:
+        return tuple(flight.batch for flight in self._flights if not flight.aborted)
+
+    def collect(self, timeout: float) -> list[Receipt | Rejection]:
+        deadline = time.monotonic() + timeout
+        while self._usable and not self._outcomes and self._flights:
+            now = time.monotonic()
+            self._check_overdue(now)
+            self._hear(max(0.0, deadline - now))
+            if now >= deadline:
+                break
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def close(self) -> None:
+        self._usable = False
+        self._channel.close()
+
+    def abort(self) -> None:
+        self._usable = False
+        self._channel.abort()
+
+    def _send(self, data: bytes | bytearray | memoryview, beside: Iterable[int] = ()) -> None:
+        """Hand all of data over; answers, and life on one of beside, are heard meanwhile."""
+        try:
+            self._channel.send(memoryview(data), self._take, patience=self._patience, beside=beside)
+        except BackupError:
+            self.abort()
+            raise
+
+    def _hear(self, timeout: float, beside: Iterable[int] = ()) -> None:
+        """Take the answers that have arrived, or arrive within timeout seconds."""
+        try:
+            self._channel.hear(self._take, timeout, beside=beside)
+        except BackupError:
+            self.abort()
+            raise
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which nothing may move. A remote with earlier batches to settle may be busy
+        syncing them; that the link lives meanwhile is what ssh's ServerAlive tells.
+        """
+        run = self._plan.run
+        return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout
+
+    def _check_overdue(self, now: float) -> None:
+        oldest = self._flights[0]
+        waited_from = max(oldest.handed_over, self._channel.heard)
+        if now - waited_from > self._plan.run.receipt_timeout:
+            raise self._overdue(oldest)
+
+    def _overdue(self, flight: F) -> BackupError:
+        return self._broken(
+            RemoteUnreachable(
+                "the remote does not answer for a batch",
+                detail=f"batch {flight.batch.name}, {self._plan.run.receipt_timeout:.0f} s",
+                hint="its disk may be very slow: see run.receipt_timeout",
+            )
+        )
+
+    def _nonsense(self, said: str) -> BackupError:
+        return self._broken(RemoteUnreachable("the remote answers nonsense", detail=said[:200]))
+
+    def _broken(self, error: BackupError) -> BackupError:
+        self.abort()
+        return error

@@ -1,0 +1,399 @@
+"""The `stream` strategy: verified blobs back to back over one connection, durable when answered.
+
+tar needs every blob's length before it starts, a process a batch, and trusts what arrives. Here a
+receiver of ours runs on the remote (its source travels with the connection), so the link carries
+content and little else, the far side checks what it writes, gives names only to what is on disk,
+and answers with a verdict for every blob. What is read is checked against its name in the very
+memory it is sent from; a source blob that no longer matches never leaves under that name.
+
+Batches follow each other without waiting for answers, within the worker's window; while one is
+made durable there, the next is already on its way. Large blobs go in pieces, in constant memory;
+one of over 64 MiB goes on where its last durable byte was, if the link dropped under it.
+
+The protocol is docs/protocol.md, the far side `ntt_backup.remote`. Called by the registry.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+
+from blake3 import blake3
+
+from ntt_backup.errors import BackupError, BatchRejected, SourceError
+from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
+from ntt_backup.reader import Reader, TooLarge
+from ntt_backup.remote import frames
+from ntt_backup.remote.inbox import Inbox
+from ntt_backup.store import Store
+from ntt_backup.strategy import compression, handshake
+from ntt_backup.strategy.bundle import bundle
+from ntt_backup.strategy.packing import Packer
+from ntt_backup.strategy.pipelined import Flight, PipelinedSession
+from ntt_backup.strategy.session import Rejection, SessionPlan
+from ntt_backup.transport.storage import explain_batch, explain_gone
+
+_CHUNK: Final = frames.MAX_CHUNK
+_NAMELESS: Final = "the remote said no more about it"
+
+
+@dataclass(slots=True)
+class _Flight(Flight):
+    """sent: the blobs in the order they went out, by which the receipt counts. failed: those that
+    were not sent, or withdrawn. answered: there was a receipt while it was still being sent.
+    """
+
+    sent: list[Blob] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    withdrawn: set[str] = field(default_factory=set)
+    wire_bytes: int = 0
+    begun: bool = False
+    answered: bool = False
+
+
+class StreamSession(PipelinedSession[_Flight]):
+    """See `ntt_backup.strategy.Session`. facts: what the far side says about itself; see READY.
+
+    place_needed: refuse a remote without by-hash, which the plan does not allow to make.
+    """
+
+    def __init__(self, plan: SessionPlan, *, place_needed: bool = True) -> None:
+        command, program = bundle()
+        super().__init__(plan, command)
+        self._inbox = Inbox(frames.TO_CLIENT)
+        self._ready: dict[str, frames.Field] | None = None
+        self._offset: tuple[int, bytes] | None = None
+        self._chunk = memoryview(bytearray(_CHUNK))
+        try:
+            self.banner = handshake.greet(self._channel, program, plan.transport.connect_timeout)
+            self._codec = compression.choose(plan.run.codec, self.banner.codecs)
+            self._sums = self.banner.hash == "sha256"
+            self._packer = Packer(self._codec, checksum=self._sums)
+            self.facts = self._hello()
+            if place_needed and not self.facts.get("placed"):
+                raise explain_gone(f"{plan.root}/by-hash: no such directory")
+        except BaseException:
+            self.abort()
+            raise
+
+    def put(self, batch: Batch) -> None:
+        flight = self._fly(batch)
+        try:
+            self._put_blobs(flight, self._plan.store)
+        except SourceError:
+            self._call_back(flight)
+            raise
+        if flight.answered:
+            self._send(frames.numbered(frames.ABORT, flight.number))
+            self._packer.clear()
+        elif flight.begun or not self._packer.empty:
+            self._flush(flight)
+            self._write(flight, frames.numbered(frames.COMMIT, flight.number))
+            flight.handed_over = time.monotonic()
+        else:
+            self._flights.remove(flight)
+            self._settle(flight)
+
+    def close(self) -> None:
+        if self._usable:
+            try:
+                self._send(frames.frame(frames.BYE))
+            except BackupError:
+                return
+        super().close()
+
+    def try_out(self, store: Store, batches: Sequence[Batch], alive: Callable[[], None]) -> None:
+        """Send batches from a store, and call them back; returns when the far side has dropped
+        them. alive is called while that is waited for, and may raise.
+        """
+        for batch in batches:
+            flight = self._fly(batch)
+            self._put_blobs(flight, store)
+            self._flush(flight)
+            self._call_back(flight)
+        while self._flights:
+            alive()
+            self._hear(1.0)
+        for outcome in self._outcomes:
+            if isinstance(outcome, Rejection):
+                raise outcome.error
+
+    # --- what goes out ----------------------------------------------------------------------------
+
+    def _fly(self, batch: Batch) -> _Flight:
+        self._number += 1
+        flight = _Flight(self._number, batch, time.monotonic())
+        self._flights.append(flight)
+        return flight
+
+    def _put_blobs(self, flight: _Flight, store: Store) -> None:
+        with Reader(store) as reader:
+            for blob in flight.batch.blobs:
+                self._put_blob(reader, flight, blob)
+                if flight.answered:
+                    break
+            reader.require_life(flight.failed, nothing_sent=not flight.sent)
+
+    def _put_blob(self, reader: Reader, flight: _Flight, blob: Blob) -> None:
+        outcome = reader.read(blob, self._packer.space)
+        if isinstance(outcome, Failure):
+            flight.failed.append(outcome)
+        elif isinstance(outcome, TooLarge):
+            self._put_large(reader, flight, outcome.blob)
+        else:
+            self._packer.add(blob.blobid, outcome)
+            flight.sent.append(blob if blob.size == outcome else Blob(blob.blobid, outcome))
+            if self._packer.full:
+                self._flush(flight)
+
+    def _flush(self, flight: _Flight) -> None:
+        self._begin(flight)
+        if not self._packer.empty:
+            self._write(flight, *self._packer.take())
+
+    def _begin(self, flight: _Flight) -> None:
+        if not flight.begun:
+            flight.begun = True
+            blobs = flight.batch.blobs
+            known = all(blob.size is not None for blob in blobs)
+            most = flight.batch.size if known else frames.MAX_BLOB
+            self._write(flight, frames.batch(flight.number, len(blobs), most))
+
+    def _write(self, flight: _Flight, *parts: bytes | memoryview) -> None:
+        for part in parts:
+            if flight.answered:
+                return  # It failed there: the rest of it need not travel.
+            self._send(part)
+            flight.wire_bytes += len(part)
+
+    def _put_large(self, reader: Reader, flight: _Flight, blob: Blob) -> None:
+        """A blob in pieces, hashed as it goes; withdrawn at its end if it is not what it should
+        be.
+        """
+        self._flush(flight)
+        size = blob.size or 0
+        digest = bytes.fromhex(blob.blobid)
+        content = _Content(blob.blobid, summed=self._sums)
+        try:
+            with reader.opened(blob) as fd:
+                offset = self._resume(flight, fd, blob, content)
+                self._write(flight, frames.large(digest, size, offset))
+                flight.sent.append(blob)
+                left = size - offset
+                while left and not flight.answered:
+                    count = os.readv(fd, (self._chunk[: min(left, _CHUNK)],))
+                    if not count:
+                        break
+                    left -= count
+                    piece = self._chunk[:count]
+                    content.add(piece)
+                    number, parts = self._codec.encode([piece])
+                    prefix = frames.part_prefix(number, count)
+                    length = len(prefix) + sum(map(len, parts))
+                    self._write(flight, frames.head(frames.DATA, length) + prefix, *parts)
+        except OSError as error:
+            self._withdraw(flight, blob, reader.failure(blob, error))
+            return
+        if flight.answered:
+            return
+        if (problem := content.problem(left)) is not None:
+            self._withdraw(flight, blob, Failure(blob.blobid, Reason.CORRUPT_SOURCE, problem))
+        else:
+            self._write(flight, frames.end(frames.COMPLETE, content.checksum))
+
+    def _withdraw(self, flight: _Flight, blob: Blob, failure: Failure) -> None:
+        flight.failed.append(failure)
+        if flight.sent and flight.sent[-1] is blob:
+            flight.withdrawn.add(blob.blobid)
+            self._write(flight, frames.end(frames.WITHDRAWN))
+
+    def _resume(self, flight: _Flight, fd: int, blob: Blob, content: _Content) -> int:
+        """Where to go on with a blob that may have been sent in part before: content has taken in
+        all before it. 0 for the beginning.
+        """
+        size = blob.size or 0
+        if size <= frames.RESUMABLE:
+            return 0
+        self._begin(flight)
+        self._offset = None
+        self._write(flight, frames.ask_offset(bytes.fromhex(blob.blobid), size))
+        asked = time.monotonic()
+        while self._offset is None and not flight.answered:
+            waited = time.monotonic() - max(asked, self._channel.heard)
+            if waited > self._plan.run.receipt_timeout:
+                raise self._overdue(flight)
+            self._hear(1.0)
+        offset, theirs = self._offset or (0, b"")
+        if not 0 < offset <= size:
+            return 0
+        left = offset
+        while left and (count := os.readv(fd, (self._chunk[: min(left, _CHUNK)],))):
+            content.add(self._chunk[:count])
+            left -= count
+        if not left and content.so_far() == theirs:
+            return offset
+        content.restart()
+        os.lseek(fd, 0, os.SEEK_SET)
+        return 0
+
+    def _call_back(self, flight: _Flight) -> None:
+        """Nothing of this batch shall be stored; it is not in flight any more."""
+        self._packer.clear()
+        if flight.begun and not flight.answered:
+            flight.aborted = True
+            self._send(frames.numbered(frames.ABORT, flight.number))
+        elif not flight.begun:
+            self._flights.remove(flight)
+
+    # --- what comes back --------------------------------------------------------------------------
+
+    def _hello(self) -> dict[str, frames.Field]:
+        plan = self._plan
+        hello: dict[str, frames.Field] = {
+            "protocol": frames.PROTOCOL,
+            "root": plan.root,
+            "owner": plan.owner,
+            "run": plan.run_id,
+            "slot": plan.slot,
+            "hash": self.banner.hash,
+            "sync": plan.sync,
+            "create": int(plan.create),
+        }
+        self._send(frames.fields(frames.HELLO, hello))
+        deadline = time.monotonic() + plan.transport.connect_timeout
+        while self._ready is None:
+            if time.monotonic() > deadline:
+                raise self._nonsense("no READY")
+            self._hear(1.0)
+        return self._ready
+
+    def _take(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                space = self._inbox.space()
+                count = min(len(space), len(rest))
+                space[:count] = rest[:count]
+                self._inbox.filled(count)
+                rest = rest[count:]
+                while (frame := self._inbox.next()) is not None:
+                    self._answer(*frame)
+        except frames.ProtocolError as error:
+            raise self._nonsense(str(error)) from error
+
+    def _answer(self, kind: int, payload: memoryview) -> None:
+        if kind == frames.RECEIPT:
+            self._receipt(frames.read_receipt(payload))
+        elif kind == frames.ABORTED:
+            number = frames.read_number(payload)
+            flight = self._flight(number)
+            if not flight.aborted:
+                raise self._nonsense(f"ABORTED {number}")
+            self._flights.remove(flight)
+        elif kind == frames.OFFSET:
+            self._offset = frames.read_offset(payload)
+        elif kind == frames.READY and self._ready is None:
+            self._ready = frames.read_fields(payload)
+        elif kind == frames.ERROR:
+            raise self._broken(handshake.refusal(*frames.read_error(payload)))
+        elif kind not in (frames.PONG, frames.BUSY):
+            raise self._nonsense(f"a frame of type {kind} out of order")
+
+    def _flight(self, number: int) -> _Flight:
+        for flight in self._flights:
+            if flight.number == number:
+                return flight
+        raise self._nonsense(f"an answer for batch {number}")
+
+    def _receipt(self, said: frames.Receipt) -> None:
+        flight = self._flight(said.number)
+        settled = said.outcome == frames.SETTLED
+        if settled and not flight.aborted and not self._fits(flight, said):
+            raise self._nonsense(f"a receipt that does not fit batch {said.number}")
+        self._flights.remove(flight)
+        flight.answered = True
+        if flight.aborted:
+            return
+        if settled:
+            self._settle(flight, said)
+        else:
+            text = said.exceptions[0].text if said.exceptions else ""
+            self._outcomes.append(Rejection(flight.batch, explain_batch(text or _NAMELESS)))
+
+    def _fits(self, flight: _Flight, said: frames.Receipt) -> bool:
+        """Whether this may be the receipt of that batch: in turn, of the agreed hash, for as many
+        blobs as were sent.
+        """
+        positions = {exception.position for exception in said.exceptions}
+        return (
+            flight is self._flights[0]
+            and flight.handed_over > 0
+            and said.hash == frames.HASHES[self.banner.hash]
+            and len(positions) == len(said.exceptions)
+            and said.stored + len(positions) == len(flight.sent)
+            and all(position < len(flight.sent) for position in positions)
+        )
+
+    def _settle(self, flight: _Flight, said: frames.Receipt | None = None) -> None:
+        """What a receipt means for each blob; without one nothing was sent."""
+        not_stored = set(flight.withdrawn)
+        for position, verdict, text in said.exceptions if said is not None else ():
+            blob = flight.sent[position]
+            if verdict == frames.MISMATCH:
+                error = BatchRejected(
+                    "a blob was altered on its way",
+                    detail=f"{blob.blobid}: {text}",
+                    hint="if this happens again: bad memory at one end",
+                )
+                self._outcomes.append(Rejection(flight.batch, error))
+                return
+            if verdict == frames.REFUSED:
+                flight.failed.append(
+                    Failure(blob.blobid, Reason.REMOTE_REJECTED, text or _NAMELESS)
+                )
+                not_stored.add(blob.blobid)
+            elif verdict == frames.WITHDREW and blob.blobid not in flight.withdrawn:
+                raise self._nonsense(f"{blob.blobid} was not withdrawn")
+        stored = tuple(blob for blob in flight.sent if blob.blobid not in not_stored)
+        duration = time.monotonic() - flight.started
+        self._outcomes.append(
+            Receipt(flight.batch, stored, tuple(flight.failed), flight.wire_bytes, duration)
+        )
+
+
+class _Content:
+    """The hashes of a blob that goes in pieces: its own name, and the checksum the remote asks."""
+
+    def __init__(self, blobid: str, *, summed: bool) -> None:
+        self._blobid = blobid
+        self._summed = summed
+        self.restart()
+
+    def restart(self) -> None:
+        self._name = blake3()
+        self._sum = sha256()
+
+    def add(self, piece: memoryview) -> None:
+        self._name.update(piece)
+        if self._summed:
+            self._sum.update(piece)
+
+    @property
+    def checksum(self) -> bytes:
+        """What END carries."""
+        return self._sum.digest() if self._summed else b""
+
+    def so_far(self) -> bytes:
+        """The hash of what was taken in, as the remote knows it."""
+        return self._sum.digest() if self._summed else self._name.digest()
+
+    def problem(self, missing: int) -> str | None:
+        """What is wrong with the content, now that it was read; missing bytes came too few."""
+        found = self._name.hexdigest()
+        if missing:
+            return f"it ended {missing} bytes early"
+        return None if found == self._blobid else f"its content hashes to {found}"

@@ -1,0 +1,66 @@
+"""A look at a remote that the `stream` strategy will send to; see `session.Probe`.
+
+One connection answers everything: the receiver says what it is and how much is free, and takes two
+trial batches, which it reads, checks and writes into its scratch space. They are called back then,
+so that nothing gets a name: this also works behind a forced command, where there is no scratch
+directory to be had. What it cannot try, giving names and syncing them, the first batch's receipt
+tells.
+
+Called by `preflight`, through the registry.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ntt_backup.remote import frames
+from ntt_backup.strategy.session import Facts, SessionPlan
+from ntt_backup.strategy.stream import StreamSession
+from ntt_backup.strategy.trial import Deadline, trial
+
+
+class StreamProbe:
+    """See `session.Probe`."""
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self._plan = plan
+        self._session: StreamSession | None = None
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        before = time.time()
+        self._session = session = StreamSession(self._plan, place_needed=False)
+        after = time.time()
+        theirs = _whole(session.facts, "clock_us") / 1e6
+        banner = session.banner
+        return Facts(
+            system=str(session.facts.get("system", "unknown system")),
+            program=f"receiver {banner.version}, Python {banner.python}, {banner.hash}",
+            free_bytes=_whole(session.facts, "free_bytes"),
+            # Their clock was read somewhere between.
+            skew_s=max(0.0, before - theirs, theirs - after),
+            placed=bool(_whole(session.facts, "placed")),
+        )
+
+    def try_out(self) -> str:
+        session = self._session or StreamSession(self._plan, place_needed=False)
+        self._session = session
+        deadline = Deadline()
+        with trial(self._plan, self._plan.root) as (plan, batches):
+            session.try_out(plan.store, batches, deadline.check)
+        blobs = sum(len(batch.blobs) for batch in batches)
+        return f"{blobs} trial blobs in {len(batches)} batches by stream, called back"
+
+    def make_place(self) -> None:
+        self.close()
+        self._session = StreamSession(replace(self._plan, create=True))
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def _whole(facts: dict[str, frames.Field], name: str) -> int:
+    value = facts.get(name)
+    return value if isinstance(value, int) else 0

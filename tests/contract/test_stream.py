@@ -1,0 +1,483 @@
+"""What the sender of the `stream` strategy does with blobs that go wrong and far sides that lie.
+
+The receiver is the real one unless a test needs a liar: then a few lines of Python speak the
+protocol just well enough (`liar`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config.settings import RunSettings
+from ntt_backup.errors import (
+    BatchRejected,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteUnreachable,
+    SourceError,
+    Unsupported,
+)
+from ntt_backup.model import Batch, Blob
+from ntt_backup.remote import frames
+from ntt_backup.store import Store
+from ntt_backup.strategy import Session, open_probe, open_session
+from ntt_backup.strategy.session import Rejection, SessionPlan
+from tests.contract.rig import Machine, Rig, reasons, receipt_of, settle
+
+MIB = 1 << 20
+READY = {"free_bytes": 1, "total_bytes": 2, "clock_us": 0, "system": "Linux", "placed": 1}
+
+
+@pytest.fixture
+def strategy() -> str:
+    return "stream"
+
+
+def random_bytes(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+# --- large blobs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1, 2 * MIB, 3 * MIB + 7])
+def test_blobs_around_the_size_of_a_pack_arrive(here: Rig, size: int) -> None:
+    batch = here.batch("b", b"before", random_bytes(size), b"after")
+    session = here.open()
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert here.on_remote() == here.expected(batch)
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MIB])
+def test_a_blob_that_does_not_match_its_name_never_gets_it(here: Rig, size: int) -> None:
+    good, corrupt, also = (
+        here.put(b"good"),
+        here.put(random_bytes(size)),
+        here.put(b"good as well"),
+    )
+    content = bytearray(here.here(corrupt).read_bytes())
+    content[size // 2] ^= 1
+    here.here(corrupt).write_bytes(content)
+    session = here.open()
+    session.put(Batch("b", (good, corrupt, also)))
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == (good, also)
+    assert reasons(receipt_of(outcome).failed) == {corrupt.blobid: "corrupt-source"}
+    assert here.on_remote() == here.expected(Batch("", (good, also)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:MIB]),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    ],
+    ids=["cut short", "rewritten"],
+)
+def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
+    here: Rig, change: Callable[[Path], object]
+) -> None:
+    large, small = here.put(random_bytes(8 * MIB)), here.put(b"small")
+    changed: list[bool] = []
+
+    def on_bytes(count: int) -> None:
+        here.sent += count
+        if here.sent > 2 * MIB and not changed:
+            changed.append(True)
+            change(here.here(large))
+
+    session = open_session("stream", replace(plan_of(here), on_bytes=on_bytes))
+    here.sessions.append(session)
+    session.put(Batch("b", (large, small)))
+    (outcome,) = settle(session)
+    assert changed
+    assert receipt_of(outcome).stored == (small,)
+    assert reasons(receipt_of(outcome).failed) == {large.blobid: "corrupt-source"}
+    assert here.on_remote() == here.expected(Batch("", (small,)))
+
+
+def plan_of(rig: Rig) -> SessionPlan:
+    return SessionPlan(
+        transport=rig.transport,
+        store=Store(rig.store),
+        root=rig.path,
+        owner="0123456789ab",
+        run_id="run",
+        slot="0",
+        run=RunSettings(stall_timeout=5, receipt_timeout=20),
+        bytes_per_second=None,
+        on_bytes=rig._count,
+    )
+
+
+def test_a_large_blob_goes_on_where_its_last_durable_byte_was(here: Rig) -> None:
+    size = 96 * MIB
+    batch = here.batch("b", random_bytes(size))
+    first = here.open(codec="none")
+    first.put(batch)
+    first.abort()
+    already = here.sent
+    second = here.open(codec="none")
+    second.put(batch)
+    (outcome,) = settle(second)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert here.on_remote() == here.expected(batch)
+    assert here.sent - already < size // 2
+
+
+def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(here: Rig) -> None:
+    size = 96 * MIB
+    batch = here.batch("b", random_bytes(size))
+    first = here.open(codec="none")
+    first.put(batch)
+    first.abort()
+    partial = here.there / ".ntt-incoming" / "partial" / batch.blobs[0].blobid
+    with partial.open("r+b") as file:
+        file.seek(5)
+        file.write(b"\0\0\0\0")
+    second = here.open(codec="none")
+    second.put(batch)
+    (outcome,) = settle(second)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert here.on_remote() == here.expected(batch)
+
+
+# --- compression ----------------------------------------------------------------------------------
+
+TEXT = b"".join(
+    b"line %d of a log that says much the same all the time\n" % n for n in range(40_000)
+)
+
+
+@pytest.fixture
+def well_equipped(machine: Machine) -> Machine:
+    """A remote whose Python has the same modules as ours."""
+    machine.tool("python3", f'exec {sys.executable} "$@"')
+    return machine
+
+
+@pytest.mark.parametrize("codec", ["auto", "none", "zlib", "zstd-1", "zstd-3"])
+def test_every_codec_carries_everything(here: Rig, well_equipped: Machine, codec: str) -> None:
+    batch = here.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
+    session = here.open(transport=well_equipped, codec=codec)
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == batch.blobs
+    assert here.on_remote() == here.expected(batch)
+
+
+@pytest.mark.parametrize("codec", ["auto", "zlib", "zstd-3", "none"])
+def test_text_goes_compressed_unless_that_is_switched_off(
+    here: Rig, well_equipped: Machine, codec: str
+) -> None:
+    batch = here.batch("b", *(TEXT[n : n + 20_000] for n in range(0, 2_000_000, 20_000)))
+    session = here.open(transport=well_equipped, codec=codec)
+    session.put(batch)
+    (outcome,) = settle(session)
+    shrunk = receipt_of(outcome).wire_bytes < batch.size / 3
+    assert shrunk is (codec != "none")
+
+
+@pytest.mark.parametrize("codec", ["auto", "zstd-1"])
+def test_what_does_not_compress_goes_as_it_is(
+    here: Rig, well_equipped: Machine, codec: str
+) -> None:
+    batch = here.batch("b", *(random_bytes(20_000, seed) for seed in range(100)))
+    session = here.open(transport=well_equipped, codec=codec)
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).wire_bytes < 1.005 * batch.size
+
+
+# --- the store goes away --------------------------------------------------------------------------
+
+
+def test_a_store_that_is_away_is_no_batchs_trouble_and_the_session_goes_on(here: Rig) -> None:
+    session = here.open()
+    batch = here.batch("b", b"content", random_bytes(3 * MIB))
+    away = here.store.with_name("elsewhere")
+    here.store.rename(away)
+    with pytest.raises(SourceError):
+        session.put(batch)
+    assert session.in_flight == ()
+    assert session.usable
+    away.rename(here.store)
+    session.put(batch)
+    assert [receipt_of(outcome).stored for outcome in settle(session)] == [batch.blobs]
+
+
+# --- greetings ------------------------------------------------------------------------------------
+
+
+def says(machine: Machine, line: str) -> Machine:
+    """A remote whose python3 prints this line and waits."""
+    machine.tool("python3", f"echo; echo '{line}'; exec sleep 600")
+    return machine
+
+
+def test_a_python_that_is_too_old_is_named(here: Rig, machine: Machine) -> None:
+    with pytest.raises(Unsupported) as caught:
+        here.open(transport=says(machine, "NTT-LOADER 1 python=3.6.8"))
+    assert "3.6.8" in caught.value.detail
+    assert "3.8" in caught.value.hint
+
+
+def test_a_receiver_of_another_protocol_is_named_with_both_versions(
+    here: Rig, machine: Machine
+) -> None:
+    banner = "NTT-RECEIVE 9 version=7.0.0 python=3.14.0 hash=sha256 codec=zlib allow=put"
+    with pytest.raises(RemoteDenied) as caught:
+        here.open(transport=says(machine, banner))
+    assert "7.0.0 with protocol 9" in caught.value.detail
+    assert f"protocol {frames.PROTOCOL}" in caught.value.detail
+
+
+def test_a_codec_that_the_remote_does_not_have_is_refused_by_name_only(
+    here: Rig, machine: Machine
+) -> None:
+    banner = "NTT-RECEIVE 1 version=1 python=3.11.0 hash=sha256 codec=zlib allow=put"
+    with pytest.raises(Unsupported) as caught:
+        here.open(transport=says(machine, banner), codec="zstd-3")
+    assert "zstd" in caught.value.message
+
+
+def without_python(machine: Machine) -> Machine:
+    needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc awk date uname id rmdir cat"
+    return replace(machine, startup=f"PATH={machine.only(*needed.split())['PATH']}")
+
+
+def test_a_remote_without_python_is_told_so(here: Rig, machine: Machine) -> None:
+    class Words(Machine):
+        def explain(self, status: int | None, stderr: str) -> RemoteDenied:
+            return RemoteDenied("cannot run", detail=stderr)
+
+    bare = without_python(machine)
+    with pytest.raises(Unsupported) as caught:
+        here.open(transport=Words(bare.tools, startup=bare.startup))
+    assert "no python3" in caught.value.message
+    assert "run.strategy" in caught.value.hint
+
+
+# --- far sides that lie ---------------------------------------------------------------------------
+
+LIAR = """
+import os, sys
+from ntt_backup.remote import frames
+from ntt_backup.remote.inbox import Inbox
+inbox = Inbox(frames.TO_RECEIVER)
+os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
+def say(frame): os.write(1, frame)
+while True:
+    count = os.readv(0, [inbox.space()])
+    if not count: break
+    inbox.filled(count)
+    while (found := inbox.next()) is not None:
+        kind, payload = found
+        if kind == frames.HELLO: say(frames.fields(frames.READY, {ready!r}))
+        if kind == frames.COMMIT:
+            number = frames.read_number(payload)
+            {answer}
+"""
+
+
+def liar(machine: Machine, answer: str, ready: dict[str, int | str] | None = None) -> Machine:
+    """A remote that answers a COMMIT with Python of the test's own."""
+    program = machine.tools / "liar.py"
+    program.write_text(LIAR.replace("{ready!r}", repr(ready or READY)).replace("{answer}", answer))
+    project = Path(__file__).resolve().parents[2]
+    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
+    return machine
+
+
+def receipt(
+    stored: int, *exceptions: tuple[int, int, str], hashed: int = 0, number: str = ""
+) -> str:
+    listed = ", ".join(f"frames.Exceptional{exception!r}" for exception in exceptions)
+    number = number or "number"
+    return f"say(frames.receipt(frames.Receipt({number}, 0, {hashed}, {stored}, [{listed}])))"
+
+
+def failed(text: str) -> str:
+    return (
+        "say(frames.receipt(frames.Receipt(number, 1, 0, 0,"
+        f" [frames.Exceptional(0, frames.REFUSED, {text!r})])))"
+    )
+
+
+def lost(here: Rig, session: Session, batch: Batch) -> RemoteUnreachable:
+    session.put(batch)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle(session)
+    assert batch in session.in_flight or not session.usable
+    assert not session.usable
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        receipt(1),
+        receipt(3),
+        receipt(1, (5, frames.PRESENT, "")),
+        receipt(0, (0, frames.PRESENT, ""), (0, frames.PRESENT, "")),
+        receipt(1, (0, frames.WITHDREW, "")),
+        receipt(2, hashed=1),
+        receipt(2, number="number + 1"),
+        receipt(2) + "; " + receipt(2),
+        "say(frames.numbered(frames.ABORTED, number))",
+        "say(frames.fields(frames.READY, {}))",
+        "say(frames.head(frames.RECEIPT, 1 << 30))",
+        "say(b'\\xff' * 1000)",
+        "say(frames.frame(frames.COMMIT, b'1234'))",
+    ],
+)
+def test_an_answer_that_cannot_be_ends_the_session(
+    here: Rig, machine: Machine, answer: str
+) -> None:
+    session = here.open(transport=liar(machine, answer))
+    batch, second = here.batch("b", b"one", b"two"), here.batch("second", b"3", b"4")
+    session.put(batch)
+    session.put(second)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle(session)
+    assert "nonsense" in caught.value.message
+    assert not session.usable
+    assert second in session.in_flight
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ENOSPC: No space left on device", RemoteCannotStore),
+        ("EDQUOT: Disk quota exceeded", RemoteCannotStore),
+        ("EIO: Input/output error", RemoteCannotStore),
+        ("EROFS: Read-only file system: 17", RemoteCannotStore),
+        ("ESTALE: Stale file handle", RemoteUnreachable),
+        ("EBADMSG: a pack does not have its checksum", BatchRejected),
+        ("", BatchRejected),
+    ],
+)
+def test_a_batch_that_failed_there_is_rejected_with_its_words(
+    here: Rig, machine: Machine, text: str, kind: type[Exception]
+) -> None:
+    session = here.open(transport=liar(machine, failed(text)))
+    batch = here.batch("b", b"one", b"two")
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert isinstance(outcome, Rejection)
+    assert (outcome.batch, type(outcome.error)) == (batch, kind)
+    assert text in outcome.error.detail
+    assert session.usable
+
+
+def test_verdicts_are_told_apart(here: Rig, machine: Machine) -> None:
+    answer = receipt(
+        1, (0, frames.PRESENT, ""), (1, frames.REPLACED, ""), (2, frames.REFUSED, "a directory")
+    )
+    session = here.open(transport=liar(machine, answer))
+    batch = here.batch("b", b"1", b"2", b"3", b"4")
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == (*batch.blobs[:2], batch.blobs[3])
+    (failure,) = receipt_of(outcome).failed
+    assert (failure.blobid, failure.reason.value) == (batch.blobs[2].blobid, "remote-rejected")
+    assert failure.detail == "a directory"
+
+
+def test_a_blob_altered_on_its_way_has_its_batch_sent_again(here: Rig, machine: Machine) -> None:
+    session = here.open(transport=liar(machine, receipt(1, (1, frames.MISMATCH, ""))))
+    batch = here.batch("b", b"one", b"two")
+    session.put(batch)
+    (outcome,) = settle(session)
+    assert isinstance(outcome, Rejection)
+    assert isinstance(outcome.error, BatchRejected)
+    assert batch.blobs[1].blobid in outcome.error.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("gone", RemoteUnreachable),
+        ("root", RemoteCannotStore),
+        ("place", RemoteCannotStore),
+        ("storage", BatchRejected),
+        ("refused", RemoteDenied),
+        ("protocol", RemoteDenied),
+        ("idle", RemoteUnreachable),
+        ("internal", RemoteUnreachable),
+    ],
+)
+def test_an_error_ends_the_session_with_its_words(
+    here: Rig, machine: Machine, code: str, kind: type[Exception]
+) -> None:
+    session = here.open(transport=liar(machine, f"say(frames.error({code!r}, 'words of it'))"))
+    session.put(here.batch("b", b"one"))
+    with pytest.raises(kind) as caught:
+        settle(session)
+    assert "words of it" in str(caught.value)
+    assert not session.usable
+
+
+def test_a_remote_without_by_hash_is_an_outage(here: Rig) -> None:
+    (here.there / "by-hash").rmdir()
+    with pytest.raises(RemoteUnreachable) as caught:
+        here.open()
+    assert caught.value.message == "remote.path is gone"
+    assert not (here.there / "by-hash").exists()
+
+
+# --- the look before a run ------------------------------------------------------------------------
+
+
+def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Rig) -> None:
+    name, probe, facts = open_probe("auto", plan_of(here), will_try_out=True)
+    assert name == "stream"
+    assert facts.placed
+    assert facts.free_bytes
+    assert facts.skew_s < 5
+    said = probe.try_out()
+    probe.close()
+    assert "5 trial blobs" in said
+    assert here.on_remote() == {}
+    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
+
+
+def test_a_probe_looks_without_by_hash_and_makes_it_when_told(here: Rig) -> None:
+    (here.there / "by-hash").rmdir()
+    _, probe, facts = open_probe("stream", plan_of(here), will_try_out=True)
+    assert not facts.placed
+    probe.try_out()
+    assert not (here.there / "by-hash").exists()
+    probe.make_place()
+    assert (here.there / "by-hash").is_dir()
+    probe.close()
+
+
+def test_auto_is_tar_where_the_remote_has_no_python(here: Rig, machine: Machine) -> None:
+    class Words(Machine):
+        def explain(self, status: int | None, stderr: str) -> RemoteDenied:
+            return RemoteDenied("cannot run", detail=stderr)
+
+    bare = without_python(machine)
+    plan = replace(plan_of(here), transport=Words(bare.tools, startup=bare.startup))
+    name, probe, _ = open_probe("auto", plan, will_try_out=True)
+    assert name == "tar"
+    assert "trial blobs" in probe.try_out()
+    probe.close()
+
+
+def test_a_blob_that_is_in_the_catalog_with_another_size_is_failed(here: Rig) -> None:
+    good, odd = here.put(b"good"), here.put(b"odd")
+    session = here.open()
+    session.put(Batch("b", (good, Blob(odd.blobid, 99))))
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == (good,)
+    assert reasons(receipt_of(outcome).failed) == {odd.blobid: "wrong-size"}
