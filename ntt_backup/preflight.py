@@ -125,13 +125,13 @@ class _Look:
         facts: list[Facts] = []
         yield _guarded("remote", lambda: self._look_at_remote(facts))
         if facts and (probe := self._probe) is not None:
-            if not facts[0].placed and catalog is not None:
-                yield _guarded("by-hash", lambda: self._look_for_place(catalog, probe))
             if self._try_out:
                 yield _guarded("transfer", lambda: _transfer(probe))
             yield _guarded("clock", lambda: _clock(facts[0]))
             if catalog is not None:
                 yield _guarded("space", lambda: self._look_for_space(catalog, facts[0]))
+                if not facts[0].placed:
+                    yield _guarded("by-hash", lambda: self._look_for_place(catalog, probe))
         yield _guarded("versions", _versions)
 
     def close(self) -> None:

@@ -22,6 +22,9 @@ PARTIAL = "partial"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCK = "lock"
 _PARTIAL_DAYS = 7
+# What a check or a bench of the tar strategy that was killed has left; younger ones may be alive.
+_SCRATCH = ".ntt-check-"
+_SCRATCH_SECONDS = 3600
 
 
 class Refusal(Exception):
@@ -143,12 +146,19 @@ class Ground:
                 continue  # Alive, maybe, with no lock to tell: the tar strategy holds none.
             if _is_dead(self.incoming, name):
                 _remove(self.incoming, name)
+        for name in os.listdir(self.root):
+            if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
+                _remove(self.root, name)
         with contextlib.suppress(OSError):
             partial = os.open(PARTIAL, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.incoming)
             try:
                 _remove_old(partial, time.time() - _PARTIAL_DAYS * 86400)
             finally:
                 os.close(partial)
+
+    def _is_old_directory(self, name: str) -> bool:
+        found = os.stat(name, dir_fd=self.root, follow_symlinks=False)
+        return stat.S_ISDIR(found.st_mode) and found.st_mtime < time.time() - _SCRATCH_SECONDS
 
 
 def lock_file(directory: int, name: str | bytes, create: bool) -> int | None:

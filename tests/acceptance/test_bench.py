@@ -140,7 +140,7 @@ def test_a_catalog_with_nothing_in_it_is_an_error_with_a_hint(site: Site) -> Non
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("strategies", "--only", "carrier-pigeon"), "carrier-pigeon: none of tar, "),
+        (("strategies", "--only", "carrier-pigeon"), "carrier-pigeon: none of stream, tar, "),
         (("strategies", "--plot", "figure.pdf"), "ends in none of .svg, .png"),
         (("strategies", "--sample", "much"), "no size such as 200MB"),
         (("strategies", "--json", "/nowhere/report.json"), "does not exist"),

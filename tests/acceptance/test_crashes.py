@@ -6,6 +6,8 @@ import os
 import random
 import signal
 
+import pytest
+
 from tests.link import Link
 from tests.site import Site, wait_until
 
@@ -47,7 +49,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(site: Site) -> None:
 
 def test_a_killed_tar_fails_its_batch_only(site: Site) -> None:
     site.fill(6, size=lambda chance: 3_000_000)
-    site.write_config(run={"workers": 1, "batch_size": 2, "bwlimit": "6MB/s"})
+    site.write_config(run={"strategy": "tar", "workers": 1, "batch_size": 2, "bwlimit": "6MB/s"})
     with site.running("run") as run:
         _kill_child(site, "tar")
         assert run.wait(60) == 0, site.output()
@@ -64,7 +66,13 @@ def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, 
     (large,) = site.fill(1, seed=2, size=lambda chance: 4_000_000)
     assert site.query("select count(*) from blobs where blobid < %s", large)[0][0] > 5
     site.write_config(
-        run={"workers": 1, "batch_size": 100, "batch_bytes": 1_000_000, "bwlimit": "1MB/s"}
+        run={
+            "strategy": "tar",
+            "workers": 1,
+            "batch_size": 100,
+            "batch_bytes": 1_000_000,
+            "bwlimit": "1MB/s",
+        }
     )
     with site.running("run") as run:
         site.await_event("worker_start")
@@ -94,14 +102,18 @@ def test_a_killed_ssh_is_an_outage(site: Site) -> None:
     site.assert_complete()
 
 
-def test_nothing_outlives_a_killed_coordinator(site: Site, link: Link) -> None:
+@pytest.mark.parametrize(("strategy", "children"), [("stream", {"ssh"}), ("tar", {"ssh", "tar"})])
+def test_nothing_outlives_a_killed_coordinator(
+    site: Site, link: Link, strategy: str, children: set[str]
+) -> None:
     """Not even a worker that cannot notice it, and an ssh whose link has stalled."""
     site.through(site.sshd.through(link.port))
     blobids = site.fill(6, size=lambda chance: 3_000_000)
-    site.write_config(run={"workers": 1, "batch_size": 1, "bwlimit": "6MB/s"})
+    run_settings = {"strategy": strategy, "workers": 1, "batch_size": 1, "bwlimit": "6MB/s"}
+    site.write_config(run=run_settings)
     with site.running("run") as run:
         site.await_event("batch_complete")
-        wait_until(lambda: {"ssh", "tar"} <= set(site.processes().values()), "tar and ssh at work")
+        wait_until(lambda: children <= set(site.processes().values()), "its children at work")
         link.stall()
         os.kill(site.events("worker_start")[0]["pid"], signal.SIGSTOP)
         run.kill()

@@ -176,6 +176,7 @@ def test_what_keeps_us_out_is_said_in_one_line(
 
 @pytest.mark.parametrize("tool", ["ssh", "tar"])
 def test_a_tool_that_is_missing_here(site: Site, tool: str) -> None:
+    site.write_config(run={"strategy": "tar"})
     tools = site.root / "tools"
     tools.mkdir()
     for name in {"ssh", "tar"} - {tool}:
@@ -185,6 +186,7 @@ def test_a_tool_that_is_missing_here(site: Site, tool: str) -> None:
 
 
 def test_tar_is_missing_there(site: Site, remote: Sshd, startup: Path) -> None:
+    site.write_config(run={"strategy": "tar"})
     tools = remote.directory("tools").path
     made = remote.run(f"ln -s /usr/bin/* {tools}/ && rm {tools}/tar")
     assert made.returncode == 0, made.stderr
@@ -194,7 +196,7 @@ def test_tar_is_missing_there(site: Site, remote: Sshd, startup: Path) -> None:
 
 def test_remote_path_is_missing(site: Site) -> None:
     site.remote.local.rmdir()
-    refused(site, 6, site.remote.path, "no such directory", "mkdir -p")
+    refused(site, 6, "remote.path cannot be used", site.remote.path, "mkdir -p")
     assert not site.remote.local.exists()
 
 

@@ -206,6 +206,7 @@ def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
     tools.mkdir()
     (tools / "tar").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tools / "tar").chmod(0o755)
+    site.write_config(run={"strategy": "tar"})
     site.environ.update({"TMPDIR": str(scratch), "PATH": f"{tools}:{os.environ['PATH']}"})
     with site.running("check") as check:
         wait_until(lambda: list(scratch.glob("ntt-check-*/*")), "the trial blobs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,9 @@ RUN = RunSettings(stall_timeout=20, receipt_timeout=20)
 
 @pytest.fixture(scope="module")
 def crew() -> Iterator[Crew]:
-    with Crew() as made:
+    """The far side's python3 is this one, which can decompress zstd."""
+    with pytest.MonkeyPatch.context() as patch, Crew() as made:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         yield made
 
 

@@ -102,8 +102,9 @@ def test_the_busy_account_has_busybox_first(remote: Sshd) -> None:
 
 
 @pytest.mark.docker
-def test_there_is_no_python_on_the_remote(remote: Sshd) -> None:
-    assert remote.run("command -v python3").returncode != 0
+def test_the_bare_account_has_no_python(remote: Sshd) -> None:
+    assert remote.run("command -v python3").returncode == 0
+    assert remote.as_user("bare").run("command -v python3").returncode != 0
 
 
 def test_a_full_remote_says_so_and_is_empty_again_next_time(remote: Sshd) -> None:

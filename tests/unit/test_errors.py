@@ -21,6 +21,7 @@ CONTRACT = {
     "RemoteError": (5, False),
     "RemoteUnreachable": (5, True),
     "RemoteDenied": (5, False),
+    "Unsupported": (5, False),
     "RemoteCannotStore": (6, False),
     "BatchRejected": (7, True),
     "WorkerFailed": (1, False),
