@@ -23,7 +23,7 @@ from ntt_backup.catalog.db import WHO_KEEPS_ROWS, Connection, configure, transla
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.model import Blob, Failure
+from ntt_backup.model import Blob, Failure, is_blobid
 
 _REQUEUE_BATCH = 5000
 _DETAIL_LENGTH = 1000
@@ -46,23 +46,50 @@ class Ledger:
         one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
         recording the same again is harmless but for the count of attempts.
         """
-        stored_ids = [blob.blobid for blob in stored]
         with translated(self._conn, "record a batch"), self._conn.transaction():
-            there = self._lock({*stored_ids, *(failure.blobid for failure in failed)})
-            sizes = {blob.blobid: blob.size for blob in stored if blob.blobid in there}
-            failures = {failure.blobid: failure for failure in failed if failure.blobid in there}
+            sizes = {blob.blobid: blob.size for blob in stored}
+            failures = {failure.blobid: failure for failure in failed}
+            there = self._lock({*sizes, *failures}) if failures else set()
             if sizes:
-                self._update("mark_copied", blobids=list(sizes), sizes=list(sizes.values()))
-            if stored_ids:
-                self._run("forget_failures", blobids=stored_ids)
-            if failures:
-                self._update("mark_failed", blobids=list(failures))
-                self._run(
-                    "record_failures",
-                    blobids=list(failures),
-                    reasons=[str(failure.reason) for failure in failures.values()],
-                    details=[_storable(failure.detail) for failure in failures.values()],
-                )
+                self._mark_copied(sizes)
+            if failures := {one: failures[one] for one in failures if one in there}:
+                self._mark_failed(failures)
+
+    def _mark_copied(self, sizes: dict[str, int | None]) -> None:
+        """All but the rows that are gone.
+
+        Where nothing failed, rows are locked by this one update, as a rule in the order of blobids:
+        a lock of its own would cost as much again. Should two sessions ever meet in another order,
+        one of them is told, and records once more.
+        """
+        left = self._update_copied(sizes)
+        there = self._lock(left) if left else set()
+        # Inserted in between, or kept as it is by its owner: the second time tells.
+        if there and (unmoved := self._update_copied({one: sizes[one] for one in there})):
+            _require_changed(len(unmoved), min(unmoved))
+
+    def _update_copied(self, sizes: dict[str, int | None]) -> set[str]:
+        """Mark what can be marked; the blobids that are not."""
+        blobids = sorted(sizes)
+        # psycopg looks at every element of a list in Python, a third of what a batch costs here.
+        plain = all(map(is_blobid, blobids))
+        rows = self._run(
+            "mark_copied",
+            blobids=_array(blobids) if plain else blobids,
+            sizes=_array("null" if (size := sizes[one]) is None else str(size) for one in blobids),
+        )
+        return {blobid for (blobid,) in rows}
+
+    def _mark_failed(self, failures: dict[str, Failure]) -> None:
+        """Of locked rows."""
+        blobids = list(failures)
+        _require_changed(*self._run("mark_failed", blobids=blobids).fetchall()[0])
+        self._run(
+            "record_failures",
+            blobids=blobids,
+            reasons=[str(failure.reason) for failure in failures.values()],
+            details=[_storable(failure.detail) for failure in failures.values()],
+        )
 
     def _lock(self, blobids: set[str]) -> set[str]:
         """Those of the blobids that are still in the catalog; nobody can change them now."""
@@ -71,10 +98,7 @@ class Ledger:
             _require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
         return there
 
-    def _update(self, name: str, **values: Iterable[object]) -> None:
-        _require_changed(*self._run(name, **values).fetchall()[0])
-
-    def _run(self, name: str, **values: Iterable[object]) -> Cursor[tuple[Any, ...]]:
+    def _run(self, name: str, **values: object) -> Cursor[tuple[Any, ...]]:
         query = statement(name, **self._parts)
         return self._conn.execute(query, {"target": self._target, **values})
 
@@ -90,6 +114,11 @@ def _require_changed(unchanged: int, example: str) -> None:
             detail=f"{unchanged} of its rows stay as they were, such as {example[:64]!r}",
             hint=WHO_KEEPS_ROWS,
         )
+
+
+def _array(elements: Iterable[str]) -> str:
+    """An array as PostgreSQL writes it, of elements that need no quotes."""
+    return f"{{{','.join(elements)}}}"
 
 
 def _storable(detail: str) -> str:

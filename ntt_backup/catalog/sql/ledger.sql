@@ -1,11 +1,11 @@
 -- Recording receipts and failures.
 --
 -- An update may silently do nothing: a trigger or a policy of the table's owner keeps a row as it
--- is. So each tells how many of the rows that were locked for it stay as they were, and names one.
+-- is. So each tells which rows stay as they were.
 
 -- name: lock_rows
--- Locks the rows that are about to be updated, in one order for all sessions, so that two of them
--- cannot wait for each other. Returns their blobids: the others are gone.
+-- Locks the rows of the given blobids, in one order for all sessions, so that two of them cannot
+-- wait for each other. Returns their blobids: the others are gone.
 select blobid from blobs where blobid = any(%(blobids)s::text[])
 order by blobid for no key update;
 
@@ -16,23 +16,22 @@ select count(*), min(blobid) from blobs
 where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 
 -- name: mark_copied
--- Records locked rows as stored. A size that the catalog knows is left alone, one that its column
--- cannot hold is left out.
-with marked as (
+-- Records blobs as stored, and forgets that they ever failed. A size that the catalog knows is left
+-- alone, one that its column cannot hold is left out. Returns the blobids that are not marked now:
+-- of rows that are gone, or stay as they are.
+with stored as materialized (
+    select blobid, size from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as s (blobid, size)
+), marked as (
     update blobs
     set {copied} = true, {last_checked} = now(), {copy_failed} = false,
         size = coalesce(blobs.size, case when stored.size <= {largest_size} then stored.size end)
-    from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
+    from stored
     where blobs.blobid = stored.blobid
     returning blobs.blobid, {copied} as done
-), unchanged as (
-    select unnest(%(blobids)s::text[]) as blobid except select blobid from marked where done
+), forgotten as (
+    delete from ntt_backup.failures where target = %(target)s and blobid = any(%(blobids)s::text[])
 )
-select count(*), min(blobid) from unchanged;
-
--- name: forget_failures
--- What is stored has not failed any more.
-delete from ntt_backup.failures where target = %(target)s and blobid = any(%(blobids)s::text[]);
+select blobid from stored except select blobid from marked where done;
 
 -- name: mark_failed
 -- Takes locked rows out of what is pending, until they are requeued.
