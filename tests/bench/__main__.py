@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
     names = {one.name: one for one in CONTENDERS}
-    wanted = plan.QUICK if options.quick else plan.FULL
+    wanted = plan.QUICK if options.quick else plan.LONG if options.long else plan.FULL
     choice = plan.choose(wanted, list(names), options.only)
     cases = [case for case in choice.cases if _possible(case)]
     contenders = tuple(one for one in map(names.__getitem__, choice.contenders) if _present(one))
@@ -231,7 +231,9 @@ def _show(outcomes: Sequence[Outcome]) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/bench/run", description=main.__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="a smaller table, in under 4 minutes")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a smaller table, in under 4 minutes")
+    size.add_argument("--long", action="store_true", help="large stores; use it with --only")
     add(
         "--only",
         type=lambda text: [word.strip() for word in text.split(",")],

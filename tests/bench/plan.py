@@ -1,8 +1,9 @@
-"""Which stores go over which links: the full table, and the quick one.
+"""Which stores go over which links: the full table, a quick one, and one of large stores.
 
 On 2 idle cores the full table takes well under 30 minutes, the quick one under 4. A peer that pays
 several round trips a file would take hours on a slow link, so stores of small files are small
-there.
+there. What starting up costs is a tenth of such a run and nothing of one in production: the long
+table has stores of which a run takes a minute or more, for a few contenders by name.
 
 Pure. Called by the runner.
 """
@@ -68,6 +69,17 @@ QUICK = Plan(
     ),
     limit=30,
     patience=4,
+)
+LONG = Plan(
+    (
+        _case("small", "loopback", blobs=200_000),
+        _case("mix", "loopback", megabytes=2000),
+        _case("small", "slow", blobs=200_000),
+        _case("mix", "slow", megabytes=2000),
+        _case("text", "slow", megabytes=1000),
+    ),
+    limit=600,
+    patience=600,
 )
 
 
