@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-BLOBID_LENGTH = 64
+BLOBID_LENGTH: Final = 64
+LARGEST_BLOB: Final = 1 << 60  # as in the protocol; no file system holds one
 _BLOBID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -53,6 +55,15 @@ class Blob:
     blobid: str
     size: int | None = None
 
+    @property
+    def expected(self) -> int:
+        """Bytes to reckon with: none for a size that is not known, or that no blob can have.
+
+        The catalog may hold any number there. One is found wrong when the blob is read; until then
+        it may not spoil a sum over its neighbours.
+        """
+        return self.size if self.size is not None and 0 <= self.size <= LARGEST_BLOB else 0
+
 
 @dataclass(frozen=True, slots=True)
 class BlobRange:
@@ -86,7 +97,7 @@ class Batch:
     @property
     def size(self) -> int:
         """Bytes of content, as far as sizes are known."""
-        return sum(blob.size or 0 for blob in self.blobs)
+        return total_size(self.blobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +130,4 @@ class Receipt:
 
 def total_size(blobs: Iterable[Blob]) -> int:
     """Bytes of the blobs whose size is known."""
-    return sum(blob.size or 0 for blob in blobs)
+    return sum(blob.expected for blob in blobs)

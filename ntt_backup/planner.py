@@ -47,7 +47,7 @@ def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -
     It holds at most max_blobs, and at most max_bytes of content, except that a single blob larger
     than max_bytes travels alone. Blobs of unknown size count as empty.
     """
-    return count == max_blobs or (count > 0 and size + (blob.size or 0) > max_bytes)
+    return count == max_blobs or (count > 0 and size + blob.expected > max_bytes)
 
 
 def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
@@ -56,7 +56,7 @@ def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
     for count, blob in enumerate(blobs):
         if is_full(count, size, blob, max_blobs, max_bytes):
             return count
-        size += blob.size or 0
+        size += blob.expected
     return len(blobs)
 
 

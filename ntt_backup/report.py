@@ -119,9 +119,9 @@ def plan(pending: Iterable[Blob], max_blobs: int, max_bytes: int) -> Plan:
             batches += 1
             count = size_so_far = 0
         count += 1
-        size_so_far += blob.size or 0
+        size_so_far += blob.expected
         blobs += 1
-        total += blob.size or 0
+        total += blob.expected
         unsized += blob.size is None
     return Plan(blobs, total, unsized, batches)
 

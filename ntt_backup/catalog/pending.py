@@ -71,11 +71,14 @@ def columns(target: str) -> dict[str, sql.Composable]:
 
 
 def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
-    """Columns and predicates (`uncopied`, `pending`) of the target, as parts of a query."""
+    """Columns and predicates (`uncopied`, `pending`) of the target, and `size`, as parts of a
+    query.
+    """
     usable = (index.form for index in read_indexes(conn, target) if index.valid and index.form)
     parts = columns(target)
     parts["uncopied"] = fragment(next(usable, _OWN_FORM), **parts)
     parts["pending"] = fragment("pending", **parts)
+    parts["size"] = fragment("read_size")
     return parts
 
 

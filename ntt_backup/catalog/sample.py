@@ -13,7 +13,7 @@ from typing import Final
 
 from ntt_backup.catalog.db import Connection, translated
 from ntt_backup.catalog.pending import columns, walk_indexes
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob
 
 _POINTS: Final = 64
@@ -22,7 +22,7 @@ _DIGITS: Final = 4
 
 def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
     """About limit blobs, or all where there are fewer; none twice, none that is failed."""
-    query = statement("sample_from", **columns(target))
+    query = statement("sample_from", **columns(target), size=fragment("read_size"))
     found: dict[str, Blob] = {}
     with translated(conn, "draw a sample"), conn.transaction():
         walk_indexes(conn, local=True)

@@ -50,18 +50,18 @@ select pg_advisory_unlock(%(class)s, index) from unnest(%(indexes)s::int[]) as i
 -- The next pending blobs of the given ranges, range by range in the given order, after the blobid
 -- `past` where it is not null. lo then is that blobid, so that neither blobs under way nor dead
 -- entries of the index before it are walked again.
-select r.index, b.blobid, b.size::bigint
+select r.index, b.blobid, b.size
 from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[], %(pasts)s::text[])
     with ordinality as r (index, lo, hi, past, nth)
 cross join lateral (
     (
-        select blobid, size from blobs
+        select blobid, {size} as size from blobs
         where {pending} and blobid >= r.lo and blobid < r.hi and blobid is distinct from r.past
         order by blobid limit %(limit)s
     )
     union all
     (
-        select blobid, size from blobs
+        select blobid, {size} as size from blobs
         where {pending} and blobid >= r.lo and r.hi is null and blobid is distinct from r.past
         order by blobid limit %(limit)s
     )

@@ -25,6 +25,15 @@
 -- A pending blob: not yet copied, and not failed either.
 ({uncopied} and {copy_failed} is not true)
 
+-- name: read_size
+-- The size of a row, as a part of other queries. A numeric may hold what no bigint does, or NaN:
+-- that is no blob's size, and shows as -1.
+(
+    case
+        when size not between -9223372036854775808 and 9223372036854775807 then -1 else size
+    end::bigint
+)
+
 -- name: indexes
 -- The indexes of the table: predicate (null for a whole index), whether they may be used (valid),
 -- and whether they can walk a range of blobids in order (ordered).

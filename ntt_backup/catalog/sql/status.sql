@@ -1,4 +1,7 @@
 -- Figures. Exact ones read the whole table; they are for people who ask, not for the send loop.
+--
+-- Sizes are another program's, and may be any number. Those below zero count as none, and a sum
+-- that no bigint holds as the largest one. (least() passes over a null, so no null may get there.)
 
 -- name: totals
 -- All blobs by their state: how many, the bytes of those with a known size, and how many lack a
@@ -7,9 +10,16 @@ select
     count(*) filter (where {pending}),
     count(*) filter (where {copied}),
     count(*) filter (where {uncopied} and {copy_failed}),
-    coalesce(sum(size) filter (where {pending}), 0)::bigint,
-    coalesce(sum(size) filter (where {copied}), 0)::bigint,
-    coalesce(sum(size) filter (where {uncopied} and {copy_failed}), 0)::bigint,
+    least(
+        coalesce(sum(greatest(size, 0)) filter (where {pending}), 0), 9223372036854775807
+    )::bigint,
+    least(
+        coalesce(sum(greatest(size, 0)) filter (where {copied}), 0), 9223372036854775807
+    )::bigint,
+    least(
+        coalesce(sum(greatest(size, 0)) filter (where {uncopied} and {copy_failed}), 0),
+        9223372036854775807
+    )::bigint,
     count(*) filter (where {pending} and size is null),
     (select count(*) from blobs where blobid is null)
 from blobs
@@ -30,18 +40,20 @@ order by 2 desc, 1;
 
 -- name: pending_in_ranges
 -- The pending blobs of the given ranges: how many, their known bytes, and how many lack a size.
-select coalesce(sum(one.blobs), 0)::bigint, coalesce(sum(one.bytes), 0)::bigint,
+select coalesce(sum(one.blobs), 0)::bigint,
+    least(coalesce(sum(one.bytes), 0), 9223372036854775807)::bigint,
     coalesce(sum(one.unsized), 0)::bigint
 from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
 cross join lateral (
-    select count(*) as blobs, sum(size) as bytes, count(*) - count(size) as unsized
+    select count(*) as blobs, sum(greatest(size, 0)) as bytes, count(*) - count(size) as unsized
     from blobs where {pending} and blobid >= r.lo and blobid < r.hi
     union all
-    select count(*), sum(size), count(*) - count(size)
+    select count(*), sum(greatest(size, 0)), count(*) - count(size)
     from blobs where {pending} and blobid >= r.lo and r.hi is null
 ) as one;
 
 -- name: pending_total
 -- All pending blobs: how many, their known bytes, and how many lack a size.
-select count(*), coalesce(sum(size), 0)::bigint, count(*) - count(size)
+select count(*), least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint,
+    count(*) - count(size)
 from blobs where {pending} and blobid is not null;
