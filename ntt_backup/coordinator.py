@@ -24,7 +24,7 @@ import sdnotify
 
 from ntt_backup import __version__, identity, preflight
 from ntt_backup.config import Settings
-from ntt_backup.errors import BackupError, Stopped, WorkerFailed
+from ntt_backup.errors import BackupError, SourceError, Stopped, WorkerFailed
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.planner import Backoff, OutageClock
@@ -120,7 +120,11 @@ class _Run:
         return self._finish()
 
     def _preflight(self) -> str | None:
-        """The strategy to send by; watching, an outage is waited out. None when told to stop."""
+        """The strategy to send by; watching, an outage is waited out. None when told to stop.
+
+        A store that cannot be used counts as one, as it does once the workers run: its disk may be
+        mounted later than we are started.
+        """
         clock = OutageClock(self._backoff, None, random.random)
         while not self._inbox.stops:
             try:
@@ -136,7 +140,8 @@ class _Run:
                 return found.strategy
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
-                if not (self._watch and error.retryable) or wait_s is None:
+                may_pass = error.retryable or isinstance(error, SourceError)
+                if not (self._watch and may_pass) or wait_s is None:
                     raise
                 self._tell(
                     "outage",
@@ -146,7 +151,7 @@ class _Run:
                     attempt=clock.attempt,
                     wait_s=round(wait_s, 3),
                 )
-                # Waiting for a remote that is away at boot is a daemon's work, not a failed start.
+                # Waiting for what is away at boot is a daemon's work, not a failed start.
                 self._systemd.notify("READY=1")
                 self._systemd.notify(f"STATUS=waiting: {error.message}")
                 self._sit_out(wait_s)

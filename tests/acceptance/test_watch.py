@@ -77,6 +77,41 @@ def test_it_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: L
     assert site.failures() == {}
 
 
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_it_waits_for_a_store_that_is_not_mounted_at_the_start(site: Site, kind: str) -> None:
+    """For longer than a run would wait; a run, and a check, end as before."""
+    site.write_config(run={"outage_timeout": 0, "backoff_cap": 0.1})
+    blobid = site.put(b"patience")
+    mounted, aside = site.store, site.root / "aside"
+    mounted.rename(aside)
+    if kind == "empty":
+        mounted.mkdir()
+    for command in (["run"], ["check"]):
+        assert site.run(*command).returncode == 2
+    before = len(site.events("outage"))
+    with site.running("run", "--watch") as run:
+        said = site.await_event("outage", before + 3)
+        assert said["what"] == "preflight"
+        assert str(site.store) in said["reason"]
+        if kind == "empty":
+            mounted.rmdir()
+        aside.rename(mounted)
+        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+    assert site.failures() == {}
+
+
+def test_told_to_stop_while_it_waits_for_the_store(site: Site) -> None:
+    site.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
+    with site.running("run", "--watch") as run:
+        site.await_event("outage")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+    assert str(site.store) in site.output()
+    assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
+
+
 def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres) -> None:
     """At the start, and again later, for longer than a run would wait."""
     site = watching
