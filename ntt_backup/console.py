@@ -218,8 +218,9 @@ def _figures(snapshot: Snapshot) -> str:
 class ScanView:
     """A scan under way: one line kept up to date on a terminal, a line a minute elsewhere.
 
-    The first strays of all are shown as they are met. The file strays, where given, is made anew
-    and gets each as a JSON line; ConfigError is raised where it cannot be written.
+    The first strays of all are shown as they are met. The file strays, where given, gets each as a
+    JSON line, before the scan notes that it is past it; ConfigError is raised where it cannot be
+    written.
     """
 
     def __init__(self, stream: TextIO, strays: Path | None, *, quiet: bool = False) -> None:
@@ -229,7 +230,13 @@ class ScanView:
         self._strays = 0
         self._path = strays
         with self._writing():
-            self._file = None if strays is None else strays.open("w", encoding="utf-8")
+            self._file = None if strays is None else strays.open("a", buffering=1, encoding="utf-8")
+
+    def begin(self, resumed_from: str | None) -> None:
+        """The file of strays is made anew, unless the scan goes on where an earlier one ended."""
+        if resumed_from is None and self._file is not None and self._file.seekable():
+            with self._writing():
+                self._file.truncate(0)
 
     def progress(self, result: ScanResult) -> None:
         """Show how far it has got."""

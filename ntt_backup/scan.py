@@ -53,17 +53,19 @@ def scan(
     store: Store,
     *,
     restart: bool = False,
+    on_begin: Callable[[str | None], None] = lambda _: None,
     on_progress: Callable[[ScanResult], None] = lambda _: None,
     on_stray: Callable[[Stray], None] = lambda _: None,
 ) -> ScanResult:
     """Register what is missing. restart: do not go on where an earlier scan was interrupted.
 
+    on_begin is told where an earlier scan had got to, None for a scan from the beginning.
     on_progress is called after each batch, once it is saved: the place to end a scan by raising.
     Raises SourceError for a store that is away (what was saved stays), CatalogError.
     """
     store.probe()
     with store.tree() as tree:
-        return _Scan(conn, tree, on_progress, on_stray).run(restart=restart)
+        return _Scan(conn, tree, on_begin, on_progress, on_stray).run(restart=restart)
 
 
 class _Scan:
@@ -71,12 +73,14 @@ class _Scan:
         self,
         conn: catalog.Connection,
         tree: Tree,
+        on_begin: Callable[[str | None], None],
         on_progress: Callable[[ScanResult], None],
         on_stray: Callable[[Stray], None],
     ) -> None:
         self._conn = conn
         self._tree = tree
         self._root = str(tree.root)
+        self._on_begin = on_begin
         self._on_progress = on_progress
         self._on_stray = on_stray
         self._started = time.monotonic()
@@ -113,6 +117,7 @@ class _Scan:
         else:
             self._before = (earlier.registered, earlier.strays)
             self._directory = self._resumed_from = earlier.directory
+        self._on_begin(self._resumed_from)
 
     def _settle(self, blobids: Sequence[str], *, finished: bool = False) -> None:
         """Register a batch, then save how far that brings us: the last directory that is done."""

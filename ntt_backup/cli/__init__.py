@@ -104,7 +104,8 @@ def init_db(common: Common, notify: bool) -> None:
 @click.option(
     "--strays",
     type=click.Path(path_type=Path),
-    help="Write every stray to this file, a JSON object a line.",
+    help="Write every stray to this file, a JSON object a line. A scan that goes on where an"
+    " earlier one was interrupted adds to it; a stray may then stand there twice.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 @click.pass_obj
@@ -122,6 +123,7 @@ def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> Non
                 conn,
                 Store(settings.source.root),
                 restart=restart,
+                on_begin=view.begin,
                 on_progress=view.progress,
                 on_stray=view.stray,
             )

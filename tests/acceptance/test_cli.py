@@ -237,6 +237,22 @@ def test_the_file_of_strays_is_that_of_this_scan(site: Site) -> None:
     assert found.read_text() == ""
 
 
+def test_the_file_of_strays_is_kept_by_a_scan_that_goes_on(site: Site) -> None:
+    """It holds what was met before the interruption too."""
+    site.put_in_store(b"a blob")
+    for directory in ("00/00", "ff/ff"):
+        (site.store / directory).mkdir(parents=True, exist_ok=True)
+        (site.store / directory / "stray").touch()
+    found = site.root / "strays"
+    assert site.run("scan", "--strays", str(found)).returncode == 0
+    both = found.read_text().splitlines()
+    assert len(both) == 2
+    found.write_text(both[0] + "\n")
+    site.query("update ntt_backup.scans set directory = '88/88', finished_at = null")
+    assert site.run("scan", "--strays", str(found)).returncode == 0
+    assert found.read_text().splitlines() == both
+
+
 @pytest.mark.parametrize("place", ["/dev/full", "/nonexistent/strays", "/tmp"])
 def test_strays_that_cannot_be_written_end_the_scan(site: Site, place: str) -> None:
     site.put_in_store(b"a blob")
