@@ -1,0 +1,79 @@
+"""The coordinator's page in the catalog: whatever happens there, its loop goes on."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import Connection, last_run
+from ntt_backup.config import Settings
+from ntt_backup.progress import Progress
+from ntt_backup.runbook import RunBook
+
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def book(catalog_url: str, tmp_path: Path) -> Iterator[RunBook]:
+    """The page of a run that has begun, over a connection that would wait for ever."""
+    url = make_conninfo(catalog_url, options="-c lock_timeout=0 -c statement_timeout=0")
+    settings = Settings.model_validate(
+        {
+            "catalog": {"url": url},
+            "source": {"root": str(tmp_path)},
+            "remote": {"host": "nowhere", "path": "/nowhere"},
+        }
+    )
+    made = RunBook(settings, str(uuid.uuid4()))
+    made.start("tar")
+    yield made
+    made.end(Progress(0.0, 1).snapshot(1.0), "done", 0)
+
+
+def returns(work: Callable[[], object]) -> bool:
+    """Whether work comes to an end at all."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(WAIT_SECONDS)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("table", ["blobs", "ntt_backup.runs"])
+def test_a_locked_table_is_not_waited_for(
+    book: RunBook, catalog: Connection, catalog_url: str, table: str
+) -> None:
+    progress = Progress(0.0, 1)
+    with psycopg.connect(catalog_url) as other:
+        other.execute(f"lock table {table} in access exclusive mode".encode())
+        snapshot = progress.snapshot(1.0)
+        work = {
+            "blobs": lambda: book.count_some(progress, 1.0),
+            "ntt_backup.runs": lambda: book.update(snapshot),
+        }
+        assert returns(work[table])
+        assert progress.pending is None
+    progress.copied = 7
+    book.update(progress.snapshot(2.0))
+    noted = last_run(catalog, "remote")
+    assert noted is not None
+    assert noted.copied == 7
+
+
+def test_what_is_lost_with_the_connection_is_noted_over_the_next(
+    book: RunBook, catalog: Connection
+) -> None:
+    progress = Progress(0.0, 1)
+    progress.copied = 7
+    end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
+    catalog.execute(end + " and datname = current_database()")
+    book.update(progress.snapshot(1.0))
+    book.update(progress.snapshot(2.0))
+    noted = last_run(catalog, "remote")
+    assert noted is not None
+    assert noted.copied == 7
