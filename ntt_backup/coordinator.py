@@ -14,6 +14,7 @@ Called by `cli`.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import uuid
@@ -188,7 +189,7 @@ class _Run:
             now = time.monotonic()
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
-                    worker.start(now)
+                    self._start(worker, now)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = wait_for(reading=fds, timeout=_REFRESH_SECONDS)
             for worker in self._workers:
@@ -196,6 +197,15 @@ class _Run:
                     self._hear(worker)
             self._mind_signals()
             self._keep_time(time.monotonic())
+
+    def _start(self, worker: SupervisedWorker, now: float) -> None:
+        """One that cannot be started has died at once: memory may be short, or its program be
+        replaced at this moment.
+        """
+        try:
+            worker.start(now)
+        except OSError as error:
+            self._died(worker, {"pid": os.getpid(), "status": None, "detail": str(error)}, now)
 
     def _hear(self, worker: SupervisedWorker) -> None:
         for event in worker.hear():

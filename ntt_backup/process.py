@@ -196,13 +196,19 @@ class Child:
 def start(
     argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
 ) -> Child:
-    """A child of a program that this machine should have. Raises SourceError where it has not."""
+    """A child of a program that this machine should have. Raises SourceError where it has not, or
+    cannot start it now.
+    """
     try:
         return Child(argv, stdin=stdin, env=env)
     except FileNotFoundError as error:
         package = _PACKAGES.get(argv[0], argv[0])
         raise SourceError(
             f"{argv[0]} is not installed on this machine", hint=f"apt-get install {package}"
+        ) from error
+    except OSError as error:
+        raise SourceError(
+            f"{argv[0]} cannot be started on this machine", detail=error.strerror or str(error)
         ) from error
 
 

@@ -57,13 +57,15 @@ class SupervisedWorker:
         return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
 
     def start(self, now: float) -> None:
-        """Start the process and give it its orders. now: monotonic seconds."""
+        """Start the process and give it its orders. now: monotonic seconds. Raises OSError where
+        that cannot be.
+        """
+        self.due = None
+        self._started = now
         self._child = Child(PROGRAM, new_session=True)
         self._rest = b""
         self._said_goodbye = False
         self._said_nonsense = False
-        self.due = None
-        self._started = now
         self._tell(self.orders.model_dump_json().encode() + b"\n")
 
     def hear(self) -> Iterator[dict[str, Any]]:

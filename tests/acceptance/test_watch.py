@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -131,6 +132,28 @@ def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres)
         assert run.wait(20) == 143
     assert site.failures() == {}
     assert site.events("worker_restart") == []
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
+    """Its program is not there for a while, as during an upgrade."""
+    site = watching
+    python, aside = site.root / "python", site.root / "aside"
+    python.symlink_to(sys.executable)
+    site.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    site.wrapper = ["/bin/sh", "-c", f'shift; exec {python} "$@"', "sh"]
+    site.write_config(run={"poll_interval": 0.1})
+    with site.running("run", "--watch") as run:
+        site.await_event("worker_start", 2)
+        python.rename(aside)
+        for pid in site.children(run.pid):
+            os.kill(pid, signal.SIGKILL)
+        site.await_event("worker_restart", 4)
+        assert "No such file" in site.events("worker_restart")[-1]["detail"]
+        aside.rename(python)
+        blobid = site.put(b"later")
+        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
 
 
 def _outages(site: Site, what: str) -> list[object]:

@@ -257,6 +257,16 @@ def test_output_of_a_command_that_is_not_there_names_it() -> None:
     assert "apt-get install" in caught.value.hint
 
 
+def test_a_command_that_cannot_be_started_is_an_error_of_ours(tmp_path: Path) -> None:
+    """No memory, no process left, no right to execute it: nothing that a traceback explains."""
+    program = tmp_path / "program"
+    program.touch(mode=0o644)
+    with pytest.raises(SourceError) as caught:
+        output_of([str(program)], WAIT)
+    assert f"{program} cannot be started" in caught.value.message
+    assert caught.value.detail == "Permission denied"
+
+
 def test_output_of_a_command_that_hangs_is_what_it_said_so_far() -> None:
     assert output_of(["sh", "-c", "echo begun; exec sleep 600"], 0.3) == "begun"
 
