@@ -187,8 +187,11 @@ class Intake:
         return batch
 
     def abort(self, payload: memoryview) -> int | None:
-        """ABORT: its number, when it is still to be answered."""
+        """ABORT: its number, when it is still to be answered. It may come within a large blob."""
         number = frames.read_number(payload)
+        if self._large is not None:
+            self._large.interrupt()
+        self._large, self._dropping_large = None, False
         batch = self._finish(number)
         if batch is None:
             return None

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
@@ -38,6 +38,9 @@ class Flight:
 
 F = TypeVar("F", bound=Flight)
 
+# How much longer than run.receipt_timeout a remote may take that keeps saying that it is busy.
+_BUSY_FACTOR: Final = 10
+
 
 class PipelinedSession(ABC, Generic[F]):
     """See `ntt_backup.strategy.Session`; `put` is the strategy's."""
@@ -47,6 +50,7 @@ class PipelinedSession(ABC, Generic[F]):
         self._flights: deque[F] = deque()
         self._outcomes: list[Receipt | Rejection] = []
         self._number = 0
+        self._settled = 0.0
         self._usable = True
         self._channel = plan.channel(command)
 
@@ -66,11 +70,15 @@ class PipelinedSession(ABC, Generic[F]):
         deadline = time.monotonic() + timeout
         while self._usable and not self._outcomes and self._flights:
             now = time.monotonic()
-            self._check_overdue(now)
+            # First: an answer may be there, and be unread because we were held up elsewhere.
             self._hear(max(0.0, deadline - now))
+            if self._flights and not self._outcomes:
+                self._check_overdue(time.monotonic())
             if now >= deadline:
                 break
         outcomes, self._outcomes = self._outcomes, []
+        if outcomes:
+            self._settled = time.monotonic()
         return outcomes
 
     def close(self) -> None:
@@ -107,8 +115,13 @@ class PipelinedSession(ABC, Generic[F]):
 
     def _check_overdue(self, now: float) -> None:
         oldest = self._flights[0]
-        waited_from = max(oldest.handed_over, self._channel.heard)
-        if now - waited_from > self._plan.run.receipt_timeout:
+        limit = self._plan.run.receipt_timeout
+        waited_from = max(oldest.handed_over, self._settled)
+        # Signs of life buy time, but not for ever: a sync that hangs shows them, too.
+        if (
+            now - max(waited_from, self._channel.heard) > limit
+            or now - waited_from > _BUSY_FACTOR * limit
+        ):
             raise self._overdue(oldest)
 
     def _overdue(self, flight: F) -> BackupError:

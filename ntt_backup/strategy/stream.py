@@ -87,16 +87,16 @@ class StreamSession(PipelinedSession[_Flight]):
         except SourceError:
             self._call_back(flight)
             raise
-        if flight.answered:
-            self._send(frames.numbered(frames.ABORT, flight.number))
-            self._packer.clear()
-        elif flight.begun or not self._packer.empty:
-            self._flush(flight)
-            self._write(flight, frames.numbered(frames.COMMIT, flight.number))
-            flight.handed_over = time.monotonic()
-        else:
+        if not flight.begun and self._packer.empty:
             self._flights.remove(flight)
             self._settle(flight)
+            return
+        self._flush(flight)
+        if flight.answered:
+            self._call_back(flight)
+        else:
+            self._send(frames.numbered(frames.COMMIT, flight.number))
+            flight.handed_over = time.monotonic()
 
     def close(self) -> None:
         if self._usable:
@@ -241,12 +241,14 @@ class StreamSession(PipelinedSession[_Flight]):
         return 0
 
     def _call_back(self, flight: _Flight) -> None:
-        """Nothing of this batch shall be stored; it is not in flight any more."""
+        """Nothing of this batch shall be stored; it is not in flight any more. The far side is told
+        also where it has failed: it drops what comes until then.
+        """
         self._packer.clear()
-        if flight.begun and not flight.answered:
-            flight.aborted = True
+        if flight.begun:
+            flight.aborted = not flight.answered
             self._send(frames.numbered(frames.ABORT, flight.number))
-        elif not flight.begun:
+        else:
             self._flights.remove(flight)
 
     # --- what comes back --------------------------------------------------------------------------

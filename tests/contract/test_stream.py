@@ -285,13 +285,19 @@ while True:
         if kind == frames.COMMIT:
             number = frames.read_number(payload)
             {answer}
+{other}
 """
 
 
-def liar(machine: Machine, answer: str, ready: dict[str, int | str] | None = None) -> Machine:
-    """A remote that answers a COMMIT with Python of the test's own."""
+def liar(
+    machine: Machine, answer: str, ready: dict[str, int | str] | None = None, other: str = ""
+) -> Machine:
+    """A remote that answers a COMMIT with Python of the test's own; other is what it does with any
+    frame.
+    """
     program = machine.tools / "liar.py"
-    program.write_text(LIAR.replace("{ready!r}", repr(ready or READY)).replace("{answer}", answer))
+    text = LIAR.replace("{ready!r}", repr(ready or READY))
+    program.write_text(text.replace("{answer}", answer).replace("{other}", other))
     project = Path(__file__).resolve().parents[2]
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
     return machine

@@ -93,7 +93,7 @@ def assert_refused(far: FarSide, code: str = "protocol") -> str:
         [BATCH, LARGE, LARGE],
         [BATCH, LARGE, PACK],
         [BATCH, LARGE, COMMIT],
-        [BATCH, LARGE, ABORT],
+        [BATCH, LARGE, frames.numbered(frames.ABORT, 0)],
         [BATCH, LARGE, frames.ask_offset(ZERO, 1 << 30)],
         [BATCH, LARGE, BYE],
         [BATCH, LARGE, DATA, END],

@@ -1,0 +1,138 @@
+"""A batch of the `stream` strategy that is broken off at an awkward moment: what came of it is told,
+and the session (or the next one) goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.remote import frames
+from ntt_backup.strategy.session import Rejection
+from tests.contract.rig import Machine, Rig, receipt_of, settle
+from tests.contract.test_stream import liar, receipt
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def strategy() -> str:
+    return "stream"
+
+
+def random_bytes(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[], Any]) -> None:
+    """The read after so many whole pieces of a large blob ends with ESTALE; then happens before it."""
+    readv, seen = os.readv, 0
+
+    def failing(fd: int, buffers: Any) -> int:
+        nonlocal seen
+        seen += len(buffers[0]) == frames.MAX_CHUNK
+        if seen > after:
+            then()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return readv(fd, buffers)
+
+    monkeypatch.setattr(os, "readv", failing)
+
+
+def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(here: Rig) -> None:
+    batch = here.batch("b", b"small", random_bytes(8 * MIB))
+    session = here.open()
+    away = here.store.with_name("elsewhere")
+    with pytest.MonkeyPatch.context() as patched:
+        reading_fails(patched, 3, lambda: here.store.exists() and here.store.rename(away))
+        with pytest.raises(SourceError):
+            session.put(batch)
+    assert session.in_flight == ()
+    away.rename(here.store)
+    session.put(batch)
+    assert [receipt_of(outcome).stored for outcome in settle(session)] == [batch.blobs]
+    assert here.on_remote() == here.expected(batch)
+
+
+FAILS = (
+    "say(frames.receipt(frames.Receipt(batch, 1, 0, 0,"
+    " [frames.Exceptional(0, frames.REFUSED, 'EBADMSG: Bad message')])))"
+)
+
+
+@pytest.mark.parametrize("size", [300_000, 3 * MIB], ids=["small", "large"])
+def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
+    here: Rig, machine: Machine, size: int
+) -> None:
+    """The receiver answers at once and drops the rest; it must learn where that rest ends."""
+    # Says FAILED for the first batch when it begins, and takes note of all frames that come.
+    book = machine.tools / "book"
+    transport = liar(
+        machine,
+        f"if number == 2: {receipt(1)}",
+        other=f"""
+        if kind == frames.BATCH: batch = frames.read_batch(payload).number
+        if kind == frames.BATCH and batch == 1: {FAILS}
+        with open({str(book)!r}, "a") as file: file.write(f"{{kind}} ")
+""",
+    )
+    # So slowly that the answer overtakes what is sent.
+    session = here.open(transport=transport, codec="none", bytes_per_second=300_000)
+    first = here.batch("first", random_bytes(size), *(b"%d" % n for n in range(3)))
+    session.put(first)
+    outcomes = settle(session)
+    assert [outcome.batch for outcome in outcomes] == [first]
+    assert isinstance(outcomes[0], Rejection)
+    assert isinstance(outcomes[0].error, BatchRejected)
+    second = here.batch("second", b"content")
+    session.put(second)
+    assert [receipt_of(outcome).stored for outcome in settle(session)] == [second.blobs]
+    between = book.read_text().split()
+    begun = [at for at, kind in enumerate(between) if int(kind) == frames.BATCH]
+    assert int(between[begun[1] - 1]) in (frames.COMMIT, frames.ABORT)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
+    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker may have been held up elsewhere, longer than any remote may be silent."""
+    session = here.open(transport=liar(machine, receipt(1)))
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 10_000)
+    assert [receipt_of(outcome).stored for outcome in session.collect(20.0)] == [batch.blobs]
+
+
+def test_a_remote_that_is_busy_for_ever_is_given_up(
+    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = """
+            import time
+            while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
+"""
+    session = here.open(transport=liar(machine, answer))
+    batch = here.batch("b", b"content")
+    session.put(batch)
+    start, clock = time.monotonic(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle_for(session, 3000)
+    assert "does not answer" in caught.value.message
+    assert session.in_flight == (batch,)
+
+
+def settle_for(session: Any, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        session.collect(1.0)
