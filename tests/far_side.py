@@ -224,9 +224,10 @@ class FarSide:
             prefix = frames.part_prefix(frames.RAW, len(piece))
             yield frames.frame(frames.DATA, prefix, piece)
 
-    def end(self, content: bytes) -> bytes:
-        """The END of a large blob that is complete."""
-        checksum = hashlib.sha256(content).digest() if self.hash == "sha256" else b""
+    def end(self, content: bytes, digest: bytes | None = None) -> bytes:
+        """The END of a large blob that is complete; digest: its name, if that is not its own."""
+        name = digest_of(content) if digest is None else digest
+        checksum = hashlib.sha256(name + content).digest() if self.hash == "sha256" else b""
         return frames.end(frames.COMPLETE, checksum)
 
     def bye(self) -> int:

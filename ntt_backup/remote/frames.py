@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Union
 
 PROTOCOL = 1
 
 HEADER = struct.Struct("!IB")
+_SUM = struct.Struct("!I")
+SUM_BYTES = _SUM.size
 DIGEST_BYTES = 32
 
 # A pack is cut at 1 MiB: large enough that a frame's own cost vanishes, small enough that a few are
@@ -64,6 +67,10 @@ _NUMBER = struct.Struct("!I")
 _RECEIPT = struct.Struct("!IBBII")
 _EXCEPTION = struct.Struct("!IBH")
 _COUNT = struct.Struct("!I")
+
+# What carries content has checks of its own, all the way to the disk. Every other frame ends with a
+# CRC-32: a bit that flips in a verdict or a name must not pass for another one.
+CONTENT = frozenset((PACK, DATA))
 
 # Shortest and longest payload of every type a receiver takes.
 TO_RECEIVER = {
@@ -149,11 +156,23 @@ class Receipt(NamedTuple):
 def frame(kind: int, *parts: Buffer) -> bytes:
     """A whole frame, for what is small; large payloads are written after `head`."""
     payload = b"".join(parts)
-    return HEADER.pack(len(payload), kind) + payload
+    check = b"" if kind in CONTENT else _SUM.pack(zlib.crc32(payload, kind))
+    return HEADER.pack(len(payload) + len(check), kind) + payload + check
+
+
+def banner_sum(line: bytes) -> str:
+    """What a banner ends with, as its `sum`: the CRC-32 of all before it."""
+    return f"{zlib.crc32(line):08x}"
+
+
+def require_sum(kind: int, payload: memoryview, check: memoryview) -> None:
+    """Raise ProtocolError unless check is what `frame` has put behind this payload."""
+    if zlib.crc32(payload, kind) != _SUM.unpack(check)[0]:
+        raise ProtocolError(f"a frame of type {kind} was altered on its way")
 
 
 def head(kind: int, length: int) -> bytes:
-    """The header of a frame whose payload of that length follows by other means."""
+    """The header of a frame of CONTENT whose payload of that length follows by other means."""
     return HEADER.pack(length, kind)
 
 

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 import mmap
 
-from ntt_backup.remote.frames import HEADER, MAX_CHUNK, ProtocolError
+from ntt_backup.remote.frames import (
+    CONTENT,
+    HEADER,
+    MAX_CHUNK,
+    SUM_BYTES,
+    ProtocolError,
+    require_sum,
+)
 
 
 class Inbox:
@@ -27,7 +34,7 @@ class Inbox:
         self._lengths = lengths
         longest = max(most for _, most in lengths.values())
         # One frame and a read beyond it. Mapped, so that what is never written to takes no memory.
-        self._view = memoryview(mmap.mmap(-1, HEADER.size + longest + MAX_CHUNK))
+        self._view = memoryview(mmap.mmap(-1, HEADER.size + longest + SUM_BYTES + MAX_CHUNK))
         self._begin = 0
         self._end = 0
 
@@ -56,10 +63,14 @@ class Inbox:
         bounds = self._lengths.get(kind)
         if bounds is None:
             raise ProtocolError(f"a frame of unknown type {kind}")
-        if not bounds[0] <= length <= bounds[1]:
+        check = 0 if kind in CONTENT else SUM_BYTES
+        if not bounds[0] + check <= length <= bounds[1] + check:
             raise ProtocolError(f"a frame of type {kind} with {length} bytes")
         begin += HEADER.size
         if self._end - begin < length:
             return None
-        self._begin = begin + length
-        return kind, self._view[begin : begin + length]
+        self._begin = end = begin + length
+        payload = self._view[begin : end - check]
+        if check:
+            require_sum(kind, payload, self._view[end - check : end])
+        return kind, payload

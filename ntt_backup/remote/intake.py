@@ -36,7 +36,7 @@ from ntt_backup.remote.staged import StagedBatch
 
 if TYPE_CHECKING:
     from ntt_backup.remote.codec import Decompress
-    from ntt_backup.remote.hashing import NewHasher
+    from ntt_backup.remote.hashing import Hasher, NewHasher
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Each holds two descriptors until its batch is settled, and there may be eight such batches.
@@ -65,7 +65,7 @@ class Intake:
         self._new_hasher = new_hasher
         self._codecs = codecs
         self._by_file = by_file
-        self._offers = Offers(ground, new_hasher, alive)
+        self._offers = Offers(ground, self._begin_hash, alive)
         self._on_failure = on_failure
         self._counter = 0
         self._last_number = -1
@@ -229,6 +229,10 @@ class Intake:
             self._batch.discard(self._ground.stage, keep_partials=True)
             self._batch = None
         self._offers.withdraw()
+
+    def _begin_hash(self, digest: bytes) -> Hasher:
+        """The hash of a large blob. BLAKE3 gives its name; SHA-256 covers the name as well."""
+        return self._new_hasher(b"" if self._by_blob else digest)
 
     def _open_batch(self, what: str) -> StagedBatch | None:
         if self._large is not None or self._dropping_large:

@@ -18,7 +18,7 @@ from ntt_backup.remote.ground import Ground
 from ntt_backup.remote.partial import Partial, open_partial
 
 if TYPE_CHECKING:
-    from ntt_backup.remote.hashing import Hasher, NewHasher
+    from ntt_backup.remote.hashing import Hasher
 
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20
@@ -90,19 +90,22 @@ class _Offer(NamedTuple):
 class Offers:
     """The answer to the last ASK_OFFSET, for the LARGE that may follow it.
 
-    alive is called now and then while a long prefix is hashed.
+    begin gives the hash of a blob, from its digest. alive is called now and then while a long
+    prefix is hashed.
     """
 
-    def __init__(self, ground: Ground, new_hasher: NewHasher, alive: Callable[[], None]) -> None:
+    def __init__(
+        self, ground: Ground, begin: Callable[[bytes], Hasher], alive: Callable[[], None]
+    ) -> None:
         self._ground = ground
-        self._new_hasher = new_hasher
+        self._begin = begin
         self._alive = alive
         self._offer: _Offer | None = None
 
     def make(self, digest: bytes, size: int) -> tuple[int, bytes]:
         """From where the blob can go on, and the hash of what is there."""
         self.withdraw()
-        hasher = self._new_hasher(b"")
+        hasher = self._begin(digest)
         partial = open_partial(self._ground, digest) if size > RESUMABLE else None
         if partial is None:
             return 0, hasher.digest()
@@ -113,7 +116,7 @@ class Offers:
         except OSError:
             # It cannot be read: then it is no head start.
             partial.remove()
-            return 0, self._new_hasher(b"").digest()
+            return 0, self._begin(digest).digest()
         self._offer = _Offer(digest, offset, partial, hasher)
         return offset, hasher.digest()
 
@@ -124,11 +127,11 @@ class Offers:
             self.withdraw()
             if announced.offset:
                 raise ProtocolError(f"offset {announced.offset} was not offered for this blob")
-            return None, self._new_hasher(b"")
+            return None, self._begin(announced.digest)
         if announced.offset not in (0, offer.offset):
             raise ProtocolError(f"offset {announced.offset} where {offer.offset} was offered")
         self._offer = None
-        hasher = offer.hasher if announced.offset else self._new_hasher(b"")
+        hasher = offer.hasher if announced.offset else self._begin(announced.digest)
         return offer.partial, hasher
 
     def withdraw(self) -> None:

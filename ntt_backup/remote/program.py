@@ -80,7 +80,8 @@ def _banner(terms: Terms) -> bytes:
         "allow": ",".join(word for word in ALLOWED if word in terms.allow),
     }
     words = " ".join(f"{name}={value}" for name, value in facts.items())
-    return f"\nNTT-RECEIVE {frames.PROTOCOL} {words}\n".encode("ascii")
+    line = f"NTT-RECEIVE {frames.PROTOCOL} {words}".encode("ascii")
+    return b"\n%s sum=%s\n" % (line, frames.banner_sum(line).encode("ascii"))
 
 
 def _words(text: str) -> frozenset[str]:

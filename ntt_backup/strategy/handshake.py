@@ -21,7 +21,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.remote.frames import PROTOCOL
+from ntt_backup.remote.frames import PROTOCOL, banner_sum
 from ntt_backup.transport.channel import Channel
 from ntt_backup.transport.storage import explain_batch, explain_gone, explain_root
 
@@ -87,12 +87,20 @@ def refusal(code: str, text: str) -> BackupError:
             hint="see the forced command of our key in authorized_keys: its --root and --allow",
         )
     if code == "protocol":
-        return RemoteDenied("the receiver there does not understand us", detail=text)
+        # The banner has settled the version: what arrives there is not what was sent.
+        return RemoteUnreachable(
+            "the receiver there does not understand what reaches it",
+            detail=text,
+            hint="if this happens again: something between here and there alters what it carries",
+        )
     return RemoteUnreachable("the receiver there gave up", detail=f"{code}: {text}")
 
 
 def _banner(said: re.Match[bytes]) -> Banner:
     pairs = _pairs(said[3])
+    said_sum = pairs.get("sum")
+    if said_sum is not None and said_sum != banner_sum(said[0].rpartition(b" ")[0]):
+        raise RemoteUnreachable("the receiver's greeting was altered on its way")
     version = pairs.get("version", "unknown")
     if int(said[2]) != PROTOCOL:
         raise RemoteDenied(

@@ -368,7 +368,9 @@ class StreamSession(PipelinedSession[_Flight]):
 
 
 class _Content:
-    """The hashes of a blob that goes in pieces: its own name, and the checksum the remote asks."""
+    """The hashes of a blob that goes in pieces: its own name, and the checksum the remote asks, of
+    the name and the content.
+    """
 
     def __init__(self, blobid: str, *, summed: bool) -> None:
         self._blobid = blobid
@@ -377,7 +379,7 @@ class _Content:
 
     def restart(self) -> None:
         self._name = blake3()
-        self._sum = sha256()
+        self._sum = sha256(bytes.fromhex(self._blobid))
 
     def add(self, piece: memoryview) -> None:
         self._name.update(piece)

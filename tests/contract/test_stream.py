@@ -416,7 +416,7 @@ def test_a_blob_altered_on_its_way_has_its_batch_sent_again(here: Rig, machine: 
         ("place", RemoteCannotStore),
         ("storage", BatchRejected),
         ("refused", RemoteDenied),
-        ("protocol", RemoteDenied),
+        ("protocol", RemoteUnreachable),
         ("idle", RemoteUnreachable),
         ("internal", RemoteUnreachable),
     ],

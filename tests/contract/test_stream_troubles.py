@@ -1,5 +1,5 @@
-"""A batch of the `stream` strategy that is broken off at an awkward moment: what came of it is told,
-and the session (or the next one) goes on.
+"""A batch of the `stream` strategy that is broken off at an awkward moment: what came of it is
+told, and the session (or the next one) goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def random_bytes(size: int, seed: int = 1) -> bytes:
 
 
 def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[], Any]) -> None:
-    """The read after so many whole pieces of a large blob ends with ESTALE; then happens before it."""
+    """The read after so many pieces of a large blob ends with ESTALE; before it, then happens."""
     readv, seen = os.readv, 0
 
     def failing(fd: int, buffers: Any) -> int:

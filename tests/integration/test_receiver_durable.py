@@ -418,7 +418,9 @@ def test_killed_at_any_moment_it_leaves_only_what_is_complete(root: Path, hashed
                 for number, at in enumerate(range(0, len(contents), 20))
             )
             cut = chance.randrange(len(said))
-            answers = chance.randrange(said.count(frames.head(frames.COMMIT, 4), 0, cut) + 1)
+            answers = chance.randrange(
+                said.count(frames.head(frames.COMMIT, 4 + frames.SUM_BYTES), 0, cut) + 1
+            )
             far.write(said[:cut])
             for _ in range(answers):
                 receipt = far.receipt()

@@ -44,7 +44,7 @@ def data(content: bytes) -> bytes:
 
 
 def whole_large(content: bytes, checksum: bool) -> bytes:
-    proof = hashlib.sha256(content).digest() if checksum else b""
+    proof = hashlib.sha256(blake3(content).digest() + content).digest() if checksum else b""
     return b"".join(
         [
             frames.large(blake3(content).digest(), len(content), 0),

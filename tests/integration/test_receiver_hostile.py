@@ -270,7 +270,7 @@ def test_good_content_survives_when_its_blob_is_sent_as_a_large_one(
     far.write(frames.batch(1, 1, 4) + frames.large(digest_of(b"good"), 4, 0))
     for piece in far.pieces(b"evil"):
         far.write(piece)
-    far.write(far.end(b"evil") + COMMIT)
+    far.write(far.end(b"evil", digest_of(b"good")) + COMMIT)
 
     assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.REFUSED)]
     assert path.read_bytes() == b"good"
