@@ -83,3 +83,4 @@ class Barrier:
             finally:
                 os.close(fd)
         os.fsync(self._ground.by_hash)
+        os.fsync(self._ground.root)  # by-hash itself may be new.

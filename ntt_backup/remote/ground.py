@@ -18,9 +18,11 @@ import time
 BY_HASH = "by-hash"
 INCOMING = ".ntt-incoming"
 PARTIAL = "partial"
+MARK = ".mark"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCK = "lock"
+_HEX = frozenset("0123456789abcdef")
 _PARTIAL_DAYS = 7
 # What a check or a bench of the tar strategy that was killed has left; younger ones may be alive.
 _SCRATCH = ".ntt-check-"
@@ -73,9 +75,11 @@ class Ground:
         try:
             self._make_stage()
         except OSError as problem:
+            self._remove_stage()
             raise Refusal("storage", words(problem)) from None
         with contextlib.suppress(OSError):
             self._remove_left_overs(owner, run, slot)
+        self._remove_useless_partials()
 
     def free(self) -> tuple[int, int]:
         """(free, total) bytes, as this account may use them."""
@@ -92,13 +96,18 @@ class Ground:
         """Remove the stage with all that is in it, and the directories around it if empty; close
         all of them.
         """
+        # Again: a blob whose partial file another session held may have been placed by this one.
+        self._remove_useless_partials()
+        self._remove_stage()
+        for fd in (self._lock, self.stage, self.incoming, self.by_hash, self.root):
+            os.close(fd)
+
+    def _remove_stage(self) -> None:
         _remove(self.incoming, self._name)
         with contextlib.suppress(OSError):
             os.rmdir(PARTIAL, dir_fd=self.incoming)
         with contextlib.suppress(OSError):
             os.rmdir(INCOMING, dir_fd=self.root)
-        for fd in (self._lock, self.stage, self.incoming, self.by_hash, self.root):
-            os.close(fd)
 
     def _is_read_only(self) -> bool:
         return bool(os.statvfs(self.by_hash).f_flag & os.ST_RDONLY)
@@ -149,16 +158,48 @@ class Ground:
         for name in os.listdir(self.root):
             if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
                 _remove(self.root, name)
+
+    def _remove_useless_partials(self) -> None:
+        """Partial files that spare nobody anything. Those in use are locked."""
         with contextlib.suppress(OSError):
             partial = os.open(PARTIAL, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.incoming)
             try:
-                _remove_old(partial, time.time() - _PARTIAL_DAYS * 86400)
+                names = set(os.listdir(partial))
+                for name in names:
+                    self._remove_useless(partial, name, names)
             finally:
                 os.close(partial)
 
     def _is_old_directory(self, name: str) -> bool:
         found = os.stat(name, dir_fd=self.root, follow_symlinks=False)
         return stat.S_ISDIR(found.st_mode) and found.st_mtime < time.time() - _SCRATCH_SECONDS
+
+    def _remove_useless(self, partial: int, name: str, names: set[str]) -> None:
+        with contextlib.suppress(OSError):
+            if name.endswith(MARK):
+                # Without a lock: a mark that is lost costs time, no more.
+                if name[: -len(MARK)] not in names:
+                    os.unlink(name, dir_fd=partial)
+                return
+            changed = os.stat(name, dir_fd=partial, follow_symlinks=False).st_mtime
+            is_blob = len(name) == 64 and set(name) <= _HEX
+            if not (
+                changed < time.time() - _PARTIAL_DAYS * 86400
+                or (is_blob and (name + MARK not in names or self._is_placed(name)))
+            ):
+                return
+            lock = lock_file(partial, name, create=False)
+            if lock is not None:
+                os.unlink(name, dir_fd=partial)
+                os.close(lock)
+                os.unlink(name + MARK, dir_fd=partial)
+
+    def _is_placed(self, name: str) -> bool:
+        try:
+            path = f"{name[:2]}/{name[2:4]}/{name}"
+            return stat.S_ISREG(os.stat(path, dir_fd=self.by_hash, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
 
 
 def lock_file(directory: int, name: str | bytes, create: bool) -> int | None:
@@ -207,17 +248,6 @@ def _is_dead(incoming: int, name: str) -> bool:
         return False
     os.close(lock)
     return True
-
-
-def _remove_old(partial: int, before: float) -> None:
-    for name in os.listdir(partial):
-        with contextlib.suppress(OSError):
-            if os.stat(name, dir_fd=partial, follow_symlinks=False).st_mtime >= before:
-                continue
-            lock = lock_file(partial, name, create=False)
-            if lock is not None:
-                os.unlink(name, dir_fd=partial)
-                os.close(lock)
 
 
 def _remove(parent: int, name: str) -> None:

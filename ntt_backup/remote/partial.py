@@ -17,8 +17,9 @@ import os
 from binascii import hexlify
 
 from ntt_backup.remote.frames import MAX_BLOB
-from ntt_backup.remote.ground import Ground, lock_file
+from ntt_backup.remote.ground import MARK, Ground, lock_file
 
+_SUFFIX = MARK.encode("ascii")
 _MARK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -33,7 +34,7 @@ class Partial:
     def durable(self) -> int:
         """How many of its bytes are known to be on the disk."""
         try:
-            fd = os.open(self.name + b".mark", os.O_RDONLY | _MARK, dir_fd=self.directory)
+            fd = os.open(self.name + _SUFFIX, os.O_RDONLY | _MARK, dir_fd=self.directory)
         except OSError:
             return 0
         try:
@@ -56,7 +57,7 @@ class Partial:
         """Make the first length bytes durable, and note that they are. Raises OSError."""
         os.fdatasync(self.fd)
         fd = os.open(
-            self.name + b".mark", os.O_WRONLY | os.O_CREAT | _MARK, 0o644, dir_fd=self.directory
+            self.name + _SUFFIX, os.O_WRONLY | os.O_CREAT | _MARK, 0o644, dir_fd=self.directory
         )
         try:
             # Of one width and written over the last one, so that a kill leaves one or the other.
@@ -83,7 +84,7 @@ class Partial:
 
     def _forget_mark(self) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self.name + b".mark", dir_fd=self.directory)
+            os.unlink(self.name + _SUFFIX, dir_fd=self.directory)
 
 
 def open_partial(ground: Ground, digest: bytes) -> Partial | None:

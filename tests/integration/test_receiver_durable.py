@@ -152,6 +152,7 @@ def test_without_syncfs_every_file_and_directory_is_synced(
         path = place_of(root, digest_of(content))
         for directory in (path.parent, path.parent.parent, root / "by-hash"):
             assert seen.count("fsync", f"{directory}>", last_named, receipt) == 1
+    assert seen.count("fsync", f"{root}>", last_named, receipt) == 1
     assert not seen.count("syncfs", "", -1, receipt)
 
 

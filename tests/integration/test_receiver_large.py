@@ -271,11 +271,12 @@ def test_partial_files_that_nobody_wanted_for_a_week_are_removed(far: FarSide, r
     old, young = directory / ("0" * 64), directory / ("1" * 64)
     for path in (old, young):
         path.write_bytes(b"half")
+        path.with_name(f"{path.name}.mark").write_bytes(b"%020d\n" % 4)
     long_ago = old.stat().st_mtime - 8 * 86400
     os.utime(old, (long_ago, long_ago))
     with FarSide(root) as other:
         other.hello(slot="1")
-        assert partials(root) == [young.name]
+        assert partials(root) == [young.name, f"{young.name}.mark"]
 
 
 def test_memory_does_not_grow_with_the_blob(far: FarSide) -> None:

@@ -1,0 +1,112 @@
+"""What sessions that ended badly leave below .ntt-incoming, and who removes it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.remote import frames
+from tests.far_side import FarSide, digest_of, litter, put
+
+MIB = 1 << 20
+BIG = frames.RESUMABLE + MIB
+NAME = digest_of(b"a large blob")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir()
+    return root
+
+
+def leave(root: Path, name: str, content: bytes = b"") -> Path:
+    """A file of a dead session where partial files are kept."""
+    path = root / ".ntt-incoming" / "partial" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def mark(length: int) -> bytes:
+    return b"%020d\n" % length
+
+
+def session(root: Path) -> None:
+    """One that does nothing."""
+    with FarSide(root) as far:
+        far.hello()
+        assert far.bye() == 0
+
+
+def test_a_mark_without_its_file_is_removed(root: Path) -> None:
+    """Killed between the placing of a large blob and the removal of its mark."""
+    leave(root, f"{NAME.hex()}.mark", mark(BIG))
+    session(root)
+    assert litter(root) == []
+
+
+def test_a_partial_file_of_which_nothing_is_known_to_be_durable_is_removed(root: Path) -> None:
+    leave(root, NAME.hex(), bytes(1000))
+    session(root)
+    assert litter(root) == []
+
+
+def test_a_partial_file_of_a_blob_that_is_there_is_removed(root: Path) -> None:
+    """Its own session was still alive when another one sent the blob."""
+    put(root, NAME, b"a large blob")
+    leave(root, NAME.hex(), bytes(1000))
+    leave(root, f"{NAME.hex()}.mark", mark(1000))
+    session(root)
+    assert litter(root) == []
+
+
+def test_a_head_start_is_kept(root: Path) -> None:
+    leave(root, NAME.hex(), bytes(1000))
+    leave(root, f"{NAME.hex()}.mark", mark(1000))
+    session(root)
+    assert litter(root) == ["partial", f"partial/{NAME.hex()}", f"partial/{NAME.hex()}.mark"]
+
+
+def test_what_another_session_writes_is_kept(root: Path) -> None:
+    with FarSide(root) as far:
+        far.hello()
+        far.write(frames.batch(1, 1, BIG) + frames.large(NAME, BIG, 0))
+        for piece in far.pieces(bytes(MIB)):
+            far.write(piece)
+        far.ask(frames.frame(frames.PING, bytes(8)))
+        session(root)
+        assert f"partial/{NAME.hex()}" in litter(root)
+
+
+def test_a_file_that_is_no_partial_file_is_kept(root: Path) -> None:
+    leave(root, "notes", b"somebody's")
+    session(root)
+    assert "partial/notes" in litter(root)
+
+
+@pytest.fixture
+def full_of_inodes(tmp_path: Path) -> Iterator[Path]:
+    """A small disk with room for by-hash, .ntt-incoming and a stage, but for no file in it."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    options = "size=1m,nr_inodes=4"
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> None:
+    with FarSide(full_of_inodes) as far:
+        far.write(frames.fields(frames.HELLO, far.hello_fields()))
+        code, text = far.error()
+    assert code == "storage"
+    assert text.startswith("ENOSPC")
+    assert [path.name for path in full_of_inodes.iterdir()] == ["by-hash"]
