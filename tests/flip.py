@@ -1,9 +1,9 @@
 """A way to a remote that alters single bits of what it carries: `python flip.py BOOK COMMAND...`.
 
 It stands between the sender and the command (a shell, or ssh), where ssh's integrity does not
-reach. Each time it is started it takes the next line of BOOK, a direction, a byte and a bit: `up 1000 3`
-alters bit 3 of byte 1000 of what is sent. Bytes are counted from the end of the receiver's program
-(up) or its banner (down). When the book is used up everything passes as it is.
+reach. Each time it is started it takes the next line of BOOK, a direction, a byte and a bit:
+`up 1000 3` alters bit 3 of byte 1000 of what is sent. Bytes are counted from the end of the
+receiver's program (up) or from its banner's (down). When the book is used up everything passes.
 """
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ from ntt_backup.transport.storage import explain_batch, explain_gone, explain_ro
 _LINE: Final = re.compile(rb"^NTT-(LOADER|RECEIVE) (\d{1,9}) (\S.*)$")
 _OLDEST_PYTHON: Final = (3, 8)
 _NO_PYTHON: Final = re.compile(r"python3?: .*not found|python3: No such file", re.IGNORECASE)
+# The last line of what a Python without ctypes or zlib, or one that broke, says about our program.
+_NO_PROGRAM: Final = re.compile(
+    r"^(\w+\.)?(ImportError|ModuleNotFoundError|SyntaxError|AttributeError):"
+)
 _HINT: Final = "install python3 (3.8 or newer) there, or set run.strategy to tar"
 
 
@@ -56,7 +60,7 @@ def greet(channel: Channel, program: bytes, patience: float) -> Banner:
         said = channel.greet(b"", _LINE, patience, doing=doing)
         if said[1] == b"LOADER":
             _require_python(_pairs(said[3]).get("python", ""))
-            said = channel.greet(program, _LINE, patience, doing=doing)
+            said = _start(channel, program, patience, doing)
     except RemoteDenied as error:
         if _NO_PYTHON.search(error.detail):
             raise Unsupported(
@@ -64,6 +68,20 @@ def greet(channel: Channel, program: bytes, patience: float) -> Banner:
             ) from error
         raise
     return _banner(said)
+
+
+def _start(channel: Channel, program: bytes, patience: float, doing: str) -> re.Match[bytes]:
+    try:
+        return channel.greet(program, _LINE, patience, doing=doing)
+    except RemoteUnreachable as error:
+        if _NO_PROGRAM.search(error.detail):
+            raise Unsupported(
+                "the remote's python3 cannot run the receiver",
+                detail=error.detail,
+                hint="install all of Python's standard library there, not python3-minimal alone, or"
+                " set run.strategy to tar",
+            ) from error
+        raise
 
 
 def refusal(code: str, text: str) -> BackupError:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.remote import frames
 from ntt_backup.strategy.session import Rejection
 from tests.contract.rig import Machine, Rig, receipt_of, settle
@@ -136,3 +137,21 @@ def settle_for(session: Any, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         session.collect(1.0)
+
+
+# --- a Python that is there, and no use -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("lacking", ["ctypes", "zlib", "json"])
+def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
+    here: Rig, machine: Machine, lacking: str
+) -> None:
+    """As python3-minimal does; auto then takes tar."""
+    without = machine.tools / "sitecustomize.py"
+    without.write_text(f"import sys; sys.modules[{lacking!r}] = None\n")
+    python = f"PYTHONPATH={machine.tools} exec {sys.executable}"
+    machine.tool("python3", f'shift; {python} "$@"')
+    with pytest.raises(Unsupported) as caught:
+        here.open(transport=machine)
+    assert lacking in caught.value.detail
+    assert "tar" in caught.value.hint
