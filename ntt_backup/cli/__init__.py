@@ -224,6 +224,26 @@ def run(
     sys.exit(code)
 
 
+@cli.command("install-receiver")
+@click.option("--print", "show", is_flag=True, help="Print the steps and the line for sshd.")
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path),
+    help="Write the receiver to this file, to be copied.",
+)
+@click.pass_obj
+def install_receiver(common: Common, show: bool, write: Path | None) -> None:
+    """Make ready a key that can do nothing on the remote but back up."""
+    from ntt_backup import installation
+
+    if not show and write is None:
+        raise click.UsageError("say --print, --write FILE, or both")
+    if write is not None:
+        installation.write(write)
+    if show:
+        click.echo(installation.steps(common.load(Settings).remote))
+
+
 @cli.command("demo")
 @click.option(
     "--from",

@@ -8,7 +8,9 @@ follow at once.
 
 What follows is a compressed program that defines the modules of `ntt_backup.remote` from their
 source. The names are registered before anything is imported, so an installed version on that
-machine is not mixed in. Called by the stream strategy and the preflight.
+machine is not mixed in. The same modules as one file are what `install-receiver` writes.
+
+Called by the stream strategy, the preflight and `installation`.
 """
 
 from __future__ import annotations
@@ -37,8 +39,7 @@ LOADER: Final = (
 GREETING: Final = ("NTT-LOADER", "1", "python=")
 
 _PACKAGE: Final = "ntt_backup.remote"
-_PROGRAM: Final = """\
-import sys, types
+_DEFINE: Final = """\
 def module(name, source):
     found = types.ModuleType(name)
     found.__path__ = []
@@ -47,6 +48,10 @@ def module(name, source):
     if parent:
         setattr(sys.modules[parent], last, found)
     exec(compile(source, "<" + name + ">", "exec"), found.__dict__)
+"""
+_PROGRAM: Final = """\
+import sys, types
+{define}
 for name, source in {modules!r}:
     module(name, source)
 sys.exit(sys.modules[{program!r}].serve())
@@ -71,19 +76,44 @@ _ORDER: Final = (
 )
 
 
+_STANDALONE: Final = """\
+#!/usr/bin/env python3
+# ntt-backup-receive {version}: the receiver of ntt-backup as one file, for a forced command.
+# Written by `ntt-backup-remote install-receiver --write`; what it speaks: docs/protocol.md.
+import sys, types
+if sys.version_info < (3, 8):
+    sys.exit("ntt-backup-receive needs Python 3.8 or newer")
+{define}"""
+
+
 @cache
 def bundle() -> tuple[str, bytes]:
     """(the remote command, the bytes that follow once its loader has greeted)."""
+    program = _PROGRAM.format(define=_DEFINE, modules=_modules(), program=f"{_PACKAGE}.program")
+    data = zlib.compress(program.encode(), 9)
+    words = " ".join(GREETING)
+    return f"exec sh -c 'exec python3 -E -c \"{LOADER}\" {len(data)} {words}'", data
+
+
+def standalone() -> str:
+    """The receiver as one Python file, to be installed: readable, since somebody may want to read
+    what a key of theirs will run.
+    """
+    parts = [_STANDALONE.format(version=ntt_backup.__version__, define=_DEFINE)]
+    for name, source in _modules():
+        parts.append(f"module({name!r}, r'''{source}''')\n")
+    parts.append(f"sys.exit(sys.modules[{_PACKAGE + '.program'!r}].main())\n")
+    return "".join(parts)
+
+
+def _modules() -> list[tuple[str, str]]:
+    """Names and sources, each after those it imports."""
     package = resources.files(_PACKAGE)
-    modules = [
-        ("ntt_backup", f"__version__ = {ntt_backup.__version__!r}"),
+    return [
+        ("ntt_backup", f"__version__ = {ntt_backup.__version__!r}\n"),
         (_PACKAGE, ""),
         *(
             (f"{_PACKAGE}.{name}", package.joinpath(f"{name}.py").read_text("utf-8"))
             for name in _ORDER
         ),
     ]
-    program = _PROGRAM.format(modules=modules, program=f"{_PACKAGE}.program")
-    data = zlib.compress(program.encode(), 9)
-    words = " ".join(GREETING)
-    return f"exec sh -c 'exec python3 -E -c \"{LOADER}\" {len(data)} {words}'", data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.postgres import Postgres
 from tests.site import Site
 
-COMMANDS = ("check", "init-db", "scan", "run", "status", "requeue")
+COMMANDS = ("check", "init-db", "scan", "run", "status", "requeue", "install-receiver")
 
 
 # --- help and mistakes ----------------------------------------------------------------------------
@@ -347,3 +348,20 @@ def test_the_schema_of_the_log_refuses_what_is_not_in_it(site: Site) -> None:
         with pytest.raises(ValidationError):
             validator("batch_complete").validate(wrong)
     assert Path(site.log).stat().st_mode & 0o777 == 0o644
+
+
+# --- the receiver for a forced command ------------------------------------------------------------
+
+
+def test_the_receiver_is_written_and_its_line_is_printed(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "ntt-backup-receive"
+    done = site.run("install-receiver", "--print", "--write", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"--root {site.remote.path} --allow put,list,verify" in done.stdout
+    assert os.access(file, os.X_OK)
+
+
+def test_install_receiver_does_nothing_unasked(site: Site) -> None:
+    done = site.run("install-receiver")
+    assert done.returncode == 2
+    assert "--print" in done.stderr

@@ -1,0 +1,102 @@
+"""The line for authorized_keys, the steps around it, and the receiver as one file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config import RemoteSettings
+from ntt_backup.errors import ConfigError
+from ntt_backup.installation import key_line, steps, write
+from ntt_backup.strategy.bundle import standalone
+
+PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEXAMPLE backup@source"
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Path:
+    identity = tmp_path / "id_backup"
+    identity.with_name("id_backup.pub").write_text(PUBLIC + "\n")
+    return identity
+
+
+def remote(path: str = "/srv/backup", identity: Path | None = None) -> RemoteSettings:
+    return RemoteSettings(host="backup@host", path=path, identity_file=identity)
+
+
+def test_the_line_restricts_the_key_to_the_receiver(identity: Path) -> None:
+    assert key_line(remote(identity=identity)) == (
+        'restrict,command="ntt-backup-receive --root /srv/backup --allow put,list,verify" ' + PUBLIC
+    )
+
+
+@pytest.mark.parametrize("path", ["/srv/with space", '/srv/a"b', "/srv/it's", "/srv/$HOME;`id`"])
+def test_an_odd_path_arrives_as_it_is(path: str) -> None:
+    line = key_line(remote(path))
+    # As sshd reads it: up to the next quote without a backslash before it.
+    found = re.match(r'restrict,command="((?:\\"|[^"])*)" ', line)
+    assert found is not None
+    command = found[1].replace('\\"', '"')
+    done = subprocess.run(
+        ["sh", "-c", f'set -- {command}; printf %s "$3"'], capture_output=True, check=True
+    )
+    assert shlex.split(command)[2] == path
+    assert done.stdout.decode() == path
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", "\x1b[2Jssh-ed25519 AAAA\n", "one-word\n"])
+def test_a_key_that_is_not_to_be_had_is_asked_for(tmp_path: Path, content: str | None) -> None:
+    identity = tmp_path / "id_backup"
+    if content is not None:
+        identity.with_name("id_backup.pub").write_text(content)
+    text = steps(remote(identity=identity))
+    assert "the public half of the key for this job" in text
+    assert f"ssh-keygen -y -f {identity}" in text
+    assert "\x1b" not in text
+
+
+def test_the_steps_hold_the_line_by_itself(identity: Path) -> None:
+    text = steps(remote(identity=identity))
+    assert key_line(remote(identity=identity)) in text.splitlines()
+    assert "ssh-keygen" not in text
+    assert [line[0] for line in text.splitlines() if re.match(r"\d\. ", line)] == list("12345")
+
+
+def test_the_receiver_as_one_file_runs_on_its_own(tmp_path: Path) -> None:
+    receiver = tmp_path / "ntt-backup-receive"
+    write(receiver)
+    ast.parse(receiver.read_text(), feature_version=(3, 8))
+    root = tmp_path / "root"
+    root.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-I", receiver, "--root", root, "--allow", "put,list,verify"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"NTT-RECEIVE 1 " in done.stdout
+    assert b" allow=put,list,verify " in done.stdout
+    assert receiver.stat().st_mode & 0o777 == 0o755
+
+
+def test_the_file_holds_the_modules_word_for_word() -> None:
+    import ntt_backup.remote
+
+    text = standalone()
+    for path in Path(ntt_backup.remote.__file__).parent.glob("*.py"):
+        if path.name != "__init__.py":
+            assert f"r'''{path.read_text('utf-8')}'''" in text
+            assert "'''" not in path.read_text("utf-8")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        write(tmp_path / "missing" / "file")
+    assert "missing/file" in caught.value.message
