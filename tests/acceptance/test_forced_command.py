@@ -1,0 +1,175 @@
+"""A key behind the forced command `ntt-backup-receive`: it can back up, and nothing else.
+
+The line comes from `install-receiver`, the receiver is the one file that it writes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config import RemoteSettings
+from ntt_backup.installation import RECEIVER, key_line, write
+from ntt_backup.remote import frames
+from tests.far_side import FarSide, digest_of, place_of
+from tests.site import Site
+from tests.sshd import ALIAS, Sshd
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def forced(site: Site, remote: Sshd, tmp_path: Path) -> Iterator[list[str]]:
+    """The site's only key is one that the receiver stands behind; an ssh that uses it."""
+    identity = tmp_path / "id_forced"
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "forced", "-f", str(identity)]
+    subprocess.run(argv, check=True)
+    program = remote.directory("program")
+    write(program.local / RECEIVER)
+    line = key_line(RemoteSettings(host="x", path=site.remote.path, identity_file=identity))
+    authorized = remote.work / "keys" / "authorized_keys"
+    before = authorized.read_text()
+    authorized.write_text(before + line.replace(RECEIVER, f"{program.path}/{RECEIVER}") + "\n")
+    config = tmp_path / "ssh_config"
+    config.write_text(
+        remote.ssh_config.read_text().replace(str(remote.identity_file), str(identity))
+    )
+    site.write_config(remote={"ssh_config": str(config)}, run={"strategy": "auto"})
+    yield ["ssh", "-F", str(config), "-oBatchMode=yes"]
+    authorized.write_text(before)
+
+
+def client(site: Site, forced: list[str]) -> FarSide:
+    """A client that can say anything to what the key leads to."""
+    return FarSide(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
+
+
+def test_a_whole_run_goes_through_it(site: Site, forced: list[str]) -> None:
+    site.fill(300)
+    site.fill(2, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
+    site.fill(1, seed=3, size=lambda chance: 70 * MIB)
+
+    check = site.run("check")
+    assert check.returncode == 0, check.stdout
+    assert "receiver" in check.stdout
+    done = site.run("run")
+
+    assert done.returncode == 0, done.stdout
+    assert {line["strategy"] for line in site.events("worker_start")} == {"stream"}
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_the_tar_strategy_says_that_it_needs_a_shell(site: Site, forced: list[str]) -> None:
+    site.fill(3)
+    site.write_config(run={"strategy": "tar"})
+    done = site.run("run")
+    assert done.returncode == 5, done.stdout
+    assert site.copied() == set()
+    assert site.failures() == {}
+
+
+def test_another_root_is_refused_and_said_so(site: Site, forced: list[str], remote: Sshd) -> None:
+    site.fill(3)
+    elsewhere = remote.directory("elsewhere")
+    site.write_config(remote={"path": elsewhere.path})
+    done = site.run("run")
+    assert done.returncode == 5, done.stdout
+    assert "--root" in done.stdout
+    assert list(elsewhere.local.iterdir()) == []
+    assert site.copied() == set()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "touch {root}/was-here",
+        "sh -c 'touch {root}/was-here'",
+        'exec python3 -c \'open("{root}/was-here", "w")\'',
+        "scp -t {root}/was-here",
+        "ntt-backup-receive --root / --allow put,replace",
+        "$(touch {root}/was-here)",
+        "",
+    ],
+)
+def test_whatever_is_asked_for_the_receiver_runs(
+    site: Site, forced: list[str], command: str
+) -> None:
+    asked = command.format(root=site.remote.path)
+    done = subprocess.run([*forced, "-T", ALIAS, asked], input=b"", capture_output=True)
+    assert done.stdout.startswith(b"\nNTT-RECEIVE 1 ")
+    assert b" allow=put,list,verify " in done.stdout
+    assert list(site.remote.local.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", ["-s HOST sftp", "-W 127.0.0.1:22 HOST", "-N -R 0:h:1 HOST"])
+def test_no_other_service_is_to_be_had(site: Site, forced: list[str], asked: str) -> None:
+    words = asked.replace("HOST", ALIAS).split()
+    done = subprocess.run(
+        [*forced, "-oExitOnForwardFailure=yes", *words],
+        input=b"\0\0\0\5\1\0\0\0\3",  # sftp's INIT
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert not done.stdout or b"NTT-RECEIVE" in done.stdout
+    assert list(site.remote.local.iterdir()) == []
+
+
+def test_a_hostile_client_harms_nothing(site: Site, forced: list[str]) -> None:
+    """Good content stays, nothing appears beside by-hash, and nothing is deleted."""
+    good = site.put(b"good content")
+    assert site.run("run").returncode == 0
+    path = site.remote.local / "by-hash" / site.path(good).relative_to(site.store)
+    inode = path.stat().st_ino
+    digest = digest_of(b"good content")
+
+    with client(site, forced) as far:
+        far.hello(root=site.remote.path)
+        far.write(far.batch(1, [b"evil content"], digests=[digest]))
+        assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.REFUSED)]
+        far.write(frames.batch(2, 1, 12) + frames.large(digest, 12, 0))
+        for piece in far.pieces(b"evil content"):
+            far.write(piece)
+        far.write(far.end(b"evil content", digest) + frames.numbered(frames.COMMIT, 2))
+        assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.REFUSED)]
+        assert far.bye() == 0
+    for name in ("/", f"{site.remote.path}/../elsewhere", f"{site.remote.path}/by-hash", ""):
+        with client(site, forced) as far:
+            far.write(frames.fields(frames.HELLO, far.hello_fields(root=name)))
+            assert far.error()[0] == "refused"
+    for owner in ("../../x", "a/b", "."):
+        with client(site, forced) as far:
+            fields = far.hello_fields(root=site.remote.path, owner=owner)
+            far.write(frames.fields(frames.HELLO, fields))
+            assert far.error()[0] == "protocol"
+
+    assert path.read_bytes() == b"good content"
+    assert path.stat().st_ino == inode
+    site.assert_complete()
+
+
+def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
+    site: Site, forced: list[str], remote: Sshd
+) -> None:
+    """Without BLAKE3 there the receiver cannot know; a run with replace in its --allow can."""
+    good = site.put(b"good content")
+    with client(site, forced) as far:
+        far.hello(root=site.remote.path)
+        far.write(far.batch(1, [b"evil content"], digests=[digest_of(b"good content")]))
+        stored = far.receipt().stored
+        offered = far.banner["hash"].split(",")
+        assert far.bye() == 0
+    assert stored == ("blake3" not in offered)
+    if stored:
+        done = site.run("run")
+        assert done.returncode == 7, done.stdout
+        assert site.failures() == {good: "remote-rejected"}
+        assert site.copied() == set()
+        site.through(remote)
+        assert site.run("requeue").returncode == 0
+    assert site.run("run").returncode == 0
+    assert place_of(site.remote.local, bytes.fromhex(good)).read_bytes() == b"good content"
