@@ -19,6 +19,7 @@ import random
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import sdnotify
@@ -134,7 +135,7 @@ class _Run:
                         self._settings,
                         self._run_id,
                         watch=self._watch,
-                        alive=lambda: self._systemd.notify("WATCHDOG=1"),
+                        between=self._between_steps,
                     )
                 for warning in found.warnings:
                     self._tell("warning", reason=warning)
@@ -158,6 +159,33 @@ class _Run:
                 self._sit_out(wait_s)
         return None
 
+    def _between_steps(self, pending: bool) -> None:
+        """Workers load their programs while the preflight waits for the remote."""
+        self._systemd.notify("WATCHDOG=1")
+        if pending:
+            self._hire()
+            for worker in self._workers:
+                with suppress(OSError):  # Then it is started in its turn.
+                    worker.warm_up()
+
+    def _hire(self) -> None:
+        settings = self._settings
+        self._workers = self._workers or [
+            SupervisedWorker(
+                Orders(
+                    settings=settings,
+                    worker=index,
+                    run_id=self._run_id,
+                    owner=identity.owner(settings),
+                    application=identity.application(settings),
+                    strategy=settings.run.strategy,
+                    watch=self._watch,
+                ),
+                self._backoff,
+            )
+            for index in range(settings.run.workers)
+        ]
+
     def _sit_out(self, wait_s: float) -> None:
         """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""
         until = time.monotonic() + wait_s
@@ -169,22 +197,9 @@ class _Run:
     # --- the loop ---------------------------------------------------------------------------------
 
     def _work(self, strategy: str) -> None:
-        settings = self._settings
-        self._workers = [
-            SupervisedWorker(
-                Orders(
-                    settings=settings,
-                    worker=index,
-                    run_id=self._run_id,
-                    owner=identity.owner(settings),
-                    application=identity.application(settings),
-                    strategy=strategy,
-                    watch=self._watch,
-                ),
-                self._backoff,
-            )
-            for index in range(settings.run.workers)
-        ]
+        self._hire()
+        for worker in self._workers:
+            worker.orders = worker.orders.model_copy(update={"strategy": strategy})
         while any(worker.running or worker.due is not None for worker in self._workers):
             now = time.monotonic()
             for worker in self._workers:
@@ -223,6 +238,10 @@ class _Run:
                     )
                 case "worker_died":
                     self._died(worker, event, now)
+                case "worker_stop":
+                    # It saw that nothing is pending: the others need not find out by and by.
+                    for other in self._workers:
+                        other.stop()
             if event["event"] not in _INTERNAL:
                 name = event.pop("event")
                 self._tell(name, worker=worker.index, **event)

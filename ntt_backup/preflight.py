@@ -70,11 +70,14 @@ def check(settings: Settings) -> Iterator[Step]:
         look.close()
 
 
-def require(settings: Settings, run_id: str, *, watch: bool, alive: Callable[[], None]) -> Findings:
+def require(
+    settings: Settings, run_id: str, *, watch: bool, between: Callable[[bool], None]
+) -> Findings:
     """What a run needs, its own lock and log apart. Raises the first step's error.
 
     A run that has nothing to send and will end tries out no transfer. by-hash on the remote is made
-    where it is missing and nothing was copied yet. alive is called between steps.
+    where it is missing and nothing was copied yet. between is called between steps, with whether
+    there is something to send, as far as is known.
     """
     warnings = []
     look = _Look(settings, run_id, try_out=watch, prepare=True)
@@ -84,7 +87,7 @@ def require(settings: Settings, run_id: str, *, watch: bool, alive: Callable[[],
                 raise step.error
             if step.warning:
                 warnings.append(f"{step.name}: {step.warning}")
-            alive()
+            between(look.pending)
     finally:
         look.close()
     return Findings(look.strategy, warnings)
@@ -115,6 +118,7 @@ class _Look:
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
         self.strategy: str = settings.run.strategy
+        self.pending = False
 
     def steps(self) -> Iterator[Step]:
         source = _guarded("source", lambda: Step("", self._store.probe()))
@@ -158,7 +162,7 @@ class _Look:
         sample = list(islice(figures.iter_pending(catalog, self._settings.target), _SAMPLE))
         if not sample:
             return Step("", "nothing is pending")
-        self._try_out = True
+        self._try_out = self.pending = True
         return self._look_in_store(sample)
 
     def _look_in_store(self, sample: list[Blob]) -> Step:

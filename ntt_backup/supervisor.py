@@ -62,11 +62,18 @@ class SupervisedWorker:
         """
         self.due = None
         self._started = now
-        self._child = Child(PROGRAM, new_session=True)
+        self.warm_up()
         self._rest = b""
         self._said_goodbye = False
         self._said_nonsense = False
         self._tell(self.orders.model_dump_json().encode() + b"\n")
+
+    def warm_up(self) -> None:
+        """Start the process already, to wait for its orders. Raises OSError where that cannot
+        be.
+        """
+        if self._child is None:
+            self._child = Child(PROGRAM, new_session=True)
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """The events that have arrived; afterwards `running` is False if the process has ended."""

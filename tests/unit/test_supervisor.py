@@ -244,3 +244,31 @@ def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
     monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", say(START, STOP)))
     worker.start(0.0)
     assert listen(worker) == [START, STOP]
+
+
+def test_one_that_was_warmed_up_only_gets_its_orders(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    worker = start("exit 0")
+    listen(worker)
+    script = f"echo $$ >>{started}; read orders; {say(START, STOP)}"
+    monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", script))
+    worker.warm_up()
+    worker.warm_up()
+    worker.start(0.0)
+    assert listen(worker) == [START, STOP]
+    assert len(started.read_text().splitlines()) == 1
+
+
+def test_one_that_died_before_its_orders_is_told_as_any_other(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start("exit 0")
+    listen(worker)
+    monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", "exit 7"))
+    worker.warm_up()
+    assert wait_for(reading=worker.fds, timeout=WAIT)
+    worker.start(0.0)
+    (died,) = listen(worker)
+    assert (died["event"], died["status"]) == ("worker_died", 7)
