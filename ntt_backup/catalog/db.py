@@ -85,6 +85,9 @@ def connect(url: str, application_name: str) -> Connection:
         raise _translate(error, f"let us in ({describe(url)})", "") from error
     with translated(conn, "set up the connection"):
         conn.execute(statement("set_defaults"))
+        if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
+            # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
+            configure(conn, "client_encoding", "latin1")
     return conn
 
 
