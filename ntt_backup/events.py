@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,7 +114,8 @@ class _RotatableFile:
             written = os.write(self._fd, data)
         except OSError as error:
             if not self._complained:
-                print(f"cannot write the log {self._path}: {error.strerror}", file=sys.stderr)
+                with suppress(OSError):  # stderr may lie on the same disk
+                    print(f"cannot write the log {self._path}: {error.strerror}", file=sys.stderr)
             self._complained = True
         else:
             self._torn = written < len(data)

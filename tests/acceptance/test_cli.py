@@ -218,6 +218,18 @@ def test_from_nothing_to_a_backup(site: Site, postgres: Postgres) -> None:
     assert status["copied_bytes"] == sum(range(1, 40))
 
 
+def test_a_run_that_can_say_nothing_anywhere_still_sends(site: Site) -> None:
+    """Log and output on one full disk, as with `>> /var/log/backup 2>&1` in a crontab."""
+    site.write_config(log={"jsonl": "/dev/full"})
+    blobid = site.put(b"a blob")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            site.argv("run"), env=site.environment(), stdout=full, stderr=full, check=False
+        )
+    assert done.returncode == 0
+    assert site.copied() == {blobid}
+
+
 def test_scan_leaves_strays_aside(site: Site) -> None:
     blobid = site.put_in_store(b"a blob")
     (site.path(blobid).parent / "notes.txt").write_text("not a blob")
