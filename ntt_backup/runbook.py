@@ -22,19 +22,21 @@ from ntt_backup import identity
 from ntt_backup.catalog import db, figures, runs
 from ntt_backup.catalog.claim import Claims
 from ntt_backup.config import Settings
-from ntt_backup.errors import CatalogError
+from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.model import BlobRange
 from ntt_backup.planner import RANGES, prefix_ranges
 from ntt_backup.progress import Progress, Snapshot
+from ntt_backup.signals import time_limit
 
 T = TypeVar("T")
 
 _COUNT_SECONDS: Final = 0.02
 _COUNT_SHARE: Final = 0.1
 _RECOUNT_SECONDS: Final = 300.0
-# Once the run goes, the loop that calls here also answers signals: a locked table or a slow count
-# may not hold it up.
-_HURRY_MS: Final = 2000
+# Once the run goes, the loop that calls here also answers signals: a locked table, a slow count, or
+# a server that stands still may not hold it up. Limits that the server keeps do not help with the
+# last.
+_PATIENCE_SECONDS: Final = 2.0
 
 
 class RunBook:
@@ -46,7 +48,6 @@ class RunBook:
         self._connection: db.Connection | None = None
         self._count_due = 0.0
         self._started = False
-        self._hurried = False
 
     def start(self, strategy: str) -> None:
         """Note that the run begins. Raises CatalogError: at the start the catalog must be there."""
@@ -105,11 +106,8 @@ class RunBook:
 
     def _try(self, work: Callable[[db.Connection], T]) -> T | None:
         try:
-            connection = self._open()
-            if not self._hurried:
-                db.hurry(connection, _HURRY_MS)
-                self._hurried = True
-            return work(connection)
+            with time_limit(_PATIENCE_SECONDS, CatalogUnavailable("the catalog is too slow")):
+                return work(self._open())
         except CatalogError:
             self._close()
             return None
@@ -118,7 +116,6 @@ class RunBook:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-        self._hurried = False
 
 
 def _count(target: str, one: BlobRange, connection: db.Connection) -> int:

@@ -1,7 +1,8 @@
 """Signals as something to wait for, beside pipes and the clock.
 
 A handler that acts may run between any two instructions; here handlers only note what came, and a
-pipe wakes poll(2). Called by `coordinator`.
+pipe wakes poll(2). The one exception is `time_limit`, for a call into a library that knows no
+deadline. Called by `coordinator` and `runbook`.
 """
 
 from __future__ import annotations
@@ -82,3 +83,23 @@ class SignalInbox:
                 signal.signal(signum, handler)
             os.close(self.fd)
             os.close(self._wake)
+
+
+@contextmanager
+def time_limit(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise error where what is inside takes longer. Whatever it worked with is then in no state
+    to be used again. In the main thread only.
+    """
+
+    def give_up(_signum: int, _frame: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, left)
+    finally:
+        signal.signal(signal.SIGALRM, before)

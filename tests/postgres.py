@@ -74,6 +74,19 @@ class Postgres:
         self.server.ensure_postgres_running()
 
     @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The server and its sessions stand still: connections hold, and nothing is answered."""
+        server = self.server.get_pid()
+        try:
+            os.kill(server, signal.SIGSTOP)
+            for pid in _children(server):
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in (*_children(server), server):
+                os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
     def on_tcp(self) -> Iterator[int]:
         """Have the server listen on a port of 127.0.0.1, and on no socket; yields the port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -91,6 +104,11 @@ class Postgres:
 
         argv = ("-w", "-D", str(self.server.pgdata), *arguments)
         pgexec("pg_ctl", argv, bin_path=self.server.bin_path, user=self.server.system_user)
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 @pytest.fixture(scope="session")

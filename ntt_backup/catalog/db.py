@@ -97,13 +97,6 @@ def configure(conn: Connection, setting: str, value: object, *, local: bool = Fa
     conn.execute(statement("configure"), values)
 
 
-def hurry(conn: Connection, limit_ms: int) -> None:
-    """Give up statements, and waits for locks, after limit_ms from now on. Raises CatalogError."""
-    with translated(conn, "limit its own time"):
-        for setting in ("lock_timeout", "statement_timeout"):
-            configure(conn, setting, limit_ms)
-
-
 @contextmanager
 def translated(conn: Connection, doing: str) -> Iterator[None]:
     """Raise CatalogUnavailable or CatalogRefused for what psycopg raises inside.

@@ -156,6 +156,25 @@ def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
         assert run.wait(20) == 143
 
 
+def test_a_catalog_that_froze_does_not_keep_it_from_ending(
+    watching: Site, postgres: Postgres
+) -> None:
+    """Nothing breaks and nothing answers, as when the server's disk hangs."""
+    site = watching
+    site.write_config(log={"progress_interval": 1})
+    with site.running("run", "--watch") as run:
+        site.await_event("progress", 2)
+        with postgres.frozen():
+            seen = len(site.events("progress"))
+            site.await_event("progress", seen + 2)
+            run.send_signal(signal.SIGTERM)
+            site.await_event("stopping")
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60) == 143
+    assert site.processes() == {}
+    assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
+
+
 def _outages(site: Site, what: str) -> list[object]:
     return [line for line in site.events("outage") if line["what"] == what]
 

@@ -13,10 +13,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import Claims, Connection, Ledger, connect, describe, requeue, status
-from ntt_backup.catalog.db import hurry, translated
+from ntt_backup.catalog.db import translated
 from ntt_backup.errors import (
     BackupError,
-    CatalogError,
     CatalogRefused,
     CatalogUnavailable,
     ConfigError,
@@ -247,16 +246,6 @@ def test_a_lock_that_is_not_to_be_had(catalog: Connection, catalog_url: str) -> 
 
         assert "pg_blocking_pids" in caught.value.hint
         ledger.record([Blob("ab")], [])
-
-
-def test_a_hurried_connection_waits_for_nothing(catalog: Connection, catalog_url: str) -> None:
-    hurry(catalog, 100)
-    with pytest.raises(CatalogError), translated(catalog, "sleep"):
-        catalog.execute("select pg_sleep(600)")
-    with psycopg.connect(catalog_url) as other:
-        other.execute("lock table blobs")
-        with pytest.raises(CatalogError), translated(catalog, "read"):
-            catalog.execute("select from blobs limit 1")
 
 
 def test_a_cancelled_statement_may_be_repeated(catalog: Connection) -> None:
