@@ -10,6 +10,7 @@ waiting out a refusal is a lesser harm than giving up on an outage.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from ntt_backup.catalog.queries import shown, statement
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+# What the driver logs it raises as well; without a handler Python would print it over the screen.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 _DETAIL_LENGTH = 500
 _KEEPALIVE: dict[str, Any] = {

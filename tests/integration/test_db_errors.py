@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -311,3 +313,13 @@ def test_states_that_are_hard_to_bring_about(
         database.execute(raising)
 
     assert type(caught.value) is expected
+
+
+def test_the_driver_does_not_write_over_the_screen() -> None:
+    """It logs what it then raises anyway; unhandled, Python prints that to stderr."""
+    program = (
+        "import logging, ntt_backup.catalog.db\n"
+        "logging.getLogger('psycopg.transaction').warning('error ignored in rollback')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=True)
+    assert done.stderr == b""
