@@ -72,6 +72,7 @@ class Ground:
             denied = errno.EROFS if self._is_read_only() else errno.EACCES
             raise Refusal("storage", words(OSError(denied, "", BY_HASH)))
         self._name = f"{owner}.{run}.{slot}.{os.getpid()}"
+        self._predecessors: list[str] = []
         try:
             self._make_stage()
         except OSError as problem:
@@ -85,6 +86,23 @@ class Ground:
         """(free, total) bytes, as this account may use them."""
         room = os.statvfs(self.root)
         return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer session of the same worker has asked this one to go."""
+        return os.fstat(self._lock).st_nlink == 0
+
+    @property
+    def awaits_predecessor(self) -> bool:
+        """Whether a session that was asked to go is still there, and with it what it has locked."""
+        for name in self._predecessors:
+            with contextlib.suppress(OSError):
+                os.stat(name, dir_fd=self.incoming, follow_symlinks=False)
+                return True
+        return False
+
+    def forget_predecessors(self) -> None:
+        self._predecessors.clear()
 
     def partial(self) -> int:
         """The directory of partial files; opened anew, for the caller to close. Raises OSError."""
@@ -155,9 +173,22 @@ class Ground:
                 continue  # Alive, maybe, with no lock to tell: the tar strategy holds none.
             if _is_dead(self.incoming, name):
                 _remove(self.incoming, name)
+            elif parts[1:3] == [run, slot]:
+                # A worker has one session at a time, so that one's client is gone, and nobody has
+                # told it: the link died in silence. Without the name of its lock it ends.
+                self._supersede(name)
         for name in os.listdir(self.root):
             if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
                 _remove(self.root, name)
+
+    def _supersede(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            stage = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.incoming)
+            try:
+                os.unlink(_LOCK, dir_fd=stage)
+            finally:
+                os.close(stage)
+            self._predecessors.append(name)
 
     def _remove_useless_partials(self) -> None:
         """Partial files that spare nobody anything. Those in use are locked."""

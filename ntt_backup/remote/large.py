@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20
+# A receiver looks around every second; what it syncs before it goes may take longer.
+_PREDECESSOR_SECONDS = 10.0
 
 
 class LargeBlob:
@@ -106,6 +109,8 @@ class Offers:
         """From where the blob can go on, and the hash of what is there."""
         self.withdraw()
         hasher = self._begin(digest)
+        if size > RESUMABLE:
+            self._await_predecessor()
         partial = open_partial(self._ground, digest) if size > RESUMABLE else None
         if partial is None:
             return 0, hasher.digest()
@@ -141,6 +146,14 @@ class Offers:
             offer.partial.close()
         elif offer is not None:
             offer.partial.remove()
+
+    def _await_predecessor(self) -> None:
+        """What we want may be locked by a session that is about to end."""
+        deadline = time.monotonic() + _PREDECESSOR_SECONDS
+        while self._ground.awaits_predecessor and time.monotonic() < deadline:
+            self._alive()
+            time.sleep(0.05)
+        self._ground.forget_predecessors()
 
     def _hash(self, partial: Partial, length: int, hasher: Hasher) -> None:
         at = 0

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ALLOWED = ("put", "list", "verify", "get", "replace")
 
 _BUSY_SECONDS = 5.0
+# How long it sleeps at most before it looks whether it is still wanted.
+_LOOK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 10.0
 # Answers that the client does not read; beyond this nothing more is read from it either.
 _UNREAD_ANSWERS = 1 << 20
@@ -111,6 +113,7 @@ class Receiver:
 
     def _finish(self) -> None:
         """What is committed is settled, whether or not anyone still listens."""
+        self._ended = True
         if self._barrier is None:
             return
         self._intake.close()
@@ -284,7 +287,7 @@ class Receiver:
             poll.register(self._reading, select.POLLIN)
         if self._outbox:
             poll.register(self._writing, select.POLLOUT)
-        ready = poll.poll(min(_BUSY_SECONDS, self._terms.idle_timeout) * 1000)
+        ready = poll.poll(min(_LOOK_SECONDS, self._terms.idle_timeout) * 1000)
         now = time.monotonic()
         for fd, _ in ready:
             if fd == self._wake:
@@ -297,6 +300,8 @@ class Receiver:
             self._moved = now
             if now - self._spoke >= _BUSY_SECONDS and not self._outbox:
                 self._say(frames.frame(frames.BUSY))
+        if not self._ended and self._ground is not None and self._ground.superseded:
+            raise Refusal("superseded", "a newer session of this worker has begun")
         if now - self._moved > self._terms.idle_timeout:
             raise Refusal("idle", f"nothing was heard for {self._terms.idle_timeout:.0f} s")
 

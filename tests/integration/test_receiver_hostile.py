@@ -411,3 +411,15 @@ def test_verdicts_do_not_pile_up(root: Path) -> None:
         (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
         assert int(peak) < 100_000
     assert names_under(root) == set()
+
+
+def test_a_link_planted_as_a_stage_of_ours_is_not_followed(root: Path, outside: Path) -> None:
+    (outside / "precious").rename(outside / "lock")
+    with FarSide(root) as far:
+        fields = far.hello_fields()
+        name = f"{fields['owner']}.{fields['run']}.{fields['slot']}.1"
+        (root / ".ntt-incoming").mkdir()
+        (root / ".ntt-incoming" / name).symlink_to(outside)
+        far.hello()
+        assert far.bye() == 0
+    (outside / "lock").rename(outside / "precious")

@@ -35,10 +35,10 @@ def mark(length: int) -> bytes:
     return b"%020d\n" % length
 
 
-def session(root: Path) -> None:
+def session(root: Path, slot: str = "0") -> None:
     """One that does nothing."""
     with FarSide(root) as far:
-        far.hello()
+        far.hello(slot=slot)
         assert far.bye() == 0
 
 
@@ -78,7 +78,7 @@ def test_what_another_session_writes_is_kept(root: Path) -> None:
         for piece in far.pieces(bytes(MIB)):
             far.write(piece)
         far.ask(frames.frame(frames.PING, bytes(8)))
-        session(root)
+        session(root, slot="1")
         assert f"partial/{NAME.hex()}" in litter(root)
 
 
@@ -110,3 +110,51 @@ def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> N
     assert code == "storage"
     assert text.startswith("ENOSPC")
     assert [path.name for path in full_of_inodes.iterdir()] == ["by-hash"]
+
+
+# --- a session whose client has left without a word -----------------------------------------------
+
+
+def send_most_of(far: FarSide, content: bytes) -> None:
+    """A large blob up to its last MiB; returns when all of that has been taken in."""
+    far.write(frames.batch(1, 1, len(content)) + frames.large(NAME, len(content), 0))
+    for piece in far.pieces(content[:-MIB]):
+        far.write(piece)
+    far.ask(frames.frame(frames.PING, bytes(8)))
+
+
+def test_who_comes_back_after_a_silent_cut_goes_on_where_it_was(root: Path) -> None:
+    """sshd may hold the dead connection for hours, and its receiver the lock of the blob."""
+    content = bytes(BIG + MIB)
+    with FarSide(root) as old, FarSide(root) as new:
+        old.hello()
+        send_most_of(old, content)
+        new.hello()
+        kind, payload = new.ask(frames.ask_offset(NAME, len(content)))
+        assert kind == frames.OFFSET
+        assert frames.read_offset(payload)[0] == BIG
+        assert old.error()[0] == "superseded"
+        assert new.bye() == 0
+
+
+def test_another_worker_takes_nothing_away(root: Path) -> None:
+    content = bytes(BIG + MIB)
+    with FarSide(root) as old, FarSide(root) as new:
+        old.hello()
+        send_most_of(old, content)
+        new.hello(slot="1")
+        _, payload = new.ask(frames.ask_offset(NAME, len(content)))
+        assert frames.read_offset(payload)[0] == 0
+        assert old.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+
+
+def test_what_a_superseded_session_has_committed_is_settled(root: Path) -> None:
+    with FarSide(root) as old:
+        old.hello()
+        old.write(old.batch(1, [b"a", b"b"]))
+        with FarSide(root) as new:
+            new.hello()
+            assert old.receipt().stored == 2
+            assert old.error()[0] == "superseded"
+            assert new.bye() == 0
+    assert not (root / ".ntt-incoming").exists()
