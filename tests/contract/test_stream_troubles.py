@@ -155,3 +155,44 @@ def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
         here.open(transport=machine)
     assert lacking in caught.value.detail
     assert "tar" in caught.value.hint
+
+
+# --- a far side that stops talking ----------------------------------------------------------------
+
+# Passes so many bytes of what the receiver says, then nothing, and reads nothing either.
+MUTE = """
+import os, subprocess, sys, time
+limit, argv = int(sys.argv[1]), sys.argv[2:]
+child = subprocess.Popen(argv, stdout=subprocess.PIPE)
+while limit and (piece := os.read(child.stdout.fileno(), limit)):
+    os.write(1, piece)
+    limit -= len(piece)
+child.kill()
+if limit == 0:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("passed", [0, 5, 40, 100, 150, 320, 375, 384, 396, 400])
+def test_a_far_side_that_falls_silent_at_any_point_is_given_up(
+    here: Rig, machine: Machine, passed: int
+) -> None:
+    """In its banners, in READY, before and within the offset of a large blob, and in receipts."""
+    script = machine.tools / "mute.py"
+    script.write_text(MUTE)
+    machine.tool("python3", f'exec {sys.executable} {script} {passed} {sys.executable} "$@"')
+    transport = Machine(machine.tools, connect_timeout=2.0)
+    batches = [
+        here.batch("small", b"one", b"two"),
+        here.batch("large", random_bytes(66 * MIB)),
+        here.batch("last", b"three"),
+    ]
+    limits = {"stall_timeout": 1, "receipt_timeout": 2}
+    with pytest.raises(RemoteUnreachable):
+        session = here.open(transport=transport, **limits)
+        for batch in batches:
+            session.put(batch)
+            settle(session)
+    for session in here.sessions:
+        assert not session.usable
+    assert set(here.on_remote()) <= set(here.expected(*batches))
