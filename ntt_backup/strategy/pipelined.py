@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.strategy.session import Rejection, SessionPlan
+from ntt_backup.transport.channel import PATIENCE_FACTOR
 
 
 @dataclass(slots=True)
@@ -37,9 +38,6 @@ class Flight:
 
 
 F = TypeVar("F", bound=Flight)
-
-# How much longer than run.receipt_timeout a remote may take that keeps saying that it is busy.
-_BUSY_FACTOR: Final = 10
 
 
 class PipelinedSession(ABC, Generic[F]):
@@ -120,7 +118,7 @@ class PipelinedSession(ABC, Generic[F]):
         # Signs of life buy time, but not for ever: a sync that hangs shows them, too.
         if (
             now - max(waited_from, self._channel.heard) > limit
-            or now - waited_from > _BUSY_FACTOR * limit
+            or now - waited_from > PATIENCE_FACTOR * limit
         ):
             raise self._overdue(oldest)
 

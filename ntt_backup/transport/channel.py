@@ -26,6 +26,8 @@ from ntt_backup.process import Child, start, wait_for, write
 from ntt_backup.transport import Transport
 
 NOISE_LIMIT: Final = 256 * 1024
+PATIENCE_FACTOR: Final = 10
+"""Signs of life buy time, but not for ever: how many times as long one may take that shows them."""
 _CLOSE_SECONDS: Final = 10.0
 _LAST_WORDS_SECONDS: Final = 1.0
 
@@ -113,7 +115,8 @@ class Channel:
     ) -> None:
         """Hand all of data over; what comes back meanwhile goes to hear.
 
-        patience: seconds for which neither direction may move. Raises RemoteUnreachable for a
+        patience: seconds for which neither direction may move; a far side that only talks, and
+        reads nothing, has PATIENCE_FACTOR times as long. Raises RemoteUnreachable for a
         stall, or for the end of the channel; then everything that was said before has been heard.
         """
         moved = time.monotonic()
@@ -133,7 +136,9 @@ class Channel:
                 continue
             if pause:
                 moved = now
-            elif now - max(moved, self.heard) > patience:
+            elif (
+                now - max(moved, self.heard) > patience or now - moved > PATIENCE_FACTOR * patience
+            ):
                 raise RemoteUnreachable(
                     "the link has stalled",
                     detail=f"no byte went out for {patience:.0f} s; {self.stderr}".rstrip("; "),

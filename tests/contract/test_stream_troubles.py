@@ -133,6 +133,24 @@ def test_a_remote_that_is_busy_for_ever_is_given_up(
     assert session.in_flight == (batch,)
 
 
+def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
+    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = """
+        if kind == frames.BATCH:
+            import time
+            while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
+"""
+    session = here.open(transport=liar(machine, receipt(1), other=busy), codec="none")
+    start, clock = time.monotonic(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
+    batch = here.batch("b", random_bytes(20 * MIB))
+    with pytest.raises(RemoteUnreachable) as caught:
+        session.put(batch)
+    assert "stalled" in caught.value.message
+    assert session.in_flight == (batch,)
+
+
 def settle_for(session: Any, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -187,12 +205,15 @@ def test_a_far_side_that_falls_silent_at_any_point_is_given_up(
         here.batch("large", random_bytes(66 * MIB)),
         here.batch("last", b"three"),
     ]
-    limits = {"stall_timeout": 1, "receipt_timeout": 2}
-    with pytest.raises(RemoteUnreachable):
-        session = here.open(transport=transport, **limits)
+
+    def send() -> None:
+        session = here.open(transport=transport, stall_timeout=1, receipt_timeout=2)
         for batch in batches:
             session.put(batch)
             settle(session)
+
+    with pytest.raises(RemoteUnreachable):
+        send()
     for session in here.sessions:
         assert not session.usable
     assert set(here.on_remote()) <= set(here.expected(*batches))
