@@ -14,6 +14,7 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Callable
 
 BY_HASH = "by-hash"
 INCOMING = ".ntt-incoming"
@@ -27,6 +28,7 @@ _PARTIAL_DAYS = 7
 # What a check or a bench of the tar strategy that was killed has left; younger ones may be alive.
 _SCRATCH = ".ntt-check-"
 _SCRATCH_SECONDS = 3600
+_ALIVE_EVERY = 256
 
 
 class Refusal(Exception):
@@ -50,10 +52,20 @@ class Ground:
     """The descriptors of one session, and its stage.
 
     create: make `by-hash` where it is missing; the root itself is never made. placed: it is there;
-    a client may look around without it. Raises Refusal.
+    a client may look around without it. alive is called now and then while what others left is
+    removed. Raises Refusal.
     """
 
-    def __init__(self, root: str, owner: str, run: str, slot: str, create: bool) -> None:
+    def __init__(
+        self,
+        root: str,
+        owner: str,
+        run: str,
+        slot: str,
+        create: bool,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._alive = alive
         try:
             self.root = os.open(root.encode("utf-8", "surrogateescape"), _DIRECTORY)
         except (OSError, ValueError) as problem:
@@ -172,7 +184,7 @@ class Ground:
             if parts[1] == run and parts[2] != slot:
                 continue  # Alive, maybe, with no lock to tell: the tar strategy holds none.
             if _is_dead(self.incoming, name):
-                _remove(self.incoming, name)
+                _remove(self.incoming, name, self._alive)
             elif parts[1:3] == [run, slot]:
                 # A worker has one session at a time, so that one's client is gone, and nobody has
                 # told it: the link died in silence. Without the name of its lock it ends.
@@ -281,15 +293,17 @@ def _is_dead(incoming: int, name: str) -> bool:
     return True
 
 
-def _remove(parent: int, name: str) -> None:
+def _remove(parent: int, name: str, alive: Callable[[], None] = lambda: None) -> None:
     """A tree, by descriptors, best effort: what cannot be removed now is tried again by the next
-    session.
+    session. alive is called after every some files: a stage may hold hundreds of thousands.
     """
     with contextlib.suppress(OSError):
         for _, directories, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
-            for file in files:
+            for number, file in enumerate(files):
                 with contextlib.suppress(OSError):
                     os.unlink(file, dir_fd=fd)
+                if number % _ALIVE_EVERY == 0:
+                    alive()
             for directory in directories:
                 try:
                     os.rmdir(directory, dir_fd=fd)

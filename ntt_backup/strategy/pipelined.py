@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -102,6 +102,20 @@ class PipelinedSession(ABC, Generic[F]):
         except BackupError:
             self.abort()
             raise
+
+    def _await(self, there: Callable[[], bool], limit: float) -> None:
+        """Hear until it is there, or nothing was heard for limit seconds. Signs of life buy time,
+        but not for ever.
+        """
+        asked = time.monotonic()
+        while not there():
+            now = time.monotonic()
+            if (
+                now - max(asked, self._channel.heard) > limit
+                or now - asked > PATIENCE_FACTOR * limit
+            ):
+                return
+            self._hear(1.0)
 
     @property
     def _patience(self) -> float:

@@ -221,12 +221,10 @@ class StreamSession(PipelinedSession[_Flight]):
         self._begin(flight)
         self._offset = None
         self._write(flight, frames.ask_offset(bytes.fromhex(blob.blobid), size))
-        asked = time.monotonic()
-        while self._offset is None and not flight.answered:
-            waited = time.monotonic() - max(asked, self._channel.heard)
-            if waited > self._plan.run.receipt_timeout:
-                raise self._overdue(flight)
-            self._hear(1.0)
+        limit = self._plan.run.receipt_timeout
+        self._await(lambda: self._offset is not None or flight.answered, limit)
+        if self._offset is None and not flight.answered:
+            raise self._overdue(flight)
         offset, theirs = self._offset or (0, b"")
         if not 0 < offset <= size:
             return 0
@@ -266,11 +264,10 @@ class StreamSession(PipelinedSession[_Flight]):
             "create": int(plan.create),
         }
         self._send(frames.fields(frames.HELLO, hello))
-        deadline = time.monotonic() + plan.transport.connect_timeout
-        while self._ready is None:
-            if time.monotonic() > deadline:
-                raise self._nonsense("no READY")
-            self._hear(1.0)
+        # What a dead session has left there may take a while to remove.
+        self._await(lambda: self._ready is not None, plan.transport.connect_timeout)
+        if self._ready is None:
+            raise self._nonsense("no READY")
         return self._ready
 
     def _take(self, data: bytes) -> None:

@@ -115,6 +115,22 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
     assert [receipt_of(outcome).stored for outcome in session.collect(20.0)] == [batch.blobs]
 
 
+def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
+    here: Rig, machine: Machine
+) -> None:
+    transport = Machine(liar(machine, receipt(1)).tools, connect_timeout=1.0)
+    program = machine.tools / "liar.py"
+    slowly = (
+        "import time\n"
+        "def clear_up():\n"
+        "    for _ in range(5): say(frames.frame(frames.BUSY)); time.sleep(0.5)\n"
+    )
+    text = program.read_text().replace("while True:", slowly + "while True:", 1)
+    program.write_text(text.replace("== frames.HELLO: say", "== frames.HELLO: clear_up(); say"))
+    session = here.open(transport=transport)
+    assert session.usable
+
+
 def test_a_remote_that_is_busy_for_ever_is_given_up(
     here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

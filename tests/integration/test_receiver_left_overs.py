@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.remote import frames
+from ntt_backup.remote.ground import Ground
 from tests.far_side import FarSide, digest_of, litter, put
 
 MIB = 1 << 20
@@ -110,6 +112,21 @@ def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> N
     assert code == "storage"
     assert text.startswith("ENOSPC")
     assert [path.name for path in full_of_inodes.iterdir()] == ["by-hash"]
+
+
+def test_there_are_signs_of_life_while_a_large_stage_is_removed(root: Path) -> None:
+    dead = root / ".ntt-incoming" / "0123456789ab.run.0.1"
+    dead.mkdir(parents=True)
+    for number in range(1000):
+        (dead / str(number)).touch()
+    signs: list[int] = []
+    ground = Ground(
+        str(root), "0123456789ab", "run2", "0", True, lambda: signs.append(len(os.listdir(dead)))
+    )
+    ground.leave()
+    assert len(signs) >= 3
+    assert signs == sorted(signs, reverse=True)
+    assert not (root / ".ntt-incoming").exists()
 
 
 # --- a session whose client has left without a word -----------------------------------------------
