@@ -152,9 +152,10 @@ class Receiver:
             raise ProtocolError("a hash that was not offered")
         if self._terms.root is not None and not _same_path(root, self._terms.root):
             raise Refusal("refused", f"this receiver is for {self._terms.root} only")
-        by_file = asked["sync"] == "fsync" or not can_syncfs()
         create = bool(asked.get("create"))
-        self._begin(Ground(root, owner, run, slot, create, self._alive), kind, by_file)
+        ground = Ground(root, owner, run, slot, create, self._alive)
+        by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
+        self._begin(ground, kind, by_file)
 
     def _begin(self, ground: Ground, kind: int, by_file: bool) -> None:
         self._ground = ground

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import stat
 from typing import Any
 
@@ -66,12 +67,36 @@ _RENAMEAT2 = _function(
 )
 _SYSCALL = getattr(_LIBC, "syscall", None) if _linux() >= (5, 6) else None
 
+# syncfs empties the kernel's own buffers. Behind these file systems stands a program or a server
+# with buffers of its own, and only fsync of a file is passed on to it.
+_KEEPS_TO_ITSELF = re.compile(r"fuse|cifs$|smb|9p$|vboxsf$")
+
 _missing: set[str] = set()
 
 
-def can_syncfs() -> bool:
-    """Whether syncfs is there and tells of write-back errors, which it does since Linux 5.8."""
-    return _SYNCFS is not None and _linux() >= (5, 8)
+def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
+    """Whether syncfs is there, reaches the disk under this device number, and tells of write-back
+    errors, which it does since Linux 5.8.
+    """
+    return (
+        _SYNCFS is not None
+        and _linux() >= (5, 8)
+        and not _KEEPS_TO_ITSELF.match(_file_system(device, mounts))
+    )
+
+
+def _file_system(device: int, mounts: str) -> str:
+    """The type of the mounted file system with this device number, or nothing."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as table:
+            for line in table:
+                where, _, what = line.partition(" - ")
+                if what and where.split()[2:3] == [number]:
+                    return what.split()[0]
+    except OSError:
+        pass
+    return ""
 
 
 def syncfs(fd: int) -> None:

@@ -33,7 +33,7 @@ class Answers:
 def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(receiver, "_BUSY_SECONDS", 0.01)
-    monkeypatch.setattr(receiver, "can_syncfs", lambda: True)
+    monkeypatch.setattr(receiver, "can_syncfs", lambda device: True)
     monkeypatch.setattr(barrier, "syncfs", lambda fd: may_end.wait(60))
     to_receiver, to_client = os.pipe(), os.pipe()
     for fd in (to_receiver[0], to_client[1]):

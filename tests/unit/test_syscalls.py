@@ -1,0 +1,49 @@
+"""Which file systems one syncfs makes durable."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.remote.syscalls import can_syncfs
+
+pytestmark = pytest.mark.skipif(
+    not can_syncfs(0, os.devnull), reason="this system has no syncfs that tells of errors"
+)
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:26 / /mnt/pool rw,nosuid - fuse.mergerfs a:b rw,user_id=0
+31 22 0:27 / /mnt/usb rw - fuseblk /dev/sdb1 rw
+32 22 0:28 / /mnt/nas rw master:3 propagate_from:2 - cifs //nas/share rw
+33 22 0:29 /sub\\040dir /mnt/b rw - btrfs /dev/sdc rw
+34 22 0:30 / /mnt/v rw - virtiofs tag rw
+35 22 0:31 / /mnt/n rw - nfs4 server:/ rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "reaches"),
+    [
+        ((254, 0), True),
+        ((0, 26), False),
+        ((0, 27), False),
+        ((0, 28), False),
+        ((0, 29), True),
+        ((0, 30), True),
+        ((0, 31), True),
+        ((0, 99), True),
+    ],
+)
+def test_syncfs_is_left_where_it_does_not_reach_the_disk(
+    tmp_path: Path, number: tuple[int, int], reaches: bool
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS)
+    assert can_syncfs(os.makedev(*number), str(table)) is reaches
+
+
+def test_without_a_table_of_mounts_it_is_trusted(tmp_path: Path) -> None:
+    assert can_syncfs(1, str(tmp_path / "missing"))
