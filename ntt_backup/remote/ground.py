@@ -67,7 +67,8 @@ class Ground:
     ) -> None:
         self._alive = alive
         try:
-            self.root = os.open(root.encode("utf-8", "surrogateescape"), _DIRECTORY)
+            self._path = root.encode("utf-8", "surrogateescape")
+            self.root = os.open(self._path, _DIRECTORY)
         except (OSError, ValueError) as problem:
             said = words(problem) if isinstance(problem, OSError) else str(problem)
             raise Refusal("root", said) from None
@@ -98,6 +99,20 @@ class Ground:
         """(free, total) bytes, as this account may use them."""
         room = os.statvfs(self.root)
         return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what this session writes to is still what its names show: a disk may have been
+        taken away, or another one put over it.
+        """
+        try:
+            root = os.stat(self._path)  # noqa: PTH116 - a name of any bytes
+            by_hash = os.stat(BY_HASH, dir_fd=self.root, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(root, os.fstat(self.root)) and os.path.samestat(
+            by_hash, os.fstat(self.by_hash)
+        )
 
     @property
     def superseded(self) -> bool:

@@ -39,6 +39,7 @@ _LOOK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 10.0
 # Answers that the client does not read; beyond this nothing more is read from it either.
 _UNREAD_ANSWERS = 1 << 20
+_GONE = "by-hash is gone: is its disk mounted?"
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
 _FAMILIES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
 
@@ -84,7 +85,10 @@ class Receiver:
                 refusal = found
             except ProtocolError as found:
                 refusal = Refusal("protocol", str(found))
-            self._finish()
+            try:
+                self._finish()
+            except Refusal as found:
+                refusal = refusal or found
         finally:
             if self._ground is not None:
                 self._ground.leave()
@@ -116,12 +120,14 @@ class Receiver:
         self._ended = True
         if self._barrier is None:
             return
-        self._intake.close()
-        self._settling.advance()
-        while self._settling.unsettled:
-            self._wait(reading=False)
+        try:
+            self._intake.close()
             self._settling.advance()
-        self._barrier.stop()
+            while self._settling.unsettled:
+                self._wait(reading=False)
+                self._settling.advance()
+        finally:
+            self._barrier.stop()
 
     def _take(self, kind: int, payload: memoryview) -> None:
         handler = self._handlers.get(kind)
@@ -166,7 +172,7 @@ class Receiver:
             Places(ground, may_replace, by_file),
             ground.stage,
             kind,
-            lambda receipt: self._say(frames.receipt(receipt)),
+            self._answer,
             self._sync_failed,
         )
         self._intake = Intake(
@@ -213,7 +219,7 @@ class Receiver:
 
     def _commit(self, payload: memoryview) -> None:
         if self._ground is None or not self._ground.placed:
-            raise Refusal("gone", "by-hash is gone: is its disk mounted?")
+            raise Refusal("gone", _GONE)
         batch: StagedBatch | None = self._intake.commit(payload)
         if batch is not None:
             self._settling.commit(batch)
@@ -235,6 +241,11 @@ class Receiver:
         if self._inbox.waiting:
             raise ProtocolError("more after a BYE")
         self._ended = True
+
+    def _answer(self, receipt: frames.Receipt) -> None:
+        if receipt.outcome == frames.SETTLED and self._ground and not self._ground.in_place:
+            raise Refusal("gone", _GONE)
+        self._say(frames.receipt(receipt))
 
     def _sync_failed(self, problem: OSError) -> None:
         self._intake.fail(problem)

@@ -191,6 +191,27 @@ def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
     assert "tar" in caught.value.hint
 
 
+# --- a disk that goes away under a session --------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["by-hash", "the root", "the root, for another"])
+def test_a_disk_that_goes_away_under_a_session_gives_no_receipt(here: Rig, what: str) -> None:
+    """The receiver still has it open, and could write there without anybody ever seeing it."""
+    session = here.open()
+    first, second = here.batch("first", b"1"), here.batch("second", b"2")
+    session.put(first)
+    assert [receipt_of(outcome).stored for outcome in settle(session)] == [first.blobs]
+    gone = here.there / "by-hash" if what == "by-hash" else here.there
+    gone.rename(gone.with_name("elsewhere"))
+    if what == "the root, for another":
+        (here.there / "by-hash").mkdir(parents=True)
+    session.put(second)
+    with pytest.raises(RemoteUnreachable) as caught:
+        settle(session)
+    assert caught.value.message == "remote.path is gone"
+    assert session.in_flight == (second,)
+
+
 # --- a far side that stops talking ----------------------------------------------------------------
 
 # Passes so many bytes of what the receiver says, then nothing, and reads nothing either.
