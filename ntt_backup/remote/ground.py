@@ -206,7 +206,7 @@ class Ground:
                 self._supersede(name)
         for name in os.listdir(self.root):
             if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
-                _remove(self.root, name)
+                _remove(self.root, name, self._alive)
 
     def _supersede(self, name: str) -> None:
         with contextlib.suppress(OSError):

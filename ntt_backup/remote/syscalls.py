@@ -75,12 +75,14 @@ _missing: set[str] = set()
 
 
 def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
-    """Whether syncfs is there, reaches the disk under this device number, and tells of write-back
-    errors, which it does since Linux 5.8.
+    """Whether syncfs is there and not filtered out, reaches the disk under this device number, and
+    tells of write-back errors, which it does since Linux 5.8.
     """
     return (
         _SYNCFS is not None
         and _linux() >= (5, 8)
+        and _SYNCFS(-1) != 0
+        and ctypes.get_errno() == errno.EBADF
         and not _KEEPS_TO_ITSELF.match(_file_system(device, mounts))
     )
 

@@ -129,6 +129,22 @@ def test_a_remote_without_room_is_told_before_anything_is_sent(site: Site, remot
     assert_untouched(site)
 
 
+def test_a_remote_that_fills_up_on_the_way_is_said_and_nothing_is_left(
+    site: Site, remote: Sshd
+) -> None:
+    site.fill(10, size=lambda chance: 400_000)
+    site.remote = remote.full_directory()
+    site.write_config(remote={"path": site.remote.path})
+    with site.running("bench", "strategies", *SHORT, "--only", "tar,stream") as process:
+        wait_until(lambda: "round 1 of 3: " in site.output(), "a first run")
+        remote.run(f"cat >{site.remote.path}/other", stdin=bytes(FULL_SIZE))
+        assert process.wait(60) == 6
+    assert "No space left on device" in site.output()
+    assert "may still stand" not in site.output()
+    remote.run(f"rm {site.remote.path}/other")
+    assert_untouched(site)
+
+
 def test_a_catalog_with_nothing_in_it_is_an_error_with_a_hint(site: Site) -> None:
     site.put_in_store(b"unknown to the catalog")
     assert site.run("init-db").returncode == 0

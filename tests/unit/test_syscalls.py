@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from ntt_backup.remote import syscalls
 from ntt_backup.remote.syscalls import can_syncfs
 
 pytestmark = pytest.mark.skipif(
@@ -47,3 +50,15 @@ def test_syncfs_is_left_where_it_does_not_reach_the_disk(
 
 def test_without_a_table_of_mounts_it_is_trusted(tmp_path: Path) -> None:
     assert can_syncfs(1, str(tmp_path / "missing"))
+
+
+def test_syncfs_that_a_filter_forbids_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def forbidden(_: int) -> int:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+    assert can_syncfs(1, str(tmp_path / "missing"))
+    monkeypatch.setattr(syscalls, "_SYNCFS", forbidden)
+    assert not can_syncfs(1, str(tmp_path / "missing"))
