@@ -19,10 +19,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Final
-
-from blake3 import blake3
 
 from ntt_backup.errors import BackupError, BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
@@ -32,6 +29,7 @@ from ntt_backup.remote.inbox import Inbox
 from ntt_backup.store import Store
 from ntt_backup.strategy import compression, handshake
 from ntt_backup.strategy.bundle import bundle
+from ntt_backup.strategy.content import Content
 from ntt_backup.strategy.packing import Packer
 from ntt_backup.strategy.pipelined import Flight, PipelinedSession
 from ntt_backup.strategy.session import Rejection, SessionPlan
@@ -177,7 +175,7 @@ class StreamSession(PipelinedSession[_Flight]):
         self._flush(flight)
         size = blob.size or 0
         digest = bytes.fromhex(blob.blobid)
-        content = _Content(blob.blobid, summed=self._sums)
+        content = Content(blob.blobid, summed=self._sums)
         try:
             with reader.opened(blob) as fd:
                 offset = self._resume(flight, fd, blob, content)
@@ -211,7 +209,7 @@ class StreamSession(PipelinedSession[_Flight]):
             flight.withdrawn.add(blob.blobid)
             self._write(flight, frames.end(frames.WITHDRAWN))
 
-    def _resume(self, flight: _Flight, fd: int, blob: Blob, content: _Content) -> int:
+    def _resume(self, flight: _Flight, fd: int, blob: Blob, content: Content) -> int:
         """Where to go on with a blob that may have been sent in part before: content has taken in
         all before it. 0 for the beginning.
         """
@@ -362,39 +360,3 @@ class StreamSession(PipelinedSession[_Flight]):
         self._outcomes.append(
             Receipt(flight.batch, stored, tuple(flight.failed), flight.wire_bytes, duration)
         )
-
-
-class _Content:
-    """The hashes of a blob that goes in pieces: its own name, and the checksum the remote asks, of
-    the name and the content.
-    """
-
-    def __init__(self, blobid: str, *, summed: bool) -> None:
-        self._blobid = blobid
-        self._summed = summed
-        self.restart()
-
-    def restart(self) -> None:
-        self._name = blake3()
-        self._sum = sha256(bytes.fromhex(self._blobid))
-
-    def add(self, piece: memoryview) -> None:
-        self._name.update(piece)
-        if self._summed:
-            self._sum.update(piece)
-
-    @property
-    def checksum(self) -> bytes:
-        """What END carries."""
-        return self._sum.digest() if self._summed else b""
-
-    def so_far(self) -> bytes:
-        """The hash of what was taken in, as the remote knows it."""
-        return self._sum.digest() if self._summed else self._name.digest()
-
-    def problem(self, missing: int) -> str | None:
-        """What is wrong with the content, now that it was read; missing bytes came too few."""
-        found = self._name.hexdigest()
-        if missing:
-            return f"it ended {missing} bytes early"
-        return None if found == self._blobid else f"its content hashes to {found}"
