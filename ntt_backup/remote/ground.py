@@ -50,10 +50,14 @@ class Ground:
     """The descriptors of one session, and its stage.
 
     create: make `by-hash` where it is missing; the root itself is never made. placed: it is there;
-    a client may look around without it. Raises Refusal.
+    a client may look around without it. reading: the session writes nothing, so it has no stage,
+    and a disk that is read-only, or mounted at `by-hash` itself, will do. Raises Refusal.
     """
 
-    def __init__(self, root: str, owner: str, run: str, slot: str, create: bool) -> None:
+    def __init__(
+        self, root: str, owner: str, run: str, slot: str, create: bool, reading: bool = False
+    ) -> None:
+        self._reading = reading
         try:
             self.root = os.open(root.encode("utf-8", "surrogateescape"), _DIRECTORY)
         except (OSError, ValueError) as problem:
@@ -68,6 +72,9 @@ class Ground:
                 raise
             self.placed = False
             self.by_hash = os.dup(self.root)
+        if reading:
+            self.device = os.fstat(self.by_hash).st_dev
+            return
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=self.by_hash):
             denied = errno.EROFS if self._is_read_only() else errno.EACCES
             raise Refusal("storage", words(OSError(denied, "", BY_HASH)))
@@ -96,6 +103,10 @@ class Ground:
         """Remove the stage with all that is in it, and the directories around it if empty; close
         all of them.
         """
+        if self._reading:
+            os.close(self.by_hash)
+            os.close(self.root)
+            return
         # Again: a blob whose partial file another session held may have been placed by this one.
         self._remove_useless_partials()
         self._remove_stage()
@@ -124,7 +135,7 @@ class Ground:
             if problem.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise Refusal("place", f"{name} is a symlink, or no directory") from None
             raise Refusal("storage", words(problem)) from None
-        if os.fstat(fd).st_dev != self.device:
+        if not self._reading and os.fstat(fd).st_dev != self.device:
             raise Refusal("place", f"{name} is on another file system than the root")
         return fd
 
