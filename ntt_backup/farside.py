@@ -20,19 +20,23 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from ntt_backup import identity
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, Settings
 from ntt_backup.errors import BackupError, Unsupported
 from ntt_backup.planner import Backoff, OutageClock
+from ntt_backup.remote import asking
 from ntt_backup.strategy.reading import Reach, ReadingSession
 from ntt_backup.transport.ssh import Ssh
 
 T = TypeVar("T")
 
 _TICK_SECONDS: Final = 0.2
+# Names asked for at once: what a worker holds of a listing.
+_PAGE: Final = 8000
 _JOIN_SECONDS: Final = 5.0
 
 
@@ -49,7 +53,7 @@ class FarSide:
 
     def __init__(
         self,
-        settings: RemoteConfig,
+        settings: RemoteConfig | Settings,
         command: str,
         words: Sequence[str],
         on_outage: Callable[[BackupError, float], None],
@@ -166,6 +170,23 @@ class Reader:
                     raise
                 self._wait(error, wait_s)
 
+    def names(
+        self,
+        low: int,
+        high: int,
+        on_stray: Callable[[int, str], None] = lambda kind, path: None,
+    ) -> Iterator[list[tuple[bytes, int]]]:
+        """Pages of names and sizes there, in order, from low up to but not including high.
+
+        A page that is asked for again tells of its strays once.
+        """
+        while low < high:
+            names, strays, more = self.do(partial(_page, low, high))
+            for kind, path in strays:
+                on_stray(kind, path)
+            yield names
+            low = int.from_bytes(names[-1][0], "big") + 1 if names and more else high
+
     def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
@@ -175,6 +196,23 @@ class Reader:
         session, self._session = self._session, None
         if session is not None:
             session.abort()
+
+
+def _page(
+    low: int, high: int, session: ReadingSession
+) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], bool]:
+    """(names with sizes, strays, whether there may be more names)."""
+    names: list[tuple[bytes, int]] = []
+    strays: list[tuple[int, str]] = []
+    more = False
+    first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
+    told = lambda kind, path: strays.append((kind, path))  # noqa: E731
+    for found in session.names(first, last, most=_PAGE, on_stray=told):
+        if isinstance(found, asking.Listed):
+            more = found.more
+        else:
+            names += found
+    return names, strays, more
 
 
 class Crew:

@@ -30,7 +30,6 @@ from ntt_backup.errors import BackupError
 from ntt_backup.farside import FarSide, Reader
 from ntt_backup.landing import Landing, Place
 from ntt_backup.model import Failure, Reason
-from ntt_backup.remote import asking
 from ntt_backup.remote.frames import RESUMABLE
 from ntt_backup.strategy.reading import ReadingSession
 
@@ -38,7 +37,6 @@ Entry = tuple[bytes, int | None]
 
 _SPACE: Final = 1 << 256
 _RANGES: Final = 64
-_PAGE: Final = 4000
 _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
@@ -100,13 +98,15 @@ class Everything:
             yield partial(self._pages, low, high)
 
     def _pages(self, low: int, high: int, reader: Reader) -> Iterator[list[Entry]]:
-        while low < high:
-            names, more = reader.do(partial(_page, low, high))
+        done = low
+        for names in reader.names(low, high):
             yield list(names)
-            after = int.from_bytes(names[-1][0], "big") + 1 if names and more else high
+            after = int.from_bytes(names[-1][0], "big") if names else high
             with self._lock:
-                self._done += after - low
-            low = after
+                self._done += after - done
+            done = after
+        with self._lock:
+            self._done += high - done
 
 
 class Chosen:
@@ -234,19 +234,6 @@ class _Work:
     def _on_bytes(self, count: int) -> None:
         with self._lock:
             self._done.bytes += count
-
-
-def _page(low: int, high: int, session: ReadingSession) -> tuple[list[tuple[bytes, int]], bool]:
-    """(up to a page of names from low up to but not including high, whether there are more)."""
-    names: list[tuple[bytes, int]] = []
-    more = False
-    first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
-    for found in session.names(first, last, most=_PAGE):
-        if isinstance(found, asking.Listed):
-            more = found.more
-        else:
-            names += found
-    return names, more
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[bytes]]:

@@ -34,7 +34,7 @@ from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 # Commands in modules of their own name, which are loaded only when they are asked for.
-_ELSEWHERE = ("bench", "restore", "verify")
+_ELSEWHERE = ("bench", "reconcile", "restore", "verify")
 
 
 class _Commands(click.Group):

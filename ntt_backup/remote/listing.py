@@ -49,6 +49,9 @@ class Listing:
         """Everything there is to say, the LISTED at its end included."""
         more = False
         for directory in self._directories():
+            if self._most and self._names == self._most:
+                more = True
+                break
             found = self._blobs(directory)
             room = self._most - self._names if self._most else len(found)
             more = len(found) > room
@@ -97,12 +100,15 @@ class Listing:
         found: list[tuple[str, int]] = []
         prefix = directory.replace("/", "")
         low, high = self._low, self._high
+        # Else it was told of the strays to whoever asked for the directory's beginning.
+        whole = low <= prefix.ljust(64, "0")
         for number, entry in enumerate(self._entries(directory)):
             if number % _ALIVE_EVERY == 0:
                 self._alive()
             name = entry.name
             if not _BLOBID.fullmatch(name) or not name.startswith(prefix):
-                self._stray(directory, entry)
+                if whole:
+                    self._stray(directory, entry)
             elif low <= name <= high:
                 try:
                     status = entry.stat(follow_symlinks=False)

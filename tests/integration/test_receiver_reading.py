@@ -109,7 +109,7 @@ def test_names_of_a_range_and_page_by_page(root: Path, far: FarSide) -> None:
         seen += [name for name, _ in names]
         if not said.more:
             break
-        assert len(names) == 7
+        assert 0 < len(names) <= 7
         low = (int.from_bytes(seen[-1], "big") + 1).to_bytes(32, "big")
     assert seen == blobs
 
