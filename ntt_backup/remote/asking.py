@@ -29,8 +29,10 @@ COMPLETE, BROKEN = range(2)
 
 MAX_DIGESTS = 4096
 MAX_NAMES = 8192
-# Further ones are counted only.
+# Further ones are counted only, but for directories that cannot be read: what is not listed may
+# be there.
 MAX_STRAYS = 1000
+MAX_DIRECTORIES = 256 + 256 * 256
 
 _LIST = struct.Struct("!32s32sI")
 _NAME = struct.Struct("!32sQ")

@@ -155,5 +155,5 @@ class Listing:
 
     def _count(self, kind: int, path: str) -> None:
         self._strays += 1
-        if self._strays <= asking.MAX_STRAYS:
+        if self._strays <= asking.MAX_STRAYS or kind == UNREADABLE_DIRECTORY:
             self._frames.append(asking.stray(kind, path or "."))

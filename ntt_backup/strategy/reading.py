@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -73,7 +74,7 @@ class ReadingSession:
         self._reach = reach
         self._inbox = Inbox(asking.TO_CLIENT)
         self._unread: deque[memoryview] = deque()
-        self._asked: deque[frozenset[bytes]] = deque()
+        self._asked: deque[tuple[bytes, ...]] = deque()
         self.answers = 0
         self._channel = Channel(reach.transport, command)
         try:
@@ -112,44 +113,54 @@ class ReadingSession:
     ) -> Iterator[list[tuple[bytes, int]] | asking.Listed]:
         """Pages of names and sizes, in order; the sum of all at the end."""
         self._send(asking.listing(low, high, most))
-        last = b""
-        while True:
-            kind, payload = self._next()
-            if kind == asking.NAMES:
-                page = list(asking.read_names(payload))
-                previous = last
-                for digest, _ in page:
-                    if (digest <= previous and previous) or not low <= digest <= high:
-                        raise self._nonsense("names out of order")
-                    previous = digest
-                last = previous
-                yield page
-            elif kind == asking.STRAY:
-                on_stray(*asking.read_stray(payload))
-            elif kind == asking.LISTED:
-                yield asking.read_listed(payload)
-                return
-            else:
-                raise self._nonsense(f"a frame of type {kind} within a listing")
+        with self._sense():
+            last = b""
+            count = strays = 0
+            while True:
+                kind, payload = self._next()
+                if kind == asking.NAMES:
+                    page = list(asking.read_names(payload))
+                    previous = last
+                    for digest, _ in page:
+                        if (digest <= previous and previous) or not low <= digest <= high:
+                            raise self._nonsense("names out of order")
+                        previous = digest
+                    last = previous
+                    count += len(page)
+                    if most and count > most:
+                        raise self._nonsense("more names than were asked for")
+                    yield page
+                elif kind == asking.STRAY:
+                    strays += 1
+                    if strays > asking.MAX_STRAYS + asking.MAX_DIRECTORIES:
+                        raise self._nonsense("strays without end")
+                    on_stray(*asking.read_stray(payload))
+                elif kind == asking.LISTED:
+                    yield asking.read_listed(payload)
+                    return
+                else:
+                    raise self._nonsense(f"a frame of type {kind} within a listing")
 
     def ask_verdicts(self, digests: Sequence[bytes]) -> None:
         """Have these hashed there; `verdicts` has the answers, in the order of asking."""
         self._send(asking.verifying(digests))
-        self._asked.append(frozenset(digests))
+        self._asked.append(tuple(digests))
 
     def verdicts(self) -> asking.Verdicts:
         kind, payload = self._next()
         if kind != asking.VERDICTS:
             raise self._nonsense(f"a frame of type {kind} for a verdict")
-        found = asking.read_verdicts(payload)
+        with self._sense():
+            found = asking.read_verdicts(payload)
         if found.asked != len(self._asked.popleft()):
             raise self._nonsense("verdicts for another number of blobs")
         return found
 
     def ask_contents(self, digests: Sequence[bytes], offset: int = 0) -> None:
         """Have these sent, each once; `contents` takes the answers, in the order of asking."""
-        self._send(asking.getting(digests, offset))
-        self._asked.append(frozenset(digests))
+        once = tuple(dict.fromkeys(digests))
+        self._send(asking.getting(once, offset))
+        self._asked.append(once)
 
     def contents(self, taker: Taker) -> None:
         """Take all that was asked for with one `ask_contents`."""
@@ -163,37 +174,38 @@ class ReadingSession:
 
         large: asking.Large | None = None
         at = 0
-        while True:
-            kind, payload = self._next()
-            if kind == asking.PIECE and large is not None:
-                piece = asking.read_piece(payload)
-                at += len(piece)
-                if at > large.size:
-                    raise self._nonsense("more of a blob than was announced")
-                taker.piece(piece)
-            elif kind == asking.END and large is not None:
-                status, text = asking.read_end(payload)
-                if status == asking.COMPLETE and at != large.size:
-                    raise self._nonsense("less of a blob than was announced")
-                taker.end((text or "no reason given") if status == asking.BROKEN else "")
-                large = None
-            elif large is not None:
-                raise self._nonsense(f"a frame of type {kind} within a blob")
-            elif kind == asking.CONTENTS:
-                for digest, content in asking.read_contents(payload):
-                    taker.whole(answered(digest), content)
-            elif kind == asking.LARGE:
-                large = asking.read_large(payload)
-                answered(large.digest)
-                at = large.offset
-                taker.begin(large)
-            elif kind == asking.NOT_GIVEN:
-                digest, verdict, text = asking.read_not_given(payload)
-                taker.not_given(answered(digest), verdict, text)
-            elif kind == asking.GIVEN and not waiting:
-                return
-            else:
-                raise self._nonsense(f"a frame of type {kind} among contents")
+        with self._sense():
+            while True:
+                kind, payload = self._next()
+                if kind == asking.PIECE and large is not None:
+                    piece = asking.read_piece(payload)
+                    at += len(piece)
+                    if at > large.size:
+                        raise self._nonsense("more of a blob than was announced")
+                    taker.piece(piece)
+                elif kind == asking.END and large is not None:
+                    status, text = asking.read_end(payload)
+                    if status == asking.COMPLETE and at != large.size:
+                        raise self._nonsense("less of a blob than was announced")
+                    taker.end((text or "no reason given") if status == asking.BROKEN else "")
+                    large = None
+                elif large is not None:
+                    raise self._nonsense(f"a frame of type {kind} within a blob")
+                elif kind == asking.CONTENTS:
+                    for digest, content in asking.read_contents(payload):
+                        taker.whole(answered(digest), content)
+                elif kind == asking.LARGE:
+                    large = asking.read_large(payload)
+                    answered(large.digest)
+                    at = large.offset
+                    taker.begin(large)
+                elif kind == asking.NOT_GIVEN:
+                    digest, verdict, text = asking.read_not_given(payload)
+                    taker.not_given(answered(digest), verdict, text)
+                elif kind == asking.GIVEN and not waiting:
+                    return
+                else:
+                    raise self._nonsense(f"a frame of type {kind} among contents")
 
     def close(self) -> None:
         try:
@@ -258,6 +270,14 @@ class ReadingSession:
             except BackupError:
                 self.abort()
                 raise
+
+    @contextmanager
+    def _sense(self) -> Iterator[None]:
+        """End the session for what cannot be understood."""
+        try:
+            yield
+        except frames.ProtocolError as error:
+            raise self._nonsense(str(error)) from error
 
     def _fill(self, asked: float) -> None:
         self._reach.cancelled()
