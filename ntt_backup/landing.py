@@ -36,6 +36,7 @@ from ntt_backup.remote.syscalls import can_syncfs, open_beneath, syncfs
 SCRATCH: Final = ".ntt-restore"
 
 _CHUNK: Final = 1 << 20
+_WORTH_MENDING: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -159,6 +160,31 @@ class Landing:
         finally:
             os.close(fd)
 
+    def has_base(self, digest: bytes) -> bool:
+        """Whether a file that is worth mending stands in this blob's place."""
+        try:
+            with self.base(digest) as fd:
+                return os.fstat(fd).st_size >= _WORTH_MENDING
+        except (OSError, DestinationError):
+            return False
+
+    @contextmanager
+    def base(self, digest: bytes) -> Iterator[int]:
+        """A descriptor of the file in this blob's place."""
+        name = digest.hex()
+        with destination(self._place.root / name[:2] / name[2:4]):
+            directory = open_beneath(self._place.fd, f"{name[:2]}/{name[2:4]}", self._place.device)
+            try:
+                fd = os.open(name, _READ, dir_fd=directory)
+            finally:
+                os.close(directory)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise DestinationError(f"{name} is no file any more")
+            yield fd
+        finally:
+            os.close(fd)
+
     def has_part(self, digest: bytes) -> bool:
         """Whether an earlier attempt has left a part of this blob."""
         try:
@@ -219,9 +245,13 @@ class Landing:
         )
 
     def piece(self, data: memoryview) -> None:
+        self._on_bytes(len(data))
+        self.add(data)
+
+    def add(self, data: memoryview) -> None:
+        """A piece that need not be fetched."""
         large = self._large
         if large is not None:
-            self._on_bytes(len(data))
             large.hasher.update(data)
             large.size += len(data)
             with destination(self._place.root):

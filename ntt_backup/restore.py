@@ -29,6 +29,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.farside import FarSide, Reader
 from ntt_backup.landing import Landing, Place
+from ntt_backup.mending import mend
 from ntt_backup.model import Failure, Reason
 from ntt_backup.remote.frames import RESUMABLE
 from ntt_backup.strategy.reading import ReadingSession
@@ -185,7 +186,10 @@ class _Work:
                     lacking = [entry for entry in page if not self._has(landing, entry)]
                     with self._lock:
                         self._done.right += len(page) - len(lacking)
-                    self._fetch(reader, landing, lacking)
+                    damaged = {one for one, _ in lacking if landing.has_base(one)}
+                    for digest in damaged:
+                        reader.do(partial(self._mend, landing, digest))
+                    self._fetch(reader, landing, [one for one in lacking if one[0] not in damaged])
         finally:
             landing.close()
 
@@ -220,6 +224,11 @@ class _Work:
                 batches.extendleft([digest] for digest in landing.again())
 
         reader.do(work)
+
+    def _mend(self, landing: Landing, digest: bytes, session: ReadingSession) -> None:
+        landing.forget()
+        mend(session, landing, digest)
+        self._settle(landing)
 
     def _settle(self, landing: Landing) -> None:
         restored, _ = landing.settle()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from ntt_backup.remote import asking
+from ntt_backup.remote import asking, blocks
 from ntt_backup.remote.frames import BLAKE3
 from ntt_backup.remote.giving import Giving
 from ntt_backup.remote.ground import Ground, Refusal
@@ -47,7 +47,13 @@ class Answering:
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         """What may be asked."""
-        return {asking.LIST: self._list, asking.VERIFY: self._verify, asking.GET: self._get}
+        return {
+            asking.LIST: self._list,
+            asking.VERIFY: self._verify,
+            asking.GET: self._get,
+            asking.SUMS: self._sums,
+            asking.BLOCKS: self._blocks,
+        }
 
     @property
     def busy(self) -> bool:
@@ -86,6 +92,14 @@ class Answering:
         self._require("get")
         offset, digests = asking.read_getting(payload)
         self._frames = Giving(self._stock, digests, offset).frames()
+
+    def _sums(self, payload: memoryview) -> None:
+        self._require("get")
+        self._frames = blocks.sums(self._stock, bytes(payload), self._alive)
+
+    def _blocks(self, payload: memoryview) -> None:
+        self._require("get")
+        self._frames = blocks.blocks(self._stock, *asking.read_getting_blocks(payload))
 
     def _require(self, word: str) -> None:
         if word not in self._allow:

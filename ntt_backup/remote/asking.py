@@ -20,9 +20,10 @@ from ntt_backup.remote import frames
 from ntt_backup.remote.frames import DIGEST_BYTES, MAX_TEXT, Buffer, ProtocolError
 
 # client -> receiver
-LIST, VERIFY, GET = range(32, 35)
+LIST, VERIFY, GET, SUMS, BLOCKS = range(32, 37)
 # receiver -> client
 NAMES, STRAY, LISTED, VERDICTS, CONTENTS, LARGE, PIECE, END, NOT_GIVEN, GIVEN = range(160, 170)
+BLOCK_SUMS = 170
 
 RIGHT, MISSING, WRONG, UNREADABLE = range(4)
 COMPLETE, BROKEN = range(2)
@@ -33,6 +34,10 @@ MAX_NAMES = 8192
 # be there.
 MAX_STRAYS = 1000
 MAX_DIRECTORIES = 256 + 256 * 256
+# How finely a large blob that is wrong is mended.
+BLOCK_BYTES = 256 << 10
+SUM_BYTES = 16
+MAX_SUMS = 16_384
 
 _LIST = struct.Struct("!32s32sI")
 _NAME = struct.Struct("!32sQ")
@@ -52,6 +57,8 @@ TO_RECEIVER = {
     LIST: (_LIST.size, _LIST.size),
     VERIFY: _DIGESTS,
     GET: (_OFFSET.size + DIGEST_BYTES, _OFFSET.size + _DIGESTS[1]),
+    SUMS: (DIGEST_BYTES, DIGEST_BYTES),
+    BLOCKS: (DIGEST_BYTES + _COUNT.size, DIGEST_BYTES + MAX_DIGESTS * _COUNT.size),
 }
 # ... and a client that reads.
 TO_CLIENT = {
@@ -67,6 +74,7 @@ TO_CLIENT = {
     END: (1, 1 + MAX_TEXT),
     NOT_GIVEN: (_NOT_GIVEN.size, _NOT_GIVEN.size + MAX_TEXT),
     GIVEN: (_COUNT.size, _COUNT.size),
+    BLOCK_SUMS: (_OFFSET.size, _OFFSET.size + MAX_SUMS * SUM_BYTES),
 }
 
 
@@ -129,6 +137,15 @@ def getting(digests: Iterable[bytes], offset: int = 0) -> bytes:
     return frames.frame(GET, _OFFSET.pack(offset), *digests)
 
 
+def summing(digest: bytes) -> bytes:
+    return frames.frame(SUMS, digest)
+
+
+def getting_blocks(digest: bytes, numbers: Sequence[int]) -> bytes:
+    """numbers count the blocks of BLOCK_BYTES from 0."""
+    return frames.frame(BLOCKS, digest, struct.pack(f"!{len(numbers)}I", *numbers))
+
+
 def names(entries: Iterable[tuple[bytes, int]]) -> bytes:
     return frames.frame(NAMES, *(_NAME.pack(digest, size) for digest, size in entries))
 
@@ -176,6 +193,11 @@ def given(count: int) -> bytes:
     return frames.frame(GIVEN, _COUNT.pack(count))
 
 
+def block_sums(size: int, sums: Sequence[bytes]) -> bytes:
+    """size: of the whole blob."""
+    return frames.frame(BLOCK_SUMS, _OFFSET.pack(size), *sums)
+
+
 def read_listing(payload: Buffer) -> Range:
     return Range(*_LIST.unpack(payload))
 
@@ -195,6 +217,15 @@ def read_getting(payload: memoryview) -> tuple[int, list[bytes]]:
     if offset and len(digests) > 1:
         raise ProtocolError("an offset for several blobs")
     return offset, digests
+
+
+def read_getting_blocks(payload: Buffer) -> tuple[bytes, Sequence[int]]:
+    """(digest, numbers) of a BLOCKS."""
+    data = bytes(payload)
+    if (len(data) - DIGEST_BYTES) % _COUNT.size:
+        raise ProtocolError("a number that is cut short")
+    count = (len(data) - DIGEST_BYTES) // _COUNT.size
+    return data[:DIGEST_BYTES], struct.unpack_from(f"!{count}I", data, DIGEST_BYTES)
 
 
 def read_names(payload: Buffer) -> Iterator[tuple[bytes, int]]:
@@ -270,6 +301,15 @@ def read_not_given(payload: Buffer) -> tuple[bytes, int, str]:
     if not MISSING <= verdict <= UNREADABLE:
         raise ProtocolError("an unknown verdict")
     return digest, verdict, frames.plain(data[_NOT_GIVEN.size :])
+
+
+def read_block_sums(payload: Buffer) -> tuple[int, bytes]:
+    """(size of the blob, hashes of its next blocks joined)."""
+    data = bytes(payload)
+    (size,) = _OFFSET.unpack_from(data)
+    if size > frames.MAX_BLOB or (len(data) - _OFFSET.size) % SUM_BYTES:
+        raise ProtocolError("hashes of blocks that cannot be")
+    return size, data[_OFFSET.size :]
 
 
 def read_given(payload: Buffer) -> int:

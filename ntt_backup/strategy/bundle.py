@@ -76,6 +76,7 @@ _ORDER: Final = (
     "listing",
     "verifying",
     "giving",
+    "blocks",
     "answering",
     "receiver",
     "program",

@@ -31,6 +31,8 @@ from ntt_backup.transport.channel import Channel
 from ntt_backup.transport.storage import explain_gone
 
 _POLL_SECONDS: Final = 0.5
+# Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
+_MAX_SUMS: Final = (1 << 40) // asking.BLOCK_BYTES * asking.SUM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,66 @@ class ReadingSession:
                     return
                 else:
                     raise self._nonsense(f"a frame of type {kind} among contents")
+
+    def sums(
+        self, digest: bytes, not_given: Callable[[bytes, int, str], None]
+    ) -> tuple[int, bytes] | None:
+        """(size, hashes of all its blocks joined) of a blob there; None once not_given was told."""
+        self._send(asking.summing(digest))
+        found = bytearray()
+        size = 0
+        refused = False
+        with self._sense():
+            while True:
+                kind, payload = self._next()
+                if kind == asking.BLOCK_SUMS:
+                    size, some = asking.read_block_sums(payload)
+                    found += some
+                    if len(found) > _MAX_SUMS:
+                        raise self._nonsense("hashes without end")
+                elif kind == asking.NOT_GIVEN:
+                    _, verdict, text = asking.read_not_given(payload)
+                    not_given(digest, verdict, text)
+                    refused = True
+                elif kind == asking.GIVEN:
+                    break
+                else:
+                    raise self._nonsense(f"a frame of type {kind} among hashes of blocks")
+        if refused:
+            return None
+        if len(found) != -(-size // asking.BLOCK_BYTES) * asking.SUM_BYTES:
+            raise self._nonsense("another number of hashes than of blocks")
+        return size, bytes(found)
+
+    def blocks(
+        self, digest: bytes, size: int, numbers: Sequence[int], take: Callable[[memoryview], None]
+    ) -> str:
+        """Have take called for each of these blocks of a blob of that size, in order; what went
+        wrong, or nothing.
+        """
+        self._send(asking.getting_blocks(digest, numbers))
+        lengths = deque(min(asking.BLOCK_BYTES, size - n * asking.BLOCK_BYTES) for n in numbers)
+        problem = ""
+        with self._sense():
+            while True:
+                kind, payload = self._next()
+                if kind == asking.PIECE:
+                    piece = asking.read_piece(payload)
+                    if not lengths or len(piece) != lengths.popleft():
+                        raise self._nonsense("a block that was not asked for")
+                    take(piece)
+                elif kind == asking.END:
+                    status, text = asking.read_end(payload)
+                    problem = (text or "no reason given") if status else ""
+                elif kind == asking.NOT_GIVEN:
+                    problem = asking.read_not_given(payload)[2] or "no reason given"
+                elif kind == asking.GIVEN:
+                    break
+                elif kind != asking.LARGE:
+                    raise self._nonsense(f"a frame of type {kind} among blocks")
+        if lengths and not problem:
+            raise self._nonsense("fewer blocks than were asked for")
+        return problem
 
     def close(self) -> None:
         try:

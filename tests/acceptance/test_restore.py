@@ -87,6 +87,39 @@ def test_what_is_wrong_here_is_replaced_and_what_is_right_stays(site: Site) -> N
     assert kept.stat().st_ino == inode
 
 
+@pytest.mark.parametrize("size", [5 * MIB + 77, 70 * MIB + 1])
+def test_a_large_blob_that_is_wrong_is_mended_by_the_blocks_that_differ(
+    site: Site, size: int
+) -> None:
+    blobid = site.put(random.Random(size).randbytes(size))
+    assert site.run("run").returncode == 0
+    restored(site)
+    back = site.root / "back"
+    path = back / site.path(blobid).relative_to(site.store)
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    content[3 * MIB + 5] ^= 1
+    del content[-100:]
+    for wrong in (bytes(content), path.read_bytes() + b"more than there should be" * MIB):
+        path.write_bytes(wrong)
+        found = restored(site)
+        assert (found["restored"], found["right"], found["wrong"]) == (1, 0, {})
+        assert found["bytes"] <= 4 * 256 * 1024
+        assert tree(back) == site.in_store()
+
+    path.write_bytes(bytes(content))
+    rotten = bytearray(there(site, blobid).read_bytes())
+    rotten[MIB] ^= 1
+    there(site, blobid).write_bytes(rotten)
+    found = restored(site, code=7)
+    assert found["wrong"] == {"remote-corrupt": 1}
+    assert path.read_bytes() == content
+    there(site, blobid).unlink()
+    found = restored(site, "--blobid", blobid, code=7)
+    assert found["wrong"] == {"remote-missing": 1}
+    assert path.read_bytes() == content
+
+
 def test_a_corrupt_blob_is_told_of_and_the_rest_comes(site: Site) -> None:
     blobids = backed_up(site)
     large = site.put(random.Random(1).randbytes(3 * MIB))

@@ -200,7 +200,14 @@ def test_it_writes_nothing_and_reads_where_nothing_can_be_written(root: Path) ->
 
 
 @pytest.mark.parametrize(
-    "question", [asking.listing(LOW, HIGH, 0), asking.verifying([LOW]), asking.getting([LOW])]
+    "question",
+    [
+        asking.listing(LOW, HIGH, 0),
+        asking.verifying([LOW]),
+        asking.getting([LOW]),
+        asking.summing(LOW),
+        asking.getting_blocks(LOW, [0]),
+    ],
 )
 def test_what_allow_does_not_list_is_refused(root: Path, question: bytes) -> None:
     with FarSide(root, forced_command("--root", str(root), "--allow", "put")) as far:
@@ -225,6 +232,9 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
         frames.frame(asking.GET, bytes(7)),
         frames.frame(asking.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
         frames.frame(asking.LIST, bytes(67)),
+        frames.frame(asking.SUMS, bytes(33)),
+        frames.frame(asking.BLOCKS, bytes(35)),
+        frames.frame(asking.BLOCKS, bytes(37)),
         frames.frame(asking.VERIFY, bytes(32 * (asking.MAX_DIGESTS + 1))),
     ],
 )
