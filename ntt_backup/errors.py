@@ -95,6 +95,12 @@ class RemoteCannotStore(RemoteError):
     exit_code = 6
 
 
+class DestinationError(BackupError):
+    """The directory that blobs are restored into cannot keep them."""
+
+    exit_code = 6
+
+
 class BatchRejected(BackupError):
     """This one batch failed for itself; others may well pass. Retried, then split."""
 

@@ -44,6 +44,10 @@ class Reason(StrEnum):
     WRONG_SIZE = "wrong-size"
     CORRUPT_SOURCE = "corrupt-source"
     REMOTE_REJECTED = "remote-rejected"
+    # What a check of the remote found; see `verify`. The blob is pending again, not failed.
+    REMOTE_MISSING = "remote-missing"
+    REMOTE_CORRUPT = "remote-corrupt"
+    REMOTE_UNREADABLE = "remote-unreadable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from ntt_backup.remote import frames
+from ntt_backup.remote import asking, frames
 from ntt_backup.remote.frames import Receipt
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.strategy.bundle import bundle
@@ -111,7 +111,7 @@ class FarSide:
         words = self._line(b"NTT-RECEIVE ").split()
         self.protocol = words[1]
         self.banner = dict(word.split("=", 1) for word in words[2:])
-        self._inbox = Inbox(frames.TO_CLIENT)
+        self._inbox = Inbox({**frames.TO_CLIENT, **asking.TO_CLIENT})
 
     def __enter__(self) -> FarSide:
         return self

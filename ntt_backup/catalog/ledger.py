@@ -66,7 +66,7 @@ class Ledger:
         there = self._lock(left) if left else set()
         # Inserted in between, or kept as it is by its owner: the second time tells.
         if there and (unmoved := self._update_copied({one: sizes[one] for one in there})):
-            _require_changed(len(unmoved), min(unmoved))
+            require_changed(len(unmoved), min(unmoved))
 
     def _update_copied(self, sizes: dict[str, int | None]) -> set[str]:
         """Mark what can be marked; the blobids that are not."""
@@ -83,19 +83,19 @@ class Ledger:
     def _mark_failed(self, failures: dict[str, Failure]) -> None:
         """Of locked rows."""
         blobids = list(failures)
-        _require_changed(*self._run("mark_failed", blobids=blobids).fetchall()[0])
+        require_changed(*self._run("mark_failed", blobids=blobids).fetchall()[0])
         self._run(
             "record_failures",
             blobids=blobids,
             reasons=[str(failure.reason) for failure in failures.values()],
-            details=[_storable(failure.detail) for failure in failures.values()],
+            details=[storable(failure.detail) for failure in failures.values()],
         )
 
     def _lock(self, blobids: set[str]) -> set[str]:
         """Those of the blobids that are still in the catalog; nobody can change them now."""
         there = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
         if gone := blobids - there:
-            _require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
+            require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
         return there
 
     def _run(self, name: str, **values: object) -> Cursor[tuple[Any, ...]]:
@@ -103,7 +103,7 @@ class Ledger:
         return self._conn.execute(query, {"target": self._target, **values})
 
 
-def _require_changed(unchanged: int, example: str) -> None:
+def require_changed(unchanged: int, example: str) -> None:
     """Raise CatalogRefused where an update left rows as they were.
 
     Blobs that cannot be marked would be sent again for ever.
@@ -121,7 +121,7 @@ def _array(elements: Iterable[str]) -> str:
     return f"{{{','.join(elements)}}}"
 
 
-def _storable(detail: str) -> str:
+def storable(detail: str) -> str:
     """The detail as any database can keep it: no NUL, nothing that its encoding may lack.
 
     It quotes file names and a remote's words. One odd character must not fail the whole batch.
@@ -149,6 +149,6 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
                     walk_indexes(conn, local=True)
                     (row,) = conn.execute(query, values).fetchall()
                     found, values["past"], changed, unchanged, example = row
-                    _require_changed(unchanged, example)
+                    require_changed(unchanged, example)
                 requeued += changed
     return requeued

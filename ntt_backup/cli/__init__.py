@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Literal, NoReturn, TextIO
@@ -33,19 +34,21 @@ from ntt_backup.scan import scan as scan_store
 from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
+# Commands in modules of their own name, which are loaded only when they are asked for.
+_ELSEWHERE = ("bench", "reconcile", "restore", "verify")
+
 
 class _Commands(click.Group):
-    """The commands, among them a group that is loaded only when it is asked for."""
+    """The commands, also those that are elsewhere."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "bench"])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "bench":
+        if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        from ntt_backup.cli.bench import bench
-
-        return bench
+        found: click.Command = getattr(import_module(f"ntt_backup.cli.{cmd_name}"), cmd_name)
+        return found
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -45,7 +45,7 @@ RESUMABLE = 64 << 20
 HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE = range(1, 12)
 # receiver -> client
 READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR = range(129, 136)
-# 32-63 and 160-191 are kept for LIST, GET and VERIFY and their answers.
+# 32-63 and 160-191 are those of a session that reads: see `asking`.
 
 RAW, ZLIB, ZSTD = range(3)
 CODECS = {"zlib": ZLIB, "zstd": ZSTD}
@@ -221,7 +221,7 @@ def offset(value: int, checksum: bytes) -> bytes:
 
 
 def error(code: str, text: str) -> bytes:
-    return frame(ERROR, _short(code, MAX_CODE), b"\0", _short(text, MAX_TEXT))
+    return frame(ERROR, short(code, MAX_CODE), b"\0", short(text, MAX_TEXT))
 
 
 def receipt(answer: Receipt) -> bytes:
@@ -229,7 +229,7 @@ def receipt(answer: Receipt) -> bytes:
     parts: list[bytes] = []
     room = _RECEIPT_TEXTS
     for position, verdict, text in answer.exceptions:
-        words = _short(text, MAX_TEXT)
+        words = short(text, MAX_TEXT)
         if len(words) > room:
             words = b""
         room -= len(words)
@@ -332,7 +332,7 @@ def read_offset(payload: Buffer) -> tuple[int, bytes]:
 def read_error(payload: Buffer) -> tuple[str, str]:
     """(code, text)."""
     code, _, text = bytes(payload).partition(b"\0")
-    return _plain(code)[:MAX_CODE], _plain(text)
+    return plain(code)[:MAX_CODE], plain(text)
 
 
 def read_receipt(payload: Buffer) -> Receipt:
@@ -351,20 +351,20 @@ def read_receipt(payload: Buffer) -> Receipt:
         at += _EXCEPTION.size
         if not PRESENT <= verdict <= WITHDREW or length > MAX_TEXT or at + length > len(data):
             raise ProtocolError("a receipt with an unknown verdict or a text cut short")
-        found.append(Exceptional(position, verdict, _plain(data[at : at + length])))
+        found.append(Exceptional(position, verdict, plain(data[at : at + length])))
         at += length
     if at != len(data):
         raise ProtocolError("a receipt with more than it announces")
     return Receipt(number, outcome, hashed, stored, found)
 
 
-def _short(text: str, limit: int) -> bytes:
+def short(text: str, limit: int) -> bytes:
     """text in at most limit bytes of one line of UTF-8, cut between characters."""
     words = " ".join(text.split()).encode("utf-8", "backslashreplace")
     return words[:limit].decode("utf-8", "ignore").encode("utf-8")
 
 
-def _plain(data: bytes) -> str:
+def plain(data: bytes) -> str:
     """Text of the peer: whatever it sent, without what would move a terminal's cursor."""
     text = data.decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -53,7 +53,8 @@ class Ground:
 
     create: make `by-hash` where it is missing; the root itself is never made. placed: it is there;
     a client may look around without it. alive is called now and then while what others left is
-    removed. Raises Refusal.
+    removed. reading: the session writes nothing, so it has no stage, and a disk that is read-only,
+    or mounted at `by-hash` itself, will do. Raises Refusal.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Ground:
         slot: str,
         create: bool,
         alive: Callable[[], None] = lambda: None,
+        reading: bool = False,
     ) -> None:
         self._alive = alive
+        self._reading = reading
         try:
             self._path = root.encode("utf-8", "surrogateescape")
             self.root = os.open(self._path, _DIRECTORY)
@@ -81,6 +84,9 @@ class Ground:
                 raise
             self.placed = False
             self.by_hash = os.dup(self.root)
+        if reading:
+            self.device = os.fstat(self.by_hash).st_dev
+            return
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=self.by_hash):
             denied = errno.EROFS if self._is_read_only() else errno.EACCES
             raise Refusal("storage", words(OSError(denied, "", BY_HASH)))
@@ -117,7 +123,7 @@ class Ground:
     @property
     def superseded(self) -> bool:
         """Whether a newer session of the same worker has asked this one to go."""
-        return os.fstat(self._lock).st_nlink == 0
+        return not self._reading and os.fstat(self._lock).st_nlink == 0
 
     @property
     def awaits_predecessor(self) -> bool:
@@ -141,6 +147,10 @@ class Ground:
         """Remove the stage with all that is in it, and the directories around it if empty; close
         all of them.
         """
+        if self._reading:
+            os.close(self.by_hash)
+            os.close(self.root)
+            return
         # Again: a blob whose partial file another session held may have been placed by this one.
         self._remove_useless_partials()
         self._remove_stage()
@@ -169,7 +179,7 @@ class Ground:
             if problem.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise Refusal("place", f"{name} is a symlink, or no directory") from None
             raise Refusal("storage", words(problem)) from None
-        if os.fstat(fd).st_dev != self.device:
+        if not self._reading and os.fstat(fd).st_dev != self.device:
             raise Refusal("place", f"{name} is on another file system than the root")
         return fd
 

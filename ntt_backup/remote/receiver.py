@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.remote import frames
+from ntt_backup.remote import asking, frames
+from ntt_backup.remote.answering import Answering
 from ntt_backup.remote.barrier import Barrier
 from ntt_backup.remote.frames import NAME_ALPHABET, ProtocolError
 from ntt_backup.remote.ground import Ground, Refusal, words
@@ -61,7 +62,7 @@ class Receiver:
         self._terms = terms
         self._reading = reading
         self._writing = writing
-        self._inbox = Inbox(frames.TO_RECEIVER)
+        self._inbox = Inbox(asking.TO_RECEIVER)
         self._outbox = bytearray()
         self._deaf = False  # Nobody takes our answers any more.
         self._ended = False
@@ -71,6 +72,7 @@ class Receiver:
         os.set_blocking(self._wake, False)
         self._ground: Ground | None = None
         self._barrier: Barrier | None = None
+        self._answering: Answering | None = None
         self._intake: Intake
         self._settling: Settling
         self._handlers: dict[int, Callable[[memoryview], None]] = {frames.HELLO: self._hello}
@@ -90,6 +92,8 @@ class Receiver:
             except Refusal as found:
                 refusal = refusal or found
         finally:
+            if self._answering is not None:
+                self._answering.close()
             if self._ground is not None:
                 self._ground.leave()
         if refusal is not None:
@@ -109,11 +113,23 @@ class Receiver:
             if len(self._outbox) > _UNREAD_ANSWERS:
                 self._wait(reading=False)
                 continue
+            if self._answering is not None and self._answering.busy:
+                self._go_on(self._answering)
+                continue
             found = self._inbox.next()
             if found is not None:
                 self._take(*found)
             elif not self._read():
                 self._wait(reading=True)
+
+    def _go_on(self, answering: Answering) -> None:
+        """The next frame of an answer, once it is there. What nobody hears needs no answer."""
+        frame = answering.next()
+        if frame is not None:
+            self._say(frame)
+        elif answering.busy:
+            self._wait(reading=False)
+        self._ended = self._deaf
 
     def _finish(self) -> None:
         """What is committed is settled, whether or not anyone still listens."""
@@ -158,13 +174,23 @@ class Receiver:
             raise ProtocolError("a hash that was not offered")
         if self._terms.root is not None and not _same_path(root, self._terms.root):
             raise Refusal("refused", f"this receiver is for {self._terms.root} only")
-        create = bool(asked.get("create"))
-        ground = Ground(root, owner, run, slot, create, self._alive)
+        reading = bool(asked.get("reading"))
+        create = bool(asked.get("create")) and not reading
+        ground = Ground(root, owner, run, slot, create, self._alive, reading)
+        self._ground = ground
         by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
-        self._begin(ground, kind, by_file)
+        self._handlers = {frames.PING: self._ping, frames.BYE: self._bye}
+        if reading:
+            terms = self._terms
+            self._answering = Answering(
+                ground, terms.allow, terms.hashes, self._wake_end, self._alive
+            )
+            self._handlers.update(self._answering.handlers())
+        else:
+            self._begin(ground, kind, by_file)
+        self._ready(ground, by_file)
 
     def _begin(self, ground: Ground, kind: int, by_file: bool) -> None:
-        self._ground = ground
         may_replace = kind == frames.BLAKE3 or "replace" in self._terms.allow
         barrier = Barrier(ground, by_file, self._wake_end)
         self._settling = Settling(
@@ -185,7 +211,6 @@ class Receiver:
             self._settling.fail,
         )
         self._barrier = barrier
-        self._handlers = {frames.PING: self._ping, frames.BYE: self._bye}
         if "put" in self._terms.allow:
             self._handlers.update(
                 {
@@ -201,6 +226,8 @@ class Receiver:
             )
         else:
             self._handlers[frames.BATCH] = _not_allowed
+
+    def _ready(self, ground: Ground, by_file: bool) -> None:
         free, total = ground.free()
         system = os.uname()
         self._say(
@@ -236,7 +263,7 @@ class Receiver:
         self._say(frames.frame(frames.PONG, payload))
 
     def _bye(self, payload: memoryview) -> None:
-        if not self._intake.between_batches:
+        if self._barrier is not None and not self._intake.between_batches:
             raise ProtocolError("a BYE within a batch")
         if self._inbox.waiting:
             raise ProtocolError("more after a BYE")
@@ -309,7 +336,8 @@ class Receiver:
                 self._flush()
         if any(fd != self._wake for fd, _ in ready):
             self._moved = now
-        if self._barrier is not None and self._settling.unsettled:
+        answering = self._answering is not None and self._answering.busy and not self._outbox
+        if answering or (self._barrier is not None and self._settling.unsettled):
             self._moved = now
             if now - self._spoke >= _BUSY_SECONDS and not self._outbox:
                 self._say(frames.frame(frames.BUSY))

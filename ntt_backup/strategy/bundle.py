@@ -59,6 +59,7 @@ sys.exit(sys.modules[{program!r}].serve())
 # Each after those it imports.
 _ORDER: Final = (
     "frames",
+    "asking",
     "inbox",
     "codec",
     "hashing",
@@ -71,6 +72,12 @@ _ORDER: Final = (
     "settle",
     "large",
     "intake",
+    "stock",
+    "listing",
+    "verifying",
+    "giving",
+    "blocks",
+    "answering",
     "receiver",
     "program",
 )

@@ -15,6 +15,7 @@ from ntt_backup.config import RemoteSettings
 from ntt_backup.installation import RECEIVER, key_line, write
 from ntt_backup.remote import frames
 from tests.far_side import FarSide, digest_of, place_of
+from tests.hashing import give_blake3
 from tests.site import Site
 from tests.sshd import ALIAS, Sshd
 
@@ -173,3 +174,28 @@ def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
         assert site.run("requeue").returncode == 0
     assert site.run("run").returncode == 0
     assert place_of(site.remote.local, bytes.fromhex(good)).read_bytes() == b"good content"
+
+
+def test_it_can_list_and_hash_and_gives_nothing_back(
+    site: Site, forced: list[str], remote: Sshd, startup: Path
+) -> None:
+    give_blake3(remote, startup)
+    blobids = site.fill(30, size=lambda chance: chance.randrange(1, 5000))
+    assert site.run("run").returncode == 0
+    lost = place_of(site.remote.local, bytes.fromhex(blobids[0]))
+    lost.write_bytes(b"rotten")
+
+    assert site.run("reconcile").returncode == 7
+    done = site.run("verify")
+    assert done.returncode == 7, done.stderr
+    assert f"{blobids[0]} remote-corrupt" in done.stdout
+    assert site.run("run").returncode == 0
+    assert site.run("verify").returncode == 0
+    site.assert_complete()
+
+    for command in (["verify", "--download"], ["restore", str(site.root / "back")]):
+        refused = site.run(*command)
+        assert refused.returncode == 5, refused.stderr
+        assert "may not get" in refused.stderr
+        assert "--allow" in refused.stderr
+    assert not (site.root / "back").exists()

@@ -52,14 +52,14 @@ FULL = Plan(
         _case("mix", "loopback", megabytes=1000),
         _case("text", "loopback", megabytes=400),
         _case("small", "slow", blobs=8_000),
-        _case("mix", "slow", megabytes=90),
+        _case("mix", "slow", megabytes=60),
         _case("text", "slow", megabytes=60),
         _case("small", "fast", blobs=24_000),
-        _case("mix", "fast", megabytes=600),
-        _case("text", "fast", megabytes=400),
+        _case("mix", "fast", megabytes=300),
+        _case("text", "fast", megabytes=200),
     ),
     limit=120,
-    patience=120,
+    patience=40,
 )
 QUICK = Plan(
     (

@@ -23,6 +23,7 @@ CONTRACT = {
     "RemoteDenied": (5, False),
     "Unsupported": (5, False),
     "RemoteCannotStore": (6, False),
+    "DestinationError": (6, False),
     "BatchRejected": (7, True),
     "WorkerFailed": (1, False),
 }

@@ -92,4 +92,7 @@ def test_reasons_are_words_that_scripts_read() -> None:
         "wrong-size",
         "corrupt-source",
         "remote-rejected",
+        "remote-missing",
+        "remote-corrupt",
+        "remote-unreadable",
     }

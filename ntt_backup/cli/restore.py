@@ -1,0 +1,149 @@
+"""The command `restore`: its options, and what came of it for people and machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import click
+
+from ntt_backup.cli.common import Common
+from ntt_backup.cli.values import HexPrefix
+from ntt_backup.config import RemoteConfig
+from ntt_backup.meter import Meter
+from ntt_backup.model import is_blobid
+from ntt_backup.restore import Chosen, Everything, Restored, Wanted
+from ntt_backup.restore import restore as restore_blobs
+from ntt_backup.wording import duration, printable, size
+
+_SHOWN: Final = 20
+
+
+@click.command()
+@click.argument("destination", type=click.Path(path_type=Path), metavar="DEST")
+@click.option(
+    "--prefix", type=HexPrefix(), default="", help="Only blobids that begin so, such as 3f."
+)
+@click.option(
+    "--list",
+    "names",
+    type=click.File("r"),
+    metavar="FILE",
+    help="Blobids, one a line; - for stdin.",
+)
+@click.option(
+    "--blobid", "blobids", multiple=True, metavar="ID", help="This blob; may be repeated."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Side by side."
+)
+@click.option(
+    "--trust-size",
+    is_flag=True,
+    help="Take a file of the right size in DEST for right, without hashing it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only what came of it at the end.")
+@click.pass_obj
+def restore(
+    common: Common,
+    destination: Path,
+    prefix: str,
+    names: TextIO | None,
+    blobids: tuple[str, ...],
+    workers: int,
+    trust_size: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Fetch blobs from the remote into DEST/aa/bb/, without the catalog.
+
+    Every blob is hashed before its name appears. What DEST has already is left alone, so the same
+    command goes on after an interruption. Exit code 7 when a blob could not be had.
+    """
+    if bool(prefix) + (names is not None) + bool(blobids) > 1:
+        raise click.UsageError("one of --prefix, --list and --blobid")
+    wanted: Wanted = Everything(prefix)
+    if names is not None:
+        wanted = Chosen(_read(names))
+    elif blobids:
+        wanted = Chosen(_require(enumerate(blobids, 1), "--blobid"))
+    settings = common.load(RemoteConfig)
+    meter = Meter(sys.stderr, quiet=quiet)
+
+    def progress(done: Restored) -> None:
+        if meter.due:
+            meter.show(progress_line(done))
+
+    done = restore_blobs(
+        settings,
+        destination.absolute(),
+        wanted,
+        workers=workers,
+        trust_size=trust_size,
+        on_progress=progress,
+        on_outage=meter.outage,
+    )
+    meter.close()
+    click.echo(json.dumps(as_object(done)) if as_json else "\n".join(lines(done, destination)))
+    sys.exit(done.exit_code)
+
+
+def progress_line(done: Restored) -> str:
+    """How far a restore is."""
+    rate = size(int(done.bytes / max(done.duration_s, 1e-3)))
+    text = f"{done.restored:,} restored, {done.right:,} were there, {size(done.bytes)} ({rate}/s)"
+    if done.wrong:
+        text += f", {done.wrong.total():,} wrong"
+    if done.part:
+        left = done.duration_s * (1 - done.part) / done.part
+        text += f", {done.part:.1%}, about {duration(left)} left"
+    return text
+
+
+def as_object(done: Restored) -> dict[str, Any]:
+    """What came of it as plain JSON values; `failures` holds the first 1000."""
+    return {
+        "restored": done.restored,
+        "right": done.right,
+        "bytes": done.bytes,
+        "duration_s": round(done.duration_s, 3),
+        "wrong": {str(reason): count for reason, count in sorted(done.wrong.items())},
+        "failures": [
+            {"blobid": one.blobid, "reason": str(one.reason), "detail": one.detail}
+            for one in done.failures
+        ],
+        "exit_code": done.exit_code,
+    }
+
+
+def lines(done: Restored, destination: Path) -> list[str]:
+    """What came of it for a terminal."""
+    said = [
+        f"restored {done.restored:,} blobs, {size(done.bytes)} in {duration(done.duration_s)},"
+        f" into {destination}; {done.right:,} were there and right"
+    ]
+    if not done.wrong:
+        return said
+    said.append(f"NOT restored: {done.wrong.total():,}, which the remote has not, or not right")
+    said += [f"{number:>10,} {reason}" for reason, number in sorted(done.wrong.items())]
+    for failure in done.failures[:_SHOWN]:
+        said.append(f"  {failure.blobid} {failure.reason} {printable(failure.detail)}")
+    if done.wrong.total() > _SHOWN:
+        said.append(f"  and {done.wrong.total() - _SHOWN:,} more; --json tells of the first 1000")
+    return said
+
+
+def _read(names: TextIO) -> Iterator[str]:
+    stripped = ((number, line.strip()) for number, line in enumerate(names, 1))
+    return _require(((number, line) for number, line in stripped if line), f"{names.name}, line")
+
+
+def _require(names: Iterable[tuple[int, str]], where: str) -> Iterator[str]:
+    for number, name in names:
+        if not is_blobid(name):
+            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is no blobid")
+        yield name

@@ -1,0 +1,256 @@
+"""What lies on the remote, for the commands that read it: several sessions, and patience.
+
+`verify`, `restore` and `reconcile` run for hours over a link that drops, and each wants a few
+connections side by side. So that none of them has to know how a connection is opened, lost and
+opened again, a crew of threads does it here: each has a session of its own and hands it to a piece
+of work; when the remote goes away under it, it waits as a run does (`run.backoff_base`,
+`run.backoff_cap`, at most `run.outage_timeout`) and hands the same work a new session. The work
+keeps in its own hands what is done already.
+
+Threads, not processes as in a run: hashing, reading and writing let go of the interpreter's lock,
+and there is one catalog connection and one report. The first contact has no patience: who has
+typed a command wants to hear at once that the remote is not there.
+
+Called by `verify`, `restore` and `reconcile`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from ntt_backup import identity
+from ntt_backup.config import RemoteConfig, Settings
+from ntt_backup.errors import BackupError, Unsupported
+from ntt_backup.planner import Backoff, OutageClock
+from ntt_backup.remote import asking
+from ntt_backup.strategy.reading import Reach, ReadingSession
+from ntt_backup.transport.ssh import Ssh
+
+T = TypeVar("T")
+
+_TICK_SECONDS: Final = 0.2
+# Names asked for at once: what a worker holds of a listing.
+_PAGE: Final = 8000
+_JOIN_SECONDS: Final = 5.0
+
+
+class Cancelled(Exception):
+    """The command is ending: a thread lets go of what it does."""
+
+
+class FarSide:
+    """The remote of some settings. command is what needs it, for errors and for the remote's eyes.
+
+    words: what the command must be allowed there: `list`, `verify`, `get`. on_outage is told the
+    error and for how many seconds it will be waited.
+    """
+
+    def __init__(
+        self,
+        settings: RemoteConfig | Settings,
+        command: str,
+        words: Sequence[str],
+        on_outage: Callable[[BackupError, float], None],
+    ) -> None:
+        self._settings = settings
+        self._command = command
+        self._words = words
+        self._on_outage = on_outage
+        self._stop = threading.Event()
+
+    def look(self) -> ReadingSession:
+        """One session, without waiting for a remote that is away. Raises BackupError."""
+        return self._open("look")
+
+    def reader(self, slot: str) -> Reader:
+        """A place of work with a session of its own."""
+        run = self._settings.run
+        clock = OutageClock(
+            Backoff(run.backoff_base, run.backoff_cap), run.outage_timeout, random.random
+        )
+        return Reader(lambda: self._open(slot), clock, self._wait)
+
+    def crew(self, workers: int, work: Callable[[Reader], None], tick: Callable[[], None]) -> None:
+        """Have that many threads do work, each with a reader; tick is called meanwhile, in this
+        thread. Returns when all are done. Raises what the first of them, or tick, raises.
+        """
+        crew = Crew(workers, lambda slot: self._work(slot, work), self._stop)
+        crew.run(tick)
+
+    def cancelled(self) -> None:
+        """Raise Cancelled where the command is ending."""
+        if self._stop.is_set():
+            raise Cancelled
+
+    def _work(self, slot: str, work: Callable[[Reader], None]) -> None:
+        reader = self.reader(slot)
+        try:
+            work(reader)
+        finally:
+            reader.close()
+
+    def _wait(self, error: BackupError, seconds: float) -> None:
+        self._on_outage(error, seconds)
+        if self._stop.wait(seconds):
+            raise Cancelled
+
+    def _open(self, slot: str) -> ReadingSession:
+        settings = self._settings
+        reach = Reach(
+            transport=Ssh(settings.remote),
+            root=settings.remote.path,
+            owner=identity.owner(settings),
+            run_id=f"{self._command}-{os.getpid()}",
+            slot=slot,
+            run=settings.run,
+            cancelled=self.cancelled,
+        )
+        try:
+            session = ReadingSession(reach)
+        except Unsupported as error:
+            raise self._no_receiver(error) from error
+        try:
+            for word in self._words:
+                session.require(word)
+        except BaseException:
+            session.abort()
+            raise
+        return session
+
+    def _no_receiver(self, error: BackupError) -> BackupError:
+        host, path = self._settings.remote.host, self._settings.remote.path
+        return Unsupported(
+            f"{self._command} needs Python 3.8 or newer on the remote",
+            detail=str(error),
+            hint="install python3 there (all of its standard library, nothing else). By tar alone"
+            " blobs can be sent, but not listed, hashed or fetched; without Python there, fetch"
+            f" them with rsync -a {host}:{path}/by-hash/ and have them checked here",
+        )
+
+
+class Reader:
+    """One thread's way to the remote: does work with a session, and again with another one."""
+
+    def __init__(
+        self,
+        open_: Callable[[], ReadingSession],
+        clock: OutageClock,
+        wait: Callable[[BackupError, float], None],
+    ) -> None:
+        self._open = open_
+        self._clock = clock
+        self._wait = wait
+        self._session: ReadingSession | None = None
+
+    def do(self, work: Callable[[ReadingSession], T]) -> T:
+        """What work returns; called again, with a new session, whenever the remote went away.
+
+        Raises BackupError for what waiting does not mend, or where it was away for too long.
+        """
+        while True:
+            try:
+                if self._session is None:
+                    self._session = self._open()
+                seen = self._session.answers
+                try:
+                    return work(self._session)
+                finally:
+                    if self._session.answers > seen:
+                        self._clock.over()
+            except BackupError as error:
+                self._drop()
+                wait_s = self._clock.next_wait(time.monotonic()) if error.retryable else None
+                if wait_s is None:
+                    raise
+                self._wait(error, wait_s)
+
+    def names(
+        self,
+        low: int,
+        high: int,
+        on_stray: Callable[[int, str], None] = lambda kind, path: None,
+    ) -> Iterator[list[tuple[bytes, int]]]:
+        """Pages of names and sizes there, in order, from low up to but not including high.
+
+        A page that is asked for again tells of its strays once.
+        """
+        while low < high:
+            names, strays, more = self.do(partial(_page, low, high))
+            for kind, path in strays:
+                on_stray(kind, path)
+            yield names
+            low = int.from_bytes(names[-1][0], "big") + 1 if names and more else high
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.abort()
+
+
+def _page(
+    low: int, high: int, session: ReadingSession
+) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], bool]:
+    """(names with sizes, strays, whether there may be more names)."""
+    names: list[tuple[bytes, int]] = []
+    strays: list[tuple[int, str]] = []
+    more = False
+    first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
+    told = lambda kind, path: strays.append((kind, path))  # noqa: E731
+    for found in session.names(first, last, most=_PAGE, on_stray=told):
+        if isinstance(found, asking.Listed):
+            more = found.more
+        else:
+            names += found
+    return names, strays, more
+
+
+class Crew:
+    """Threads that do the same work until there is none. work is given the thread's name."""
+
+    def __init__(
+        self, workers: int, work: Callable[[str], None], stop: threading.Event | None = None
+    ) -> None:
+        self._work = work
+        self._stop = stop or threading.Event()
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(str(number),), daemon=True)
+            for number in range(workers)
+        ]
+
+    def run(self, tick: Callable[[], None]) -> None:
+        """See `FarSide.crew`."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            while not self._errors and any(thread.is_alive() for thread in self._threads):
+                tick()
+                self._stop.wait(_TICK_SECONDS)
+        finally:
+            if self._errors or any(thread.is_alive() for thread in self._threads):
+                self._stop.set()
+            deadline = time.monotonic() + _JOIN_SECONDS
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if self._errors:
+            raise self._errors[0]
+        tick()
+
+    def _run(self, name: str) -> None:
+        try:
+            self._work(name)
+        except Cancelled:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
+            self._errors.append(error)

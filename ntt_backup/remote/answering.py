@@ -1,0 +1,108 @@
+"""A session that only reads: one question at a time, its answer in frames as the link takes them.
+
+An answer may be long (the names of 42 million blobs, a blob of gigabytes), so each is a generator
+of frames, and the receiver's loop takes the next one when the client has taken most of the last.
+What a client may ask is what `--allow` lists. Used by the receiver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+from ntt_backup.remote import asking, blocks
+from ntt_backup.remote.frames import BLAKE3
+from ntt_backup.remote.giving import Giving
+from ntt_backup.remote.ground import Ground, Refusal
+from ntt_backup.remote.listing import Listing
+from ntt_backup.remote.stock import Stock
+from ntt_backup.remote.verifying import Verifying
+
+if TYPE_CHECKING:
+    from ntt_backup.remote.hashing import NewHasher
+
+
+class Answering:
+    """Takes questions, and has the frames of one answer at a time.
+
+    allow: the words of `--allow`. wake is a descriptor that gets a byte when there is more to say,
+    alive is called while one frame takes long.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        allow: frozenset[str],
+        hashes: dict[int, NewHasher],
+        wake: int,
+        alive: Callable[[], None],
+    ) -> None:
+        self._ground = ground
+        self._allow = allow
+        self._hashes = hashes
+        self._wake = wake
+        self._alive = alive
+        self._stock = Stock(ground)
+        self._frames: Generator[bytes, None, None] | None = None
+
+    def handlers(self) -> dict[int, Callable[[memoryview], None]]:
+        """What may be asked."""
+        return {
+            asking.LIST: self._list,
+            asking.VERIFY: self._verify,
+            asking.GET: self._get,
+            asking.SUMS: self._sums,
+            asking.BLOCKS: self._blocks,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is more to say about what was asked last."""
+        return self._frames is not None
+
+    def next(self) -> bytes | None:
+        """The next frame; None where a thread must be waited for, or all is said."""
+        if self._frames is not None:
+            for frame in self._frames:
+                return frame or None
+            self._frames = None
+        return None
+
+    def close(self) -> None:
+        """Nobody wants the rest."""
+        if self._frames is not None:
+            self._frames.close()
+        self._frames = None
+        self._stock.close()
+
+    def _list(self, payload: memoryview) -> None:
+        self._require("list")
+        asked = asking.read_listing(payload)
+        self._frames = Listing(self._ground, asked, self._alive).frames()
+
+    def _verify(self, payload: memoryview) -> None:
+        self._require("verify")
+        new = self._hashes.get(BLAKE3)
+        if new is None:
+            raise Refusal("refused", "no BLAKE3 here: install the Python module, or libblake3")
+        digests = asking.read_digests(payload)
+        self._frames = Verifying(self._ground, digests, new, self._wake).frames()
+
+    def _get(self, payload: memoryview) -> None:
+        self._require("get")
+        offset, digests = asking.read_getting(payload)
+        self._frames = Giving(self._stock, digests, offset).frames()
+
+    def _sums(self, payload: memoryview) -> None:
+        self._require("get")
+        self._frames = blocks.sums(self._stock, bytes(payload), self._alive)
+
+    def _blocks(self, payload: memoryview) -> None:
+        self._require("get")
+        self._frames = blocks.blocks(self._stock, *asking.read_getting_blocks(payload))
+
+    def _require(self, word: str) -> None:
+        if word not in self._allow:
+            raise Refusal("refused", f"this receiver's --allow does not list {word}")
+        if not self._ground.placed:
+            raise Refusal("gone", "by-hash is gone: is its disk mounted?")

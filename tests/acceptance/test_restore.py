@@ -1,0 +1,280 @@
+"""`restore`: everything comes back from the remote alone, byte for byte, or is told of."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.site import Site, wait_until
+from tests.sshd import Sshd
+
+MIB = 1 << 20
+
+
+def there(site: Site, blobid: str) -> Path:
+    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """All that stands below root, scratch space too."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if not path.is_dir()
+    }
+
+
+def restored(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
+    done = site.run("restore", str(site.root / "back"), "--json", *options)
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def backed_up(site: Site, count: int = 300) -> list[str]:
+    blobids = site.fill(count)
+    assert site.run("run").returncode == 0
+    return blobids
+
+
+def lose_everything_else(site: Site) -> None:
+    """The catalog does not answer, and the store is gone."""
+    site.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
+    site.store.rename(site.root / "lost")
+
+
+def test_everything_comes_back_from_the_remote_alone(site: Site) -> None:
+    backed_up(site)
+    site.fill(3, seed=5, size=lambda chance: 3 * MIB + chance.randrange(1000))
+    assert site.run("run").returncode == 0
+    before = site.in_store()
+    lose_everything_else(site)
+
+    found = restored(site)
+
+    assert tree(site.root / "back") == before
+    assert (found["restored"], found["right"], found["wrong"]) == (len(before), 0, {})
+    assert found["bytes"] == sum(map(len, before.values()))
+    again = restored(site)
+    assert (again["restored"], again["right"], again["bytes"]) == (0, len(before), 0)
+    done = site.run("restore", str(site.root / "back"))
+    assert "restored 0 blobs" in done.stdout
+
+
+def test_what_is_wrong_here_is_replaced_and_what_is_right_stays(site: Site) -> None:
+    blobids = backed_up(site)
+    restored(site)
+    back = site.root / "back"
+    paths = [back / site.path(one).relative_to(site.store) for one in blobids]
+    big = max(paths, key=lambda path: path.stat().st_size)
+    kept = next(path for path in paths if path != big and path.stat().st_size)
+    inode = kept.stat().st_ino
+    content = bytearray(big.read_bytes())
+    content[5] ^= 4
+    big.write_bytes(content)
+
+    assert restored(site, "--trust-size")["restored"] == 0
+    assert restored(site)["restored"] == 1
+
+    assert tree(back) == site.in_store()
+    assert kept.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("size", [5 * MIB + 77, 70 * MIB + 1])
+def test_a_large_blob_that_is_wrong_is_mended_by_the_blocks_that_differ(
+    site: Site, size: int
+) -> None:
+    blobid = site.put(random.Random(size).randbytes(size))
+    assert site.run("run").returncode == 0
+    restored(site)
+    back = site.root / "back"
+    path = back / site.path(blobid).relative_to(site.store)
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    content[3 * MIB + 5] ^= 1
+    del content[-100:]
+    for wrong in (bytes(content), path.read_bytes() + b"more than there should be" * MIB):
+        path.write_bytes(wrong)
+        found = restored(site)
+        assert (found["restored"], found["right"], found["wrong"]) == (1, 0, {})
+        assert found["bytes"] <= 4 * 256 * 1024
+        assert tree(back) == site.in_store()
+
+    path.write_bytes(bytes(content))
+    rotten = bytearray(there(site, blobid).read_bytes())
+    rotten[MIB] ^= 1
+    there(site, blobid).write_bytes(rotten)
+    found = restored(site, code=7)
+    assert found["wrong"] == {"remote-corrupt": 1}
+    assert path.read_bytes() == content
+    there(site, blobid).unlink()
+    found = restored(site, "--blobid", blobid, code=7)
+    assert found["wrong"] == {"remote-missing": 1}
+    assert path.read_bytes() == content
+
+
+def test_a_corrupt_blob_is_told_of_and_the_rest_comes(site: Site) -> None:
+    blobids = backed_up(site)
+    large = site.put(random.Random(1).randbytes(3 * MIB))
+    assert site.run("run").returncode == 0
+    rotten = next(one for one in blobids if there(site, one).stat().st_size > 10)
+    for blobid in (rotten, large):
+        content = bytearray(there(site, blobid).read_bytes())
+        content[3] ^= 1
+        there(site, blobid).write_bytes(content)
+
+    found = restored(site, code=7)
+
+    assert {one["blobid"]: one["reason"] for one in found["failures"]} == {
+        rotten: "remote-corrupt",
+        large: "remote-corrupt",
+    }
+    expected = site.in_store()
+    for blobid in (rotten, large):
+        del expected[str(site.path(blobid).relative_to(site.store))]
+    assert tree(site.root / "back") == expected
+    done = site.run("restore", str(site.root / "back"))
+    assert done.returncode == 7
+    assert f"{rotten} remote-corrupt" in done.stdout
+
+
+def test_a_part_of_it_comes_back(site: Site, tmp_path: Path) -> None:
+    blobids = backed_up(site)
+    prefix = blobids[0][:1]
+    names = {Path(one).name for one in tree(site.root)}
+    assert blobids[0] in names
+    restored(site, "--prefix", prefix)
+    back = site.root / "back"
+    assert {Path(one).name for one in tree(back)} == {
+        one for one in blobids if one.startswith(prefix)
+    }
+    chosen = blobids[-20:]
+    listing = tmp_path / "names"
+    listing.write_text("\n".join(chosen) + "\n\n")
+    restored(site, "--list", str(listing))
+    absent = "0" * 64
+    found = restored(site, "--blobid", blobids[100], "--blobid", absent, code=7)
+    assert found["wrong"] == {"remote-missing": 1}
+    expected = {one for one in blobids if one.startswith(prefix)} | {*chosen, blobids[100]}
+    assert {Path(one).name for one in tree(back)} == expected
+    listing.write_text("not a blobid\n")
+    done = site.run("restore", str(back), "--list", str(listing))
+    assert done.returncode == 2
+    assert "line 1" in done.stderr
+
+
+def test_killed_at_any_moment_it_leaves_no_wrong_name_and_goes_on(site: Site) -> None:
+    site.fill(20, size=lambda chance: chance.randrange(1, 200_000))
+    site.fill(1, seed=2, size=lambda chance: 90 * MIB)
+    assert site.run("run").returncode == 0
+    back = site.root / "back"
+    partial = back / ".ntt-restore" / "partial"
+
+    def some_of_it() -> bool:
+        return any(path.stat().st_size > 20 * MIB for path in partial.glob("*"))
+
+    with site.running("restore", str(back)) as process:
+        wait_until(some_of_it, "a part of the large blob")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    expected = site.in_store()
+    named = {name: data for name, data in tree(back).items() if not name.startswith(".")}
+    assert named.items() <= expected.items()
+    left = sum(path.stat().st_size for path in partial.glob("*"))
+    assert left
+
+    found = restored(site)
+
+    assert found["bytes"] <= sum(map(len, expected.values())) - left
+    assert tree(back) == expected
+
+
+def test_a_part_that_is_wrong_is_no_fault_of_the_remote(site: Site) -> None:
+    blobid = site.put(random.Random(4).randbytes(70 * MIB))
+    assert site.run("run").returncode == 0
+    partial = site.root / "back" / ".ntt-restore" / "partial"
+    partial.mkdir(parents=True)
+    (partial / blobid).write_bytes(bytes(30 * MIB))
+    assert restored(site)["wrong"] == {}
+    assert tree(site.root / "back") == site.in_store()
+
+
+def test_a_link_that_drops_is_waited_out(site: Site, remote: Sshd) -> None:
+    site.fill(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
+    assert site.run("run").returncode == 0
+    back = site.root / "back"
+    with site.running("restore", str(back), "--workers", "3") as process:
+        for _ in range(5):
+            remote.server.kill_sessions()
+        assert process.wait(120) == 0
+    assert tree(back) == site.in_store()
+
+
+def test_nothing_is_written_where_links_lead(site: Site) -> None:
+    blobids = backed_up(site, 20)
+    elsewhere = site.root / "elsewhere"
+    elsewhere.mkdir()
+    back = site.root / "back"
+    back.mkdir()
+    (back / blobids[0][:2]).symlink_to(elsewhere)
+    done = site.run("restore", str(back))
+    assert done.returncode == 6, done.stderr
+    assert "links below the destination are not followed" in done.stderr
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_destination_that_cannot_be_is_said_so(site: Site) -> None:
+    backed_up(site, 3)
+    done = site.run("restore", str(site.root / "no" / "such"))
+    assert done.returncode == 6, done.stderr
+    file = site.root / "file"
+    file.write_text("x")
+    assert site.run("restore", str(file)).returncode == 6
+    assert file.read_text() == "x"
+
+
+def test_a_second_restore_into_the_same_place_is_refused(site: Site) -> None:
+    backed_up(site, 5)
+    back = site.root / "back"
+    scratch = back / ".ntt-restore"
+    scratch.mkdir(parents=True)
+    fd = os.open(scratch, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert site.run("restore", str(back)).returncode == 3
+    finally:
+        os.close(fd)
+    assert restored(site)["restored"] == 5
+
+
+def test_stopped_by_a_signal_it_leaves_what_is_right(site: Site) -> None:
+    site.fill(40, size=lambda chance: MIB + chance.randrange(1000))
+    assert site.run("run").returncode == 0
+    back = site.root / "back"
+    with site.running("restore", str(back)) as process:
+        wait_until(back.exists, "the destination")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (143, 0)
+    assert tree(back).items() <= site.in_store().items()
+    restored(site)
+    assert tree(back) == site.in_store()
+
+
+def test_a_remote_without_python_says_what_cannot_be_done(
+    site: Site, remote: Sshd, startup: Path
+) -> None:
+    startup.write_text("PATH=/opt/bare\n")
+    if remote.run("command -v python3").returncode == 0 or remote.run("tar --help").returncode:
+        pytest.skip("this remote has no directory with all programs but Python")
+    done = site.run("restore", str(site.root / "back"))
+    assert done.returncode == 5, done.stderr
+    assert "restore needs Python 3.8" in done.stderr
+    assert "rsync" in done.stderr
+    assert not (site.root / "back").exists()

@@ -1,0 +1,195 @@
+"""`verify`: what is missing or wrong on the remote is found, told, pending again, and mended."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hashing import give_blake3
+from tests.site import Site
+from tests.sshd import Sshd
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def hashing(site: Site, remote: Sshd, startup: Path) -> Site:
+    """A site whose remote has BLAKE3."""
+    give_blake3(remote, startup)
+    return site
+
+
+def there(site: Site, blobid: str) -> Path:
+    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
+
+
+def verified(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
+    done = site.run("verify", "--json", *options)
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def spoil(site: Site, blobids: list[str]) -> dict[str, str]:
+    """One blob missing, one cut short, one with other content; blobid to the reason to be found."""
+    missing, cut, rotten = blobids[:3]
+    there(site, missing).unlink()
+    os.truncate(there(site, cut), there(site, cut).stat().st_size - 1)
+    content = bytearray(there(site, rotten).read_bytes())
+    content[len(content) // 2] ^= 1
+    there(site, rotten).write_bytes(content)
+    return {missing: "remote-missing", cut: "remote-corrupt", rotten: "remote-corrupt"}
+
+
+def backed_up(site: Site, count: int = 200) -> list[str]:
+    blobids = site.fill(count, size=lambda chance: chance.randrange(1, 20_000))
+    assert site.run("run").returncode == 0
+    return blobids
+
+
+@pytest.mark.parametrize("way", [(), ("--download",)])
+def test_what_is_wrong_is_found_and_the_next_run_mends_it(
+    site: Site, remote: Sshd, request: pytest.FixtureRequest, way: tuple[str, ...]
+) -> None:
+    if not way:
+        request.getfixturevalue("hashing")
+    blobids = backed_up(site)
+    site.fill(1, seed=7, size=lambda chance: 5 * MIB + 1)
+    assert site.run("run").returncode == 0
+    assert verified(site, *way)["wrong"] == {}
+    wrong = spoil(site, blobids)
+
+    found = verified(site, *way, code=7)
+
+    assert {one["blobid"]: one["reason"] for one in found["failures"]} == wrong
+    assert (found["checked"], found["requeued"], found["complete"]) == (201, 3, True)
+    assert set(blobids) - site.copied() == set(wrong)
+    assert site.failures() == {}
+    reasons = dict(site.query("select blobid, reason from ntt_backup.failures"))
+    assert reasons == wrong
+    assert site.run("run").returncode == 0
+    site.assert_complete()
+    assert site.query("select * from ntt_backup.failures") == []
+    assert verified(site, *way)["wrong"] == {}
+
+
+def test_a_person_is_told_how_serious_which_and_what_to_do(hashing: Site) -> None:
+    wrong = spoil(hashing, backed_up(hashing))
+    done = hashing.run("verify")
+    assert done.returncode == 7, done.stderr
+    assert "checked 200 of 200 blobs" in done.stdout
+    assert "3 of them (1.500%)" in done.stdout
+    for blobid, reason in wrong.items():
+        assert f"{blobid} {reason}" in done.stdout
+    assert f"--config {hashing.config} run" in done.stdout
+
+
+def test_the_oldest_check_comes_first_and_is_remembered(hashing: Site) -> None:
+    blobids = backed_up(hashing, 100)
+    old, never = blobids[:10], blobids[10:15]
+    set_checked = "update blobs set remote_last_checked = %s where blobid = any(%s)"
+    hashing.query(set_checked, "2020-01-01", old)
+    hashing.query(set_checked, None, never)
+
+    found = verified(hashing, "--older-than", "30d")
+
+    assert (found["total"], found["checked"]) == (15, 15)
+    recent = "select count(*) from blobs where remote_last_checked > now() - interval '1 hour'"
+    assert hashing.query(recent) == [(100,)]
+    assert verified(hashing, "--older-than", "30d")["total"] == 0
+
+
+def test_a_part_of_it_can_be_checked(hashing: Site) -> None:
+    blobids = backed_up(hashing)
+    prefix = blobids[0][:2]
+    expected = len([one for one in blobids if one.startswith(prefix)])
+    assert verified(hashing, "--prefix", prefix)["checked"] == expected
+    assert 0 < verified(hashing, "--sample", "30%")["checked"] < 200
+    ended = verified(hashing, "--max-duration", "0s")
+    assert (ended["checked"], ended["complete"]) == (0, False)
+    done = hashing.run("verify", "--sample", "50%")
+    assert "95 % confidence" in done.stdout
+
+
+def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Site) -> None:
+    blobids = backed_up(hashing)
+    by_hash = hashing.remote.local / "by-hash"
+    by_hash.rename(by_hash.with_name("aside"))
+    gone = hashing.run("verify")
+    by_hash.mkdir()
+    empty = hashing.run("verify")
+    assert (gone.returncode, empty.returncode) == (5, 5), empty.stderr
+    assert "mounted" in gone.stderr
+    assert "mounted" in empty.stderr
+    assert hashing.copied() == set(blobids)
+
+
+def test_what_stands_in_a_blobs_place_is_wrong_and_replaced(hashing: Site) -> None:
+    blobids = backed_up(hashing)
+    there(hashing, blobids[0]).unlink()
+    there(hashing, blobids[0]).symlink_to("/etc/passwd")
+    assert verified(hashing, code=7)["wrong"] == {"remote-corrupt": 1}
+    assert hashing.run("run").returncode == 0
+    hashing.assert_complete()
+
+
+def test_a_remote_without_blake3_says_how_to_go_on(site: Site) -> None:
+    backed_up(site, 3)
+    done = site.run("verify")
+    if done.returncode == 0:
+        pytest.skip("this remote has BLAKE3")
+    assert done.returncode == 5
+    assert "--download" in done.stderr
+    assert "blake3" in done.stderr
+
+
+def test_a_remote_without_python_says_what_cannot_be_done(
+    site: Site, remote: Sshd, startup: Path
+) -> None:
+    startup.write_text("PATH=/opt/bare\n")
+    if remote.run("command -v python3").returncode == 0 or remote.run("tar --help").returncode:
+        pytest.skip("this remote has no directory with all programs but Python")
+    site.fill(3)
+    assert site.run("run").returncode == 0
+    for way in ([], ["--download"]):
+        done = site.run("verify", *way)
+        assert done.returncode == 5, done.stderr
+        assert "verify needs Python 3.8" in done.stderr
+        assert "rsync" in done.stderr
+
+
+def test_the_store_itself_can_be_checked_and_is_left_alone(site: Site) -> None:
+    blobids = backed_up(site)
+    content = bytearray(site.path(blobids[0]).read_bytes())
+    content[0] ^= 1
+    site.path(blobids[0]).write_bytes(content)
+    site.path(blobids[1]).unlink()
+
+    found = verified(site, "--local", code=7)
+
+    reasons = {one["blobid"]: one["reason"] for one in found["failures"]}
+    assert reasons == {blobids[0]: "corrupt-source", blobids[1]: "missing"}
+    assert site.copied() == set(blobids)
+    done = site.run("verify", "--local")
+    assert f"restore {site.store} --blobid" in done.stdout
+
+
+def test_a_link_that_drops_is_waited_out(hashing: Site, remote: Sshd) -> None:
+    backed_up(hashing)
+    with hashing.running("verify", "--json", "--workers", "3") as process:
+        for _ in range(5):
+            remote.server.kill_sessions()
+        assert process.wait(120) == 0
+    text = hashing.output()
+    assert json.loads(text[text.index("{") :])["checked"] == 200
+
+
+@pytest.mark.parametrize(
+    "options", [["--sample", "1"], ["--older-than", "soon"], ["--prefix", "G"], ["--sample", "0%"]]
+)
+def test_a_wrong_option_is_a_matter_of_usage(site: Site, options: list[str]) -> None:
+    assert site.run("verify", *options).returncode == 2

@@ -1,0 +1,154 @@
+"""Far sides that lie to whoever reads them: no wrong answer is taken for a right one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config.settings import RunSettings
+from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.remote import asking
+from ntt_backup.strategy.reading import Reach, ReadingSession
+from tests.contract.rig import Machine
+
+LIAR = """
+import os
+from ntt_backup.remote import asking, frames
+from ntt_backup.remote.inbox import Inbox
+inbox = Inbox(asking.TO_RECEIVER)
+words = b"version=0 python=3.11.0 hash=blake3 codec=zlib allow=list,get,verify"
+os.write(1, b"\\nNTT-RECEIVE 1 " + words + b"\\n")
+def say(frame): os.write(1, frame)
+A, B, C = bytes(32), b"\\x01" * 32, b"\\x02" * 32
+while True:
+    count = os.readv(0, [inbox.space()])
+    if not count: break
+    inbox.filled(count)
+    while (found := inbox.next()) is not None:
+        if found[0] == frames.HELLO: say(frames.fields(frames.READY, {"placed": 1}))
+        if found[0] in (asking.LIST, asking.VERIFY, asking.GET):
+            {answer}
+"""
+A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
+
+
+class Taken:
+    """Takes contents, and keeps what was taken."""
+
+    def __init__(self) -> None:
+        self.digests: list[bytes] = []
+
+    def whole(self, digest: bytes, content: memoryview) -> None:
+        self.digests.append(digest)
+
+    def begin(self, large: asking.Large) -> None:
+        self.digests.append(large.digest)
+
+    def piece(self, data: memoryview) -> None: ...
+    def end(self, problem: str) -> None: ...
+    def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
+
+
+@pytest.fixture
+def liar(tmp_path: Path) -> Callable[[str], ReadingSession]:
+    def make(answer: str) -> ReadingSession:
+        machine = Machine(tmp_path)
+        program = tmp_path / "liar.py"
+        program.write_text(LIAR.replace("{answer}", answer))
+        project = Path(__file__).resolve().parents[2]
+        machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
+        run = RunSettings(stall_timeout=5)
+        return ReadingSession(Reach(machine, "/x", "0" * 12, "test", "0", run, lambda: None))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "say(asking.names([(B, 1), (A, 1)]))",
+        "say(asking.names([(A, 1), (A, 1)]))",
+        "say(asking.names([(A, 1)])); say(asking.names([(A, 1)]))",
+        "say(asking.names([(C, 1)]))",
+        "say(asking.names([(A, 1), (B, 1)]))",
+        "say(asking.given(1))",
+        "say(frames.head(asking.NAMES, 1 << 30))",
+        "say(frames.frame(asking.NAMES, bytes(39)))",
+        "say(asking.names([(A, 1)])[:-1] + b'x')",
+        "say(frames.error('internal', 'a defect'))",
+        "os._exit(0)",
+    ],
+)
+def test_names_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+    session = liar(answer)
+    with pytest.raises(RemoteUnreachable):
+        list(session.names(A, B, most=1))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "say(asking.verdicts(asking.Verdicts(1, 1, 0, [])))",
+        "say(asking.verdicts(asking.Verdicts(2, 1, 0, [])))",
+        "say(asking.verdicts(asking.Verdicts(2, 1, 0, [asking.Exceptional(2, 1, 0, A, '')])))",
+        "say(asking.verdicts(asking.Verdicts(2, 1, 0, [asking.Exceptional(0, 0, 0, A, '')])))",
+        "say(asking.verdicts(asking.Verdicts(2, 0, 0, [asking.Exceptional(0, 1, 0, A, '')] * 2)))",
+        "say(asking.given(2))",
+    ],
+)
+def test_verdicts_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+    session = liar(answer)
+    session.ask_verdicts([A, B])
+    with pytest.raises(RemoteUnreachable):
+        session.verdicts()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "say(asking.given(2))",
+        "say(asking.contents([A], [1], [b'a'])); say(asking.given(2))",
+        "say(asking.contents([C], [1], [b'a']))",
+        "say(asking.contents([A], [1], [b'a'])); say(asking.contents([A], [1], [b'a']))",
+        "say(asking.not_given(C, asking.MISSING, ''))",
+        "say(asking.not_given(A, asking.RIGHT, ''))",
+        "say(asking.piece(b'abc'))",
+        "say(asking.end(asking.COMPLETE))",
+        "say(asking.large(A, 3, 0)); say(asking.piece(b'abcd'))",
+        "say(asking.large(A, 3, 0)); say(asking.piece(b'ab')); say(asking.end(asking.COMPLETE))",
+        "say(asking.large(A, 3, 0)); say(asking.contents([B], [1], [b'a']))",
+        "say(asking.large(A, 3, 0)); say(asking.large(B, 3, 0))",
+        "say(asking.large(C, 3, 0))",
+        "say(asking.large(A, 3, 4))",
+    ],
+)
+def test_contents_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+    session = liar(answer)
+    session.ask_contents([A, B])
+    taken = Taken()
+    with pytest.raises(RemoteUnreachable):
+        session.contents(taken)
+    assert C not in taken.digests
+    assert len(taken.digests) == len(set(taken.digests))
+
+
+def test_silence_has_an_end(liar: Callable[[str], ReadingSession]) -> None:
+    session = liar("pass")
+    session.ask_verdicts([A])
+    with pytest.raises(RemoteUnreachable, match="does not answer"):
+        session.verdicts()
+
+
+def test_what_is_not_allowed_is_said_before_it_is_tried(
+    liar: Callable[[str], ReadingSession],
+) -> None:
+    session = liar("pass")
+    session.require("get")
+    with pytest.raises(Unsupported) as caught:
+        session.require("put")
+    assert isinstance(caught.value, BackupError)
+    assert "--allow" in caught.value.hint
+    session.abort()

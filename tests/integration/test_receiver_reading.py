@@ -1,0 +1,262 @@
+"""A session that reads: names, verdicts and contents, and what it cannot be made to do."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.remote import asking, frames
+from tests.far_side import FarSide, digest_of, forced_command, litter, place_of, put
+
+LOW, HIGH = bytes(32), b"\xff" * 32
+MIB = 1 << 20
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "by-hash").mkdir(parents=True)
+    return root
+
+
+@pytest.fixture
+def far(root: Path) -> Iterator[FarSide]:
+    with FarSide(root) as far:
+        far.hello(reading=True)
+        yield far
+
+
+def fill(root: Path, count: int, seed: int = 1) -> dict[bytes, bytes]:
+    chance = random.Random(seed)
+    blobs = {}
+    for _ in range(count):
+        content = chance.randbytes(chance.choice((0, 1, 1000, 20_000)))
+        blobs[digest_of(content)] = content
+        put(root, digest_of(content), content)
+    return blobs
+
+
+def listed(
+    far: FarSide, low: bytes = LOW, high: bytes = HIGH, most: int = 0
+) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], asking.Listed]:
+    names: list[tuple[bytes, int]] = []
+    strays: list[tuple[int, str]] = []
+    far.write(asking.listing(low, high, most))
+    while True:
+        kind, payload = far.answer()
+        if kind == asking.NAMES:
+            names += asking.read_names(payload)
+        elif kind == asking.STRAY:
+            strays.append(asking.read_stray(payload))
+        else:
+            assert kind == asking.LISTED, (kind, payload)
+            return names, strays, asking.read_listed(payload)
+
+
+def verdicts(far: FarSide, digests: list[bytes]) -> asking.Verdicts:
+    kind, payload = far.ask(asking.verifying(digests))
+    assert kind == asking.VERDICTS, (kind, payload)
+    return asking.read_verdicts(payload)
+
+
+def given(far: FarSide, digests: list[bytes], offset: int = 0) -> dict[bytes, bytes | int | str]:
+    """What came for each: content, the verdict of what is not given, or why it broke off."""
+    far.write(asking.getting(digests, offset))
+    found: dict[bytes, bytes | int | str] = {}
+    large, pieces = b"", bytearray()
+    while True:
+        kind, payload = far.answer()
+        if kind == asking.CONTENTS:
+            for digest, content in asking.read_contents(memoryview(payload)):
+                found[digest] = bytes(content)
+        elif kind == asking.LARGE:
+            large, pieces = asking.read_large(payload).digest, bytearray()
+        elif kind == asking.PIECE:
+            pieces += asking.read_piece(memoryview(payload))
+        elif kind == asking.END:
+            status, text = asking.read_end(payload)
+            found[large] = text if status else bytes(pieces)
+        elif kind == asking.NOT_GIVEN:
+            digest, verdict, _ = asking.read_not_given(payload)
+            found[digest] = verdict
+        else:
+            assert kind == asking.GIVEN, (kind, payload)
+            assert asking.read_given(payload) == len(digests)
+            return found
+
+
+def test_names_come_sorted_with_sizes(root: Path, far: FarSide) -> None:
+    blobs = fill(root, 500)
+    names, strays, said = listed(far)
+    assert names == sorted((digest, len(content)) for digest, content in blobs.items())
+    assert strays == []
+    assert said == (len(blobs), sum(map(len, blobs.values())), 0, False)
+
+
+def test_names_of_a_range_and_page_by_page(root: Path, far: FarSide) -> None:
+    blobs = sorted(fill(root, 300))
+    low, high = blobs[40], blobs[200]
+    assert [name for name, _ in listed(far, low, high)[0]] == blobs[40:201]
+    seen: list[bytes] = []
+    low = LOW
+    while True:
+        names, _, said = listed(far, low, HIGH, 7)
+        seen += [name for name, _ in names]
+        if not said.more:
+            break
+        assert 0 < len(names) <= 7
+        low = (int.from_bytes(seen[-1], "big") + 1).to_bytes(32, "big")
+    assert seen == blobs
+
+
+def test_what_is_no_blob_is_told_of_and_not_followed(root: Path, far: FarSide) -> None:
+    (digest,) = fill(root, 1)
+    by_hash = root / "by-hash"
+    name = digest.hex()
+    home = place_of(root, digest).parent
+    (by_hash / "README").write_text("x")
+    (home / "half.tmp").write_text("x")
+    (by_hash / name[:2] / "zz").mkdir()
+    os.symlink(home, by_hash / name[:2] / "link")
+    wrong = "0" * 64 if name[:4] != "0000" else "1" * 64
+    (home / wrong).write_text("x")
+    link = name[:-1] + ("0" if name[-1] != "0" else "1")
+    os.symlink("/etc/passwd", home / link)
+
+    names, strays, said = listed(far)
+
+    assert [name for name, _ in names] == [digest]
+    assert said.strays == len(strays) == 6
+    assert {path for _, path in strays} == {
+        "README",
+        f"{name[:2]}/zz",
+        f"{name[:2]}/link",
+        *(f"{name[:2]}/{name[2:4]}/{one}" for one in ("half.tmp", wrong, link)),
+    }
+
+
+def test_every_kind_of_wrong_has_its_verdict(root: Path) -> None:
+    pytest.importorskip("blake3")
+    blobs = fill(root, 50)
+    wrong, missing, link, fifo, cut, *right = blobs
+    place_of(root, wrong).write_bytes(b"rotten")
+    place_of(root, missing).unlink()
+    place_of(root, link).unlink()
+    place_of(root, link).symlink_to("/etc/passwd")
+    place_of(root, fifo).unlink()
+    os.mkfifo(place_of(root, fifo))
+    big = random.Random(5).randbytes(3 * MIB)
+    put(root, digest_of(big), big)
+    place_of(root, cut).write_bytes(b"")
+    asked = [*right, missing, wrong, digest_of(big), link, fifo]
+
+    with FarSide(root) as far:
+        assert "blake3" in far.banner["hash"]
+        far.hello(reading=True)
+        said = verdicts(far, asked)
+        # A second question is answered too, and the empty blob's digest may be among them.
+        again = verdicts(far, right)
+
+    found = {asked[one.position]: (one.verdict, one.found) for one in said.exceptions}
+    assert found == {
+        missing: (asking.MISSING, bytes(32)),
+        wrong: (asking.WRONG, digest_of(b"rotten")),
+        link: (asking.WRONG, bytes(32)),
+        fifo: (asking.WRONG, bytes(32)),
+    }
+    assert said.right == len(asked) - 4
+    assert again.right == len(right)
+    assert litter(root) == []
+
+
+def test_contents_come_back_small_and_large(root: Path, far: FarSide) -> None:
+    blobs: dict[bytes, bytes] = fill(root, 300)
+    chance = random.Random(9)
+    for size in (MIB - 37, MIB - 36, MIB - 35, MIB, MIB + 1, 5 * MIB + 17):
+        content = chance.randbytes(size)
+        blobs[digest_of(content)] = content
+        put(root, digest_of(content), content)
+    gone = digest_of(b"never stored")
+    assert given(far, [*blobs, gone]) == {**blobs, gone: asking.MISSING}
+    large = max(blobs, key=lambda one: len(blobs[one]))
+    assert given(far, [large], 3 * MIB) == {large: blobs[large][3 * MIB :]}
+    assert far.bye() == 0
+
+
+def test_it_writes_nothing_and_reads_where_nothing_can_be_written(root: Path) -> None:
+    blobs = fill(root, 3)
+    before = sorted(str(path) for path in root.rglob("*"))
+    with FarSide(root) as far:
+        assert far.hello(reading=True, create=True)["placed"] == 1
+        assert given(far, list(blobs)) == blobs
+        far.write(frames.batch(1, 1, 1))
+        assert far.error()[0] == "protocol"
+    assert sorted(str(path) for path in root.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        asking.listing(LOW, HIGH, 0),
+        asking.verifying([LOW]),
+        asking.getting([LOW]),
+        asking.summing(LOW),
+        asking.getting_blocks(LOW, [0]),
+    ],
+)
+def test_what_allow_does_not_list_is_refused(root: Path, question: bytes) -> None:
+    with FarSide(root, forced_command("--root", str(root), "--allow", "put")) as far:
+        far.hello(reading=True)
+        far.write(question)
+        assert far.error()[0] == "refused"
+
+
+def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
+    (root / "by-hash").rmdir()
+    with FarSide(root) as far:
+        assert far.hello(reading=True)["placed"] == 0
+        far.write(asking.listing(LOW, HIGH, 0))
+        assert far.error()[0] == "gone"
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frames.frame(asking.VERIFY, bytes(33)),
+        frames.frame(asking.GET, bytes(7)),
+        frames.frame(asking.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
+        frames.frame(asking.LIST, bytes(67)),
+        frames.frame(asking.SUMS, bytes(33)),
+        frames.frame(asking.BLOCKS, bytes(35)),
+        frames.frame(asking.BLOCKS, bytes(37)),
+        frames.frame(asking.VERIFY, bytes(32 * (asking.MAX_DIGESTS + 1))),
+    ],
+)
+def test_a_question_that_cannot_be_ends_the_session(far: FarSide, frame: bytes) -> None:
+    far.write(frame)
+    assert far.error()[0] == "protocol"
+
+
+def test_a_client_that_does_not_read_fills_no_memory(root: Path, far: FarSide) -> None:
+    """Many times over the same blob, asked for and not taken: the receiver waits."""
+    content = random.Random(3).randbytes(8 * MIB)
+    put(root, digest_of(content), content)
+    for _ in range(40):
+        far.write(asking.getting([digest_of(content)]))
+    taken, peak = 0, 0
+    status = Path(f"/proc/{far.child.pid}/status")
+    for _ in range(40):
+        kind = 0
+        while kind != asking.GIVEN:
+            kind, payload = far.answer()
+            taken += len(payload) if kind == asking.PIECE else 0
+        line = next(one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
+        peak = max(peak, int(line.split()[1]))
+    assert taken > 40 * len(content)
+    assert peak < 100_000, sys.version
