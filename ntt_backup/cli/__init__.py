@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Literal, NoReturn, TextIO
@@ -21,7 +22,7 @@ import click
 from rich.console import Console
 
 from ntt_backup import __version__, demo
-from ntt_backup.catalog import claim, figures, ledger, runs, schema, verify_schema
+from ntt_backup.catalog import claim, dumps, figures, ledger, runs, schema, verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
@@ -32,19 +33,21 @@ from ntt_backup.scan import scan as scan_store
 from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
+# Commands in modules of their own name, which are loaded only when they are asked for.
+_ELSEWHERE = ("bench", "dump")
+
 
 class _Commands(click.Group):
-    """The commands, among them a group that is loaded only when it is asked for."""
+    """The commands, also those that are elsewhere."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "bench"])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "bench":
+        if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        from ntt_backup.cli.bench import bench
-
-        return bench
+        found: click.Command = getattr(import_module(f"ntt_backup.cli.{cmd_name}"), cmd_name)
+        return found
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,8 +64,8 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
     """Back up a content-addressed store to a remote over ssh.
 
     Exit codes: 0 done, 2 usage or configuration, 3 another coordinator runs, 4 catalog, 5 remote
-    unreachable, 6 remote cannot store, 7 finished but some blobs failed, 130/143 stopped by a
-    signal.
+    unreachable, 6 remote cannot store, 7 finished but some blobs or the catalog's dump failed,
+    130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
     if not verbose:
@@ -144,6 +147,7 @@ def status(common: Common, as_json: bool) -> None:
             settings.target,
             figures.status(conn, settings.target),
             runs.last_run(conn, settings.target),
+            dumps.last_dumps(conn, settings.target),
             claim.holders(conn, settings.target),
         )
     if as_json:
@@ -204,6 +208,7 @@ def run(
             "run.strategy": strategy,
             "run.codec": codec,
             "run.bwlimit": bwlimit,
+            "run.skip_pgdump": True if skip_pgdump else None,
         },
     )
     if dry_run:

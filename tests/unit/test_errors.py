@@ -24,6 +24,8 @@ CONTRACT = {
     "Unsupported": (5, False),
     "RemoteCannotStore": (6, False),
     "BatchRejected": (7, True),
+    "DumpFailed": (7, False),
+    "DumpImpossible": (2, False),
     "WorkerFailed": (1, False),
 }
 
