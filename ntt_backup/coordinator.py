@@ -173,6 +173,8 @@ class _Run:
     def _dump_first(self) -> None:
         """Dump the catalog before its blobs go; a stop ends that, a failure is told and no more."""
         self._dump.start_if_due(time.monotonic())
+        if self._dump.running:
+            self._systemd.notify("STATUS=dumping the catalog")
         while self._dump.running and not self._inbox.stops:
             self._systemd.notify("WATCHDOG=1")
             wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_WATCHDOG_SECONDS)

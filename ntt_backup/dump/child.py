@@ -73,10 +73,9 @@ class DumpChild:
                 ended = True
                 break
             *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                event = json.loads(line)
+            for event in filter(None, map(_event, lines)):
                 if event["event"] == "dump_over":
-                    self._over, self.failed = True, event["failed"]
+                    self._over, self.failed = True, bool(event["failed"])
                 else:
                     yield event
         if ended:
@@ -105,3 +104,12 @@ class DumpChild:
 
     def _retry(self, now: float) -> None:
         self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The event on a line; None for what a library may print there."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -116,11 +116,10 @@ class _Job:
         settings = self._settings
         with self._connect() as conn:
             state = dumps.database_state(conn)
-            copied = figures.any_copied(conn, settings.target)
         found = programs.find(settings.dump.bin, state.server_version)
         contents = self._place.contents()
-        if copied and not contents.placed:
-            raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
+        if not contents.placed:
+            self._require_nothing_copied()
         ours = [one for one in contents.dumps if _is_of(one, settings.target, state.database)]
         known = [one for one in ours if one.whole]
         reason = due(known, state.fingerprint, self._begun, settings.dump.refresh, force=force)
@@ -130,6 +129,12 @@ class _Job:
         self._tell("dump_start", reason=reason, program=found.version)
         name, made = self._make(found, state)
         return self._settle(name, made, ours)
+
+    def _require_nothing_copied(self) -> None:
+        """by-hash is missing: at the start of a target's life, or because a disk is not mounted."""
+        with self._connect() as conn:
+            if figures.any_copied(conn, self._settings.target):
+                raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
 
     def _connect(self) -> db.Connection:
         return db.connect(self._settings.catalog.url, self._application)
@@ -220,7 +225,8 @@ class _Job:
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
         whole = {name: self._begun, **{one.name: one.begun for one in ours if one.whole}}
-        kept = retention.kept(whole, rule)
+        # Also where a clock was ahead once, and older dumps have later names.
+        kept = retention.kept(whole, rule) | {name}
         past = [one.name for one in ours if one.name not in kept]
         try:
             self._place.drop(past)

@@ -75,8 +75,11 @@ class DumpPlace:
         _require(self._ask("name", token=token, **values), "named")
 
     def forget(self, token: str) -> None:
-        """Remove what was uploaded and is not named."""
-        _require(self._ask("drop", token=token, names=""), "dropped")
+        """Remove what was uploaded and is not named. Does not wait for long: somebody may have
+        asked for the end.
+        """
+        values = {"action": "drop", "root": self._root, "token": token, "names": ""}
+        _require(self._talk(values, self._transport.connect_timeout), "dropped")
 
     def drop(self, names: Sequence[str]) -> None:
         """Remove dumps, with their records."""

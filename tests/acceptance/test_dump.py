@@ -17,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.config import Settings, load
+from ntt_backup.dump import job
 from ntt_backup.dump.place import DumpPlace
 from ntt_backup.transport.ssh import Ssh
 from tests.link import Link
@@ -133,6 +134,20 @@ def test_a_dump_goes_through_odd_accounts(dumping: Site, remote: Sshd, account: 
     assert len(dumps(dumping)) == 1
 
 
+def test_the_beginning_of_a_large_dump_is_enough_to_check_it(
+    dumping: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumping.query(
+        "create table of_others as select random()::text as t from generate_series(1, 50000)"
+    )
+    monkeypatch.setattr(job, "_HEAD_BYTES", 64 * 1024)
+    said: list[str] = []
+    made = job.dump(settings(dumping), lambda event, **_: said.append(event))
+    assert said == ["dump_start", "dump_complete"]
+    assert made is not None
+    assert made.record.bytes > 4 * 64 * 1024
+
+
 def test_the_password_is_in_no_argument(dumping: Site, postgres: Postgres, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     script = f'printf "%s\\n" "$@" "in environment: $PGPASSWORD" >{seen}; exec "$real" "$@"'
@@ -197,6 +212,30 @@ def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
     assert {*others, "by-hand.dump"} <= names
     assert first not in names
     assert len(names) == 2 + 3
+
+
+def test_a_new_dump_stays_though_older_ones_have_later_names(dumping: Site) -> None:
+    dumping.write_config(dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
+    assert dumping.run("dump").returncode == 0
+    (first,) = dumps(dumping)
+    place = dumping.remote.local / "pgdump"
+    later = "29990101T000000Z-00000001.dump"
+    (place / first).rename(place / later)
+    (place / f"{first}.json").rename(place / f"{later}.json")
+    assert dumping.run("dump", "--force").returncode == 0
+    made, still = dumps(dumping)
+    assert still == later
+    assert made < later
+
+
+def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Site) -> None:
+    dumping.fill(1)
+    assert dumping.run("run", "--skip-pgdump").returncode == 0
+    (dumping.remote.local / "by-hash").rename(dumping.remote.local / "elsewhere")
+    done = dumping.run("dump")
+    assert done.returncode == 5
+    assert "remote.path is gone" in done.stderr
+    assert shelf(dumping) == []
 
 
 def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Site) -> None:
