@@ -14,7 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from tests.acceptance.conftest import validator
-from tests.faults.field import BALLAST, Field
+from tests.faults.field import Field
 
 # What a run may end with when it was not killed. 1 is for what nobody foresaw, and for a worker
 # that died six times; no round has that many strikes at workers.
@@ -62,9 +62,7 @@ class Model:
             found.append(f"{len(unmarked)} blobs are not marked, such as {min(unmarked)}")
         if failed := site.failures():
             found.append(f"{len(failed)} blobs are failed: {sorted(set(failed.values()))}")
-        # What a killed preflight leaves is removed by others once it is an hour old, not before.
-        expected = ("pgdump", BALLAST, ".ntt-check-")
-        if litter := [name for name in site.litter() if not name.startswith(expected)]:
+        if litter := field.litter():
             found.append(f"there is litter: {litter}")
         return [*found, *self._dumps(field)]
 
