@@ -26,6 +26,7 @@ import sdnotify
 
 from ntt_backup import __version__, identity, preflight
 from ntt_backup.config import Settings
+from ntt_backup.dump.child import DumpChild
 from ntt_backup.errors import BackupError, SourceError, Stopped, WorkerFailed
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
@@ -88,6 +89,7 @@ class _Run:
         self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
         self._progress = Progress(self._started, settings.run.workers)
         self._book = RunBook(settings, run_id)
+        self._dump = DumpChild(settings)
         self._workers: list[SupervisedWorker] = []
         self._error: BackupError | None = None
         self._asked_to_stop = False
@@ -112,11 +114,13 @@ class _Run:
             if (strategy := self._preflight()) is not None:
                 self._book.start(strategy)
                 self._systemd.notify("READY=1")
-                if self._watch or self._book.any_pending():
+                self._dump_first()
+                if not self._inbox.stops and (self._watch or self._book.any_pending()):
                     self._work(strategy)
         except BackupError as error:
             self._error = error
         finally:
+            self._dump.kill()
             for worker in self._workers:
                 worker.kill()
         return self._finish()
@@ -194,6 +198,21 @@ class _Run:
             wait_for(reading=[self._inbox.fd], timeout=min(left, _WATCHDOG_SECONDS))
             self._mind_hangup()
 
+    def _dump_first(self) -> None:
+        """Dump the catalog before its blobs go; a stop ends that, a failure is told and no more."""
+        self._dump.start_if_due(time.monotonic())
+        if self._dump.running:
+            self._systemd.notify("STATUS=dumping the catalog")
+        while self._dump.running and not self._inbox.stops:
+            self._systemd.notify("WATCHDOG=1")
+            wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_WATCHDOG_SECONDS)
+            self._hear_dump()
+            self._mind_hangup()
+
+    def _hear_dump(self) -> None:
+        for event in self._dump.hear(time.monotonic()):
+            self._tell(event.pop("event"), **event)
+
     # --- the loop ---------------------------------------------------------------------------------
 
     def _work(self, strategy: str) -> None:
@@ -205,8 +224,11 @@ class _Run:
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
                     self._start(worker, now)
+            if self._watch and not self._asked_to_stop:
+                self._dump.start_if_due(now)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
-            ready = wait_for(reading=fds, timeout=_REFRESH_SECONDS)
+            ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
+            self._hear_dump()
             for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
                     self._hear(worker)
@@ -327,6 +349,8 @@ class _Run:
             )
         elif snapshot.failed:
             outcome, code = "some_failed", SOME_FAILED
+        elif self._dump.failed:
+            outcome, code = "dump_failed", SOME_FAILED
         else:
             outcome, code = "done", 0
         self._book.end(snapshot, outcome, code)

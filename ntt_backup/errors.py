@@ -108,6 +108,18 @@ class BatchRejected(BackupError):
     retryable = True
 
 
+class DumpFailed(BackupError):
+    """The catalog could not be dumped, by pg_dump's own fault or the database's."""
+
+    exit_code = 7
+
+
+class DumpImpossible(ConfigError):
+    """From here no dump can be made at all: a program is missing or too old, or the key leads to a
+    forced command.
+    """
+
+
 class WorkerFailed(BackupError):
     """A worker process ended for good: with the exit code it had, or 1 when it died too often."""
 

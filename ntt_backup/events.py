@@ -26,7 +26,7 @@ from ntt_backup.errors import ConfigError
 _WARNINGS: Final = frozenset(
     {"blob_failed", "batch_retry", "batch_split", "outage", "worker_restart", "warning"}
 )
-_ERRORS: Final = frozenset({"error"})
+_ERRORS: Final = frozenset({"error", "dump_failed"})
 _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "worker")
 
 

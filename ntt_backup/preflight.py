@@ -24,7 +24,8 @@ import humanize
 from ntt_backup import __version__, identity
 from ntt_backup.catalog import Connection, db, figures, verify_schema
 from ntt_backup.config import Settings
-from ntt_backup.errors import BackupError, RemoteCannotStore
+from ntt_backup.dump import programs
+from ntt_backup.errors import BackupError, CatalogError, DumpImpossible, RemoteCannotStore
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.model import Blob, Reason
@@ -68,6 +69,7 @@ def check(settings: Settings) -> Iterator[Step]:
         yield from look.steps()
     finally:
         look.close()
+    yield _guarded("dump", lambda: _dump(settings))
 
 
 def require(
@@ -239,6 +241,19 @@ def _clock(facts: Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
         return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP there")
     return Step("", "the clocks agree")
+
+
+def _dump(settings: Settings) -> Step:
+    if settings.run.skip_pgdump:
+        return Step("", "the catalog is not dumped (run.skip_pgdump)")
+    try:
+        with db.connect(settings.catalog.url, identity.application(settings) + "/check") as conn:
+            found = programs.find(settings.dump.bin, conn.info.server_version)
+    except CatalogError:
+        return Step("", warning="the catalog did not say which pg_dump it needs")
+    except DumpImpossible as error:
+        return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
+    return Step("", f"{found.pg_dump}, version {found.version}")
 
 
 def _versions() -> Step:

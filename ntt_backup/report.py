@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.catalog.claim import Holder
+from ntt_backup.catalog.dumps import DumpRun
 from ntt_backup.catalog.figures import Totals
 from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
@@ -27,13 +28,18 @@ from ntt_backup.wording import duration, printable, size
 
 
 def status_json(
-    target: str, totals: Totals, last: Run | None, holders: Sequence[Holder]
+    target: str,
+    totals: Totals,
+    last: Run | None,
+    dumps: Sequence[DumpRun],
+    holders: Sequence[Holder],
 ) -> dict[str, Any]:
     """The status as plain JSON values; bytes are integers, times RFC 3339."""
     return {
         "target": target,
         **asdict(totals),
         "last_run": None if last is None else {k: _plain(v) for k, v in asdict(last).items()},
+        "dumps": [{k: _plain(v) for k, v in asdict(one).items()} for one in dumps],
         "ranges": [
             {"range": f"{one.index:02x}", "holder": one.application_name, "pid": one.pid}
             for one in holders
@@ -49,7 +55,13 @@ def _moment(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def status_table(target: str, totals: Totals, last: Run | None, holders: Sequence[Holder]) -> Table:
+def status_table(
+    target: str,
+    totals: Totals,
+    last: Run | None,
+    dumps: Sequence[DumpRun],
+    holders: Sequence[Holder],
+) -> Table:
     """The status for a terminal."""
     rows = [
         ("pending", _amount(totals.pending, totals.pending_bytes)),
@@ -63,6 +75,10 @@ def status_table(target: str, totals: Totals, last: Run | None, holders: Sequenc
     if totals.without_blobid:
         rows.append(("", f"{totals.without_blobid:,} rows have no blobid and are never sent"))
     rows.append(("last run", "none" if last is None else _run(last)))
+    if not any(one.name for one in dumps):
+        rows.append(("last dump", "none"))
+    for one in dumps:
+        rows.append(("last dump", _dump(one)))
     for who, ranges in _by_holder(holders).items():
         rows.append(("at work", f"{who}: {_ranges(ranges)}"))
     table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
@@ -85,6 +101,13 @@ def _run(run: Run) -> str:
         seen = humanize.naturaldelta(datetime.now(run.updated_at.tzinfo) - run.updated_at)
         return f"{began}, PID {run.pid}: no end yet, last seen {seen} ago, {did}"
     return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
+
+
+def _dump(one: DumpRun) -> str:
+    began = f"{one.started_at:%Y-%m-%d %H:%M}"
+    if one.error:
+        return f"{began}: FAILED, {one.error}"
+    return f"{began}: {one.name}, {size(one.bytes)}"
 
 
 def _by_holder(holders: Sequence[Holder]) -> Mapping[str, list[int]]:

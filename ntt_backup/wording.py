@@ -21,6 +21,12 @@ _OUTAGES: Final = {
     "source": "store is away",
     "preflight": "cannot begin yet",
 }
+_DUMP_REASONS: Final = {
+    "first": "there is none yet",
+    "changed": "it may have changed since the last time",
+    "old": "the last one is old",
+    "asked": "as asked",
+}
 
 
 def describe(event: Mapping[str, Any]) -> str | None:
@@ -57,6 +63,20 @@ def describe(event: Mapping[str, Any]) -> str | None:
             text = "stopping after what is in flight; a second signal stops at once"
         case "warning":
             text = f"warning: {event['reason']}"
+        case "dump_start":
+            text = f"dumping the catalog ({_DUMP_REASONS[event['reason']]})"
+        case "dump_skipped":
+            text = f"the catalog has not changed since {event['name']}"
+        case "dump_complete":
+            text = (
+                f"dumped the catalog: {event['name']}, {size(event['bytes'])} in"
+                f" {duration(event['duration_s'])}; {event['kept']} kept,"
+                f" {event['pruned']} removed"
+            )
+        case "dump_failed":
+            text = f"the catalog is not dumped: {_reason(event['message'], event['detail'])}"
+            if event["hint"]:
+                text += f"; {event['hint']}"
         case "error":
             text = f"error: {_reason(event['message'], event['detail'])}"
             if event["hint"]:

@@ -1,4 +1,4 @@
-"""A TCP link that can fail: cut, stalled, or cut after so many bytes, without privileges.
+"""A TCP link that can fail: cut, stalled, slow, or cut after so many bytes, without privileges.
 
 Outages are the daemon's daily bread, yet iptables and tc need root and a spare network. So this
 proxy stands between a client and a server on 127.0.0.1 and misbehaves on demand. It runs an event
@@ -40,6 +40,7 @@ class Link:
         self.sent = 0
         self._target = (target_host, target_port)
         self._allowance: int | None = None
+        self._rate: float | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._flowing = asyncio.Event()
@@ -75,6 +76,10 @@ class Link:
         """End a stall; what was held up goes on."""
         self._call(self._set_flowing(True))
 
+    def throttle(self, bytes_per_second: float | None) -> None:
+        """Pass on so much in each direction of each connection, and no more; None: no limit."""
+        self._call(self._set_rate(bytes_per_second))
+
     def cut_after(self, size: int) -> None:
         """Cut once `size` more bytes have gone from clients to the server; not one more goes."""
         self._call(self._allow(size))
@@ -84,6 +89,9 @@ class Link:
 
     async def _allow(self, size: int) -> None:
         self._allowance = size
+
+    async def _set_rate(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
 
     async def _set_flowing(self, flowing: bool) -> None:
         if flowing:
@@ -144,6 +152,8 @@ class Link:
     ) -> None:
         while chunk := await reader.read(_CHUNK):
             await self._flowing.wait()
+            if self._rate is not None:
+                await asyncio.sleep(len(chunk) / self._rate)
             if upstream and self._allowance is not None:
                 chunk = chunk[: self._allowance]
                 self._allowance -= len(chunk)

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog.queries import shown, statement
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
@@ -93,6 +93,24 @@ def connect(url: str, application_name: str) -> Connection:
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
             configure(conn, "client_encoding", "latin1")
     return conn
+
+
+def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
+    """The same connection for a program of PostgreSQL's: a connection string, and what must be in
+    its environment.
+
+    A password goes there: arguments are shown to every user of this machine. Raises ConfigError.
+    """
+    given = _parameters(url)
+    if given.pop("sslpassword", None) is not None:
+        raise ConfigError(
+            "catalog.url (NTT_DB_URL) has an sslpassword, which pg_dump cannot be told secretly",
+            hint="use a client key without a passphrase, or set run.skip_pgdump",
+        )
+    password = given.pop("password", None)
+    options = {**_KEEPALIVE, **given, "application_name": application_name}
+    secret = {} if password is None else {"PGPASSWORD": str(password)}
+    return make_conninfo("", **options), secret
 
 
 def configure(conn: Connection, setting: str, value: object, *, local: bool = False) -> None:

@@ -173,8 +173,11 @@ def _prepare_own_schema(conn: Connection, target: str, report: Report) -> None:
         if not there:
             conn.execute(statement("create_schema"))
             report("created the schema ntt_backup")
-        for name in ("create_failures", "create_runs", "create_scans", "create_version"):
-            conn.execute(statement(name))
+        conn.execute(statement("create_failures"))
+        conn.execute(statement("create_runs"))
+        conn.execute(statement("create_scans"))
+        conn.execute(statement("create_dumps"))
+        conn.execute(statement("create_version"))
         conn.execute(statement("set_version"), {"version": SCHEMA_VERSION})
     check_version(conn, target)
 

@@ -23,7 +23,7 @@ import click
 from rich.console import Console
 
 from ntt_backup import __version__, demo
-from ntt_backup.catalog import claim, figures, ledger, runs, schema, verify_schema
+from ntt_backup.catalog import claim, dumps, figures, ledger, runs, schema, verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, misspelt
 from ntt_backup.console import ScanView, make_view, render_error
@@ -35,7 +35,7 @@ from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 # Commands in modules of their own name, which are loaded only when they are asked for.
-_ELSEWHERE = ("bench", "reconcile", "restore", "verify")
+_ELSEWHERE = ("bench", "dump", "reconcile", "restore", "verify")
 
 
 class _Commands(click.Group):
@@ -65,8 +65,8 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
     """Back up a content-addressed store to a remote over ssh.
 
     Exit codes: 0 done, 2 usage or configuration, 3 another coordinator runs, 4 catalog, 5 remote
-    unreachable, 6 remote cannot store, 7 finished but some blobs failed, 130/143 stopped by a
-    signal.
+    unreachable, 6 remote cannot store, 7 finished but some blobs or the catalog's dump failed,
+    130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
     if not verbose:
@@ -148,6 +148,7 @@ def status(common: Common, as_json: bool) -> None:
             settings.target,
             figures.status(conn, settings.target),
             runs.last_run(conn, settings.target),
+            dumps.last_dumps(conn, settings.target),
             claim.holders(conn, settings.target),
         )
     if as_json:
@@ -208,6 +209,7 @@ def run(
             "run.strategy": strategy,
             "run.codec": codec,
             "run.bwlimit": bwlimit,
+            "run.skip_pgdump": True if skip_pgdump else None,
         },
     )
     if dry_run:

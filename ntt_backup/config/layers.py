@@ -39,6 +39,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_BATCH_BYTES": "run.batch_bytes",
     "NTT_STRATEGY": "run.strategy",
     "NTT_CODEC": "run.codec",
+    "NTT_PG_BIN": "dump.bin",
     "NTT_LOG_JSON": "log.jsonl",
     "NTT_LOCK_FILE": "lock.file",
 }

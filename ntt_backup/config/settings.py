@@ -182,7 +182,8 @@ class RunSettings(_Section):
     the remote refuses is sent before it is split. codec: what `stream` compresses with; `auto`
     tries samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
     bwlimit: bytes a second, all workers together. outage_timeout: how long `--once` waits for a
-    remote, catalog or store that is away; `--watch` waits forever.
+    remote, catalog or store that is away; `--watch` waits forever. skip_pgdump: send no dump of the
+    catalog.
     """
 
     workers: Count = Field(default=4, ge=1, le=256)
@@ -200,6 +201,7 @@ class RunSettings(_Section):
     outage_timeout: Seconds = Field(default=3600, ge=0)
     backoff_base: Seconds = Field(default=1, ge=0.01, le=60)
     backoff_cap: Seconds = Field(default=60, ge=0.01, le=3600)
+    skip_pgdump: bool = Field(default=False, strict=True)
 
     @model_validator(mode="after")
     def _base_below_cap(self) -> Self:
@@ -207,6 +209,21 @@ class RunSettings(_Section):
             pair = {"low": "backoff_base", "high": "backoff_cap"}
             raise PydanticCustomError("contradiction", "{low} is above {high}", pair)
         return self
+
+
+class DumpSettings(_Section):
+    """Dumps of the catalog. bin: the directory of pg_dump and pg_restore.
+
+    refresh: a dump older than this many seconds is made anew even where nothing has changed.
+    interval: how often `--watch` looks whether one is due. keep_*: see `dump.retention`.
+    """
+
+    bin: LocalPath | None = None
+    keep_last: Count = Field(default=3, ge=1, le=1000)
+    keep_daily: Count = Field(default=7, ge=0, le=1000)
+    keep_weekly: Count = Field(default=4, ge=0, le=1000)
+    refresh: Seconds = Field(default=7 * 86400, ge=0, le=366 * 86400)
+    interval: Seconds = Field(default=86400, ge=1, le=366 * 86400)
 
 
 class LogSettings(_Section):
@@ -227,6 +244,7 @@ TABLES: Mapping[str, type[_Section]] = {
     "source": SourceSettings,
     "remote": RemoteSettings,
     "run": RunSettings,
+    "dump": DumpSettings,
     "log": LogSettings,
     "lock": LockSettings,
 }
@@ -260,6 +278,7 @@ class CatalogConfig(BaseSettings):
     source: SourceSettings | None = None
     remote: RemoteSettings | None = None
     run: RunSettings = RunSettings()
+    dump: DumpSettings = DumpSettings()
     log: LogSettings = LogSettings()
     lock: LockSettings = LockSettings()
 

@@ -70,6 +70,11 @@ class Postgres:
         if new:
             self._psql(_connection_string(self._data, "postgres"), f"create database {DATABASE}")
 
+    @property
+    def programs(self) -> Path:
+        """The directory of its pg_dump. Raises ConfigError."""
+        return _installation() / "bin"
+
     def query(self, sql: str) -> str:
         """The answer's rows as lines of text, their columns parted by `|`."""
         return self._psql(self.url, sql)

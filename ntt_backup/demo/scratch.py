@@ -42,6 +42,9 @@ identity_file = {identity}
 known_hosts = {known_hosts}
 ssh_config = {ssh_config}
 
+[dump]
+bin = {programs}
+
 [log]
 jsonl = {log}
 
@@ -160,8 +163,10 @@ class Scratch:
             link.chmod(0o711)
         return link.resolve()
 
-    def write_settings(self, url: str, server: SshServer) -> None:
-        """The settings file for servers that run now. url is the catalog's."""
+    def write_settings(self, url: str, programs: Path, server: SshServer) -> None:
+        """The settings file for servers that run now. url is the catalog's, programs the directory
+        of its pg_dump.
+        """
         values = {
             "url": url,
             "source": self.source,
@@ -172,6 +177,7 @@ class Scratch:
             "ssh_config": self.ssh.client,
             "log": self.log,
             "lock": self.root / "lock",
+            "programs": programs,
         }
         # What is a string in JSON is one in TOML, as long as nothing is cut into surrogates.
         quoted = {key: json.dumps(str(value), ensure_ascii=False) for key, value in values.items()}

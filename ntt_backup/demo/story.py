@@ -148,7 +148,7 @@ def start_servers(
     postgres = Postgres(home, interrupts)
     stack.callback(postgres.stop)
     postgres.start()
-    scratch.write_settings(postgres.url, server)
+    scratch.write_settings(postgres.url, postgres.programs, server)
     return postgres, server
 
 

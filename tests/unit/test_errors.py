@@ -25,6 +25,8 @@ CONTRACT = {
     "RemoteCannotStore": (6, False),
     "DestinationError": (6, False),
     "BatchRejected": (7, True),
+    "DumpFailed": (7, False),
+    "DumpImpossible": (2, False),
     "WorkerFailed": (1, False),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from ntt_backup import report
 from ntt_backup.catalog.claim import Holder
+from ntt_backup.catalog.dumps import DumpRun
 from ntt_backup.catalog.figures import Totals
 from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
@@ -58,11 +60,17 @@ def a_run(**changes: Any) -> Run:
     return Run(**{**values, **changes})
 
 
+A_DUMP = DumpRun(NOW, NOW, "20260304T050607Z-0badcafe.dump", 3_000_000_000, "ab" * 32, "")
+
+
 def drawn(
-    last: Run | None = None, holders: list[Holder] | None = None, totals: Totals = TOTALS
+    last: Run | None = None,
+    holders: list[Holder] | None = None,
+    totals: Totals = TOTALS,
+    dumps: list[DumpRun] | None = None,
 ) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(report.status_table("remote", totals, last, holders or []))
+    console.print(report.status_table("remote", totals, last, dumps or [], holders or []))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -72,18 +80,27 @@ def drawn(
 
 def test_the_json_is_plain_and_complete() -> None:
     holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99, None)]
-    said = json.loads(json.dumps(report.status_json("remote", TOTALS, a_run(), holders)))
+    said = json.loads(json.dumps(report.status_json("remote", TOTALS, a_run(), [A_DUMP], holders)))
     assert said["target"] == "remote"
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
     assert said["pending_bytes"] == 5_000_000
     assert said["failed_by_reason"] == {"missing": 2, "wrong-size": 1}
     assert said["last_run"]["run_id"] == str(UUID(int=7))
     assert datetime.fromisoformat(said["last_run"]["started_at"]) == NOW
+    assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
 
 
 def test_the_json_of_a_catalog_without_runs() -> None:
-    assert report.status_json("remote", TOTALS, None, [])["last_run"] is None
+    assert report.status_json("remote", TOTALS, None, [], [])["last_run"] is None
+
+
+def test_a_person_sees_the_last_dump_and_a_later_failure() -> None:
+    failed = DumpRun(NOW + timedelta(days=1), NOW, "", 0, "", "pg_dump failed: no such table")
+    text = drawn(a_run(), dumps=[A_DUMP, failed])
+    assert "2026-03-04 05:06: 20260304T050607Z-0badcafe.dump, 3.0 GB" in text
+    assert "2026-03-05 05:06: FAILED, pg_dump failed: no such table" in text
+    assert re.search(r"last dump +none", drawn(a_run(), dumps=[failed]))
 
 
 def test_a_person_reads_the_same_figures() -> None:

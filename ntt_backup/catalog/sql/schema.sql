@@ -68,6 +68,19 @@ create table if not exists ntt_backup.runs (
     bytes bigint not null default 0
 );
 
+-- name: create_dumps
+-- The history of dumps: those that were made, and with an error those that were not.
+create table if not exists ntt_backup.dumps (
+    target text not null,
+    started_at timestamptz not null,
+    ended_at timestamptz not null default now(),
+    name text not null,
+    bytes bigint not null,
+    sha256 text not null,
+    error text not null,
+    primary key (target, started_at)
+);
+
 -- name: create_scans
 -- How far the scan of a store got. directory is the last one that is done with.
 create table if not exists ntt_backup.scans (

@@ -1,0 +1,85 @@
+"""What a dump needs to know of its database, and the history of dumps for `status`.
+
+"Has anything changed since the last dump?" cannot be asked of PostgreSQL directly. The position of
+its log moves by itself, and so do transaction numbers. The counters of rows inserted, updated and
+deleted do not: together with what says that they were reset, they are a fingerprint, and where it
+differs something may have changed. Our own tables are left out, or noting a run would be a change.
+It must be taken before the dump, so that what happens meanwhile counts for the next one. A session
+tells its counts with a delay of some seconds; what is overlooked so is seen the next time.
+
+Called by `dump`; `last_dumps` by `status`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from ntt_backup.catalog.db import Connection, translated
+from ntt_backup.catalog.queries import statement
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseState:
+    """The database to be dumped. server_version: 160004 for 16.4, which is what server says.
+
+    fingerprint: "" where the server counts nothing.
+    """
+
+    database: str
+    server: str
+    server_version: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRun:
+    """A dump that was made, or tried: then name is "", and error says why."""
+
+    started_at: datetime
+    ended_at: datetime
+    name: str
+    bytes: int
+    sha256: str
+    error: str
+
+
+def database_state(conn: Connection) -> DatabaseState:
+    """The database as it is at this moment."""
+    with translated(conn, "tell about itself"):
+        return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
+
+
+def note(
+    conn: Connection,
+    target: str,
+    started_at: datetime,
+    *,
+    name: str,
+    bytes: int,
+    sha256: str,
+    error: str,
+) -> None:
+    """Note a dump that was made or has failed."""
+    values = {
+        "target": target,
+        "started_at": started_at,
+        "name": name,
+        "bytes": bytes,
+        "sha256": sha256,
+        "error": error,
+    }
+    with translated(conn, "note the dump"):
+        conn.execute(statement("note_dump"), values)
+
+
+def last_dumps(conn: Connection, target: str) -> list[DumpRun]:
+    """The target's latest good dump, and its latest failed one where that came after it."""
+    with translated(conn, "read the history of dumps"):
+        rows = conn.execute(statement("last_dumps"), {"target": target}).fetchall()
+    return [DumpRun(*row) for row in rows]
+
+
+def ever_made(conn: Connection, target: str) -> bool:
+    """Whether the target ever got a good dump."""
+    return any(one.name for one in last_dumps(conn, target))

@@ -1,0 +1,51 @@
+-- Dumps of the catalog: what is known about the database, and what became of the last ones.
+
+-- name: database_state
+-- The database, its server, and the counters that tell whether anything has changed in it. Those of
+-- our own tables, of temporary ones, and of what ANALYZE writes say nothing about that. A server
+-- that has crashed counts from zero, and notes that in pg_stat_bgwriter. The fingerprint is empty
+-- where the server does not count.
+select current_database(), current_setting('server_version'),
+    current_setting('server_version_num')::integer,
+    case when current_setting('track_counts')::boolean then concat_ws(
+        ' ',
+        (select oid from pg_database where datname = current_database()),
+        (select extract(epoch from stats_reset) from pg_stat_bgwriter),
+        (
+            select extract(epoch from stats_reset) from pg_stat_database
+            where datname = current_database()
+        ),
+        (
+            select concat_ws('+', count(*), sum(n_tup_ins), sum(n_tup_upd), sum(n_tup_del))
+            from pg_stat_all_tables
+            where schemaname <> 'ntt_backup' and schemaname !~ '^pg_(toast|temp)'
+                and relname not in ('pg_statistic', 'pg_statistic_ext_data')
+        )
+    ) else '' end;
+
+-- name: note_dump
+-- Notes a dump that was made, or why none was.
+insert into ntt_backup.dumps (target, started_at, name, bytes, sha256, error)
+values (
+    %(target)s, %(started_at)s, %(name)s, %(bytes)s, %(sha256)s, %(error)s
+)
+on conflict do nothing;
+
+-- name: last_dumps
+-- The target's latest good dump, and after it the latest failure that is newer.
+(
+    select started_at, ended_at, name, bytes, sha256, error from ntt_backup.dumps
+    where target = %(target)s and error = '' order by started_at desc limit 1
+)
+union all
+(
+    select started_at, ended_at, name, bytes, sha256, error from ntt_backup.dumps
+    where target = %(target)s and error <> '' and started_at > coalesce(
+        (
+            select max(started_at) from ntt_backup.dumps
+            where target = %(target)s and error = ''
+        ),
+        '-infinity'
+    )
+    order by started_at desc limit 1
+);

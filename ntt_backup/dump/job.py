@@ -1,0 +1,306 @@
+"""A dump of the catalog's database: pg_dump's output straight to the remote, or a reason not to.
+
+Blobs can be restored without the catalog, since their names are their hashes; what other programs
+keep in its database cannot. A dump made here and copied later needs room for a copy, and a second
+job that somebody forgets. So pg_dump writes into the job's own ssh, and what arrives is believed
+when four things are true: pg_dump ended well, the remote's SHA-256 of what is on its disk is that
+of what pg_dump wrote, pg_restore can read the table of contents in those same bytes, and that lists
+the data of `blobs`. Nothing has to be read back for this.
+
+Where nothing in the database has changed since the last dump, none is made, for a week at most; the
+remote is asked which that is, not a memory of ours. Directory format, which pg_dump can write with
+several jobs, needs a directory: a local copy. It works on one table a job, and the catalog is one
+large table.
+
+Called by the command `dump` and by `dump.process`, for a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from ntt_backup import identity
+from ntt_backup.catalog import db, dumps, figures
+from ntt_backup.catalog.dumps import DatabaseState
+from ntt_backup.config import RemoteConfig, Settings
+from ntt_backup.dump import programs, record, retention
+from ntt_backup.dump.place import DumpPlace, Upload
+from ntt_backup.dump.programs import Programs
+from ntt_backup.dump.record import DumpRecord, Stored
+from ntt_backup.dump.retention import Retention
+from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
+from ntt_backup.planner import Throttle
+from ntt_backup.process import Child, start, wait_for
+from ntt_backup.transport.ssh import Ssh
+from ntt_backup.transport.storage import explain_gone
+
+# What pg_restore gets to see of a dump: its table of contents stands at the beginning.
+_HEAD_BYTES: Final = 64 * 1024**2
+_LOCK_WAIT_MS: Final = 60_000
+_LIST_SECONDS: Final = 60.0
+_WARNINGS_SHOWN: Final = 500
+_BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
+
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """A dump that was made, and the names of the older ones that were removed after it."""
+
+    name: str
+    record: DumpRecord
+    pruned: tuple[str, ...]
+
+
+def dump(settings: RemoteConfig | Settings, tell: Tell, *, force: bool = False) -> Dumped | None:
+    """Make a dump if it is time to; None where the last one is as good as a new one.
+
+    tell is called with the name and the fields of each event. force: whether or not anything has
+    changed. Raises BackupError, after it was noted for `status`; DumpImpossible where this machine
+    or this key cannot make any.
+    """
+    job = _Job(settings, tell)
+    try:
+        return job.run(force=force)
+    except BackupError as error:
+        job.note("", None, str(error))
+        raise
+
+
+def due(
+    known: list[Stored], fingerprint: str, now: datetime, refresh_s: float, *, force: bool
+) -> str:
+    """Why a dump should be made now: "first", "asked", "changed" or "old"; "" where it need not.
+
+    known: the whole dumps of this database for this target, oldest first. Pure.
+    """
+    if not known:
+        return "first"
+    last = known[-1]
+    if force:
+        return "asked"
+    if not fingerprint or last.record is None or last.record.fingerprint != fingerprint:
+        return "changed"
+    # A clock that was ahead when the last one was made must not stop dumps for as long.
+    age = abs(now - last.begun)
+    return "old" if age >= timedelta(seconds=refresh_s) else ""
+
+
+class _Job:
+    """One dump, from the look at what is there to the removal of what is no longer wanted."""
+
+    def __init__(self, settings: RemoteConfig | Settings, tell: Tell) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._application = identity.application(settings) + "/dump"
+        self._place = DumpPlace(
+            Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout
+        )
+        self._token = secrets.token_hex(4)
+        self._begun = datetime.now(UTC)
+        self._clock = time.monotonic()
+
+    def run(self, *, force: bool) -> Dumped | None:
+        settings = self._settings
+        with self._connect() as conn:
+            state = dumps.database_state(conn)
+        found = programs.find(settings.dump.bin, state.server_version)
+        contents = self._place.contents()
+        if not contents.placed:
+            self._require_nothing_copied()
+        ours = [one for one in contents.dumps if _is_of(one, settings.target, state.database)]
+        known = [one for one in ours if one.whole]
+        reason = due(known, state.fingerprint, self._begun, settings.dump.refresh, force=force)
+        if not reason:
+            self._tell("dump_skipped", name=known[-1].name)
+            return None
+        self._tell("dump_start", reason=reason, program=found.version)
+        name, made = self._make(found, state)
+        return self._settle(name, made, ours)
+
+    def _require_nothing_copied(self) -> None:
+        """by-hash is missing: at the start of a target's life, or because a disk is not mounted."""
+        with self._connect() as conn:
+            if figures.any_copied(conn, self._settings.target):
+                raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
+
+    def _connect(self) -> db.Connection:
+        return db.connect(self._settings.catalog.url, self._application)
+
+    def _make(self, found: Programs, state: DatabaseState) -> tuple[str, DumpRecord]:
+        limit = self._settings.run.bwlimit
+        throttle = None if limit is None else Throttle(limit, time.monotonic())
+        upload = self._place.upload(self._token, throttle, self._settings.run.stall_timeout)
+        try:
+            size, digest, head = self._pour(found.pg_dump, upload)
+            there = upload.finish()
+            if there != (size, digest):
+                raise RemoteCannotStore(
+                    "the dump on the remote is not what was sent",
+                    detail=f"{size} bytes with SHA-256 {digest} were sent, there are {there[0]}"
+                    f" with {there[1]}",
+                    hint="look at the remote's disk and memory, and its kernel log",
+                )
+            if not _BLOBS.search(_list(found.pg_restore, head)):
+                raise DumpFailed(
+                    "the dump does not hold the table blobs",
+                    hint="does the user of catalog.url see the table that the backup uses?",
+                )
+            made = DumpRecord(
+                format=record.FORMAT,
+                target=self._settings.target,
+                database=state.database,
+                server_version=state.server,
+                program=found.version,
+                host=socket.gethostname(),
+                bytes=size,
+                sha256=digest,
+                fingerprint=state.fingerprint,
+                duration_s=round(time.monotonic() - self._clock, 3),
+            )
+            name = record.name_of(self._begun, self._token)
+            self._place.name(self._token, name, made)
+        except BaseException:
+            upload.abort()
+            with suppress(BackupError):
+                self._place.forget(self._token)
+            raise
+        return name, made
+
+    def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:
+        """pg_dump into upload: how many bytes, their SHA-256, and the first of them."""
+        child = self._start(pg_dump)
+        digest, size, head = hashlib.sha256(), 0, bytearray()
+        patience = self._settings.run.receipt_timeout
+        deadline = time.monotonic() + patience
+        try:
+            while (data := child.read()) != b"":
+                child.drain_stderr()
+                if data is None:
+                    if time.monotonic() > deadline:
+                        raise DumpFailed(
+                            "pg_dump has stalled",
+                            detail=f"it wrote nothing for {patience:.0f} s; {child.stderr.text}",
+                            hint="see pg_stat_activity there; run.receipt_timeout is the patience",
+                        )
+                    upload.look()
+                    fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
+                    wait_for(reading=fds, timeout=1.0)
+                    continue
+                digest.update(data)
+                size += len(data)
+                head += data[: max(0, _HEAD_BYTES - len(head))]
+                upload.send(data)
+                deadline = time.monotonic() + patience
+            status = child.wait(patience)
+        finally:
+            child.kill()
+        if status != 0:
+            raise _pg_dump_failed(status, child.stderr.text)
+        return size, digest.hexdigest(), bytes(head)
+
+    def _start(self, pg_dump: Path) -> Child:
+        """pg_dump, with the password in its environment: arguments are shown to everybody."""
+        url, secret = db.for_program(self._settings.catalog.url, self._application)
+        argv = [str(pg_dump), "--format=custom", "--no-password"]
+        argv += [f"--lock-wait-timeout={_LOCK_WAIT_MS}", f"--dbname={url}"]
+        child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
+        child.close_stdin()
+        return child
+
+    def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> Dumped:
+        """Remove what is past retention, and note it. The dump is good, whatever comes of that."""
+        wanted = self._settings.dump
+        rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
+        whole = {name: self._begun, **{one.name: one.begun for one in ours if one.whole}}
+        # Also where a clock was ahead once, and older dumps have later names.
+        kept = retention.kept(whole, rule) | {name}
+        past = [one.name for one in ours if one.name not in kept]
+        try:
+            self._place.drop(past)
+        except BackupError as error:
+            self._tell("warning", reason=f"dumps past retention are still there: {error}")
+            past = []
+        self.note(name, made, "")
+        took = time.monotonic() - self._clock
+        self._tell(
+            "dump_complete",
+            name=name,
+            bytes=made.bytes,
+            sha256=made.sha256,
+            duration_s=round(took, 3),
+            mb_per_s=round(made.bytes / 1e6 / max(took, 1e-3), 3),
+            kept=len(kept),
+            pruned=len(past),
+        )
+        return Dumped(name, made, tuple(past))
+
+    def note(self, name: str, made: DumpRecord | None, error: str) -> None:
+        """Write into the catalog what `status` shows. It may be away: then only the log knows."""
+        with suppress(CatalogError), self._connect() as conn:
+            dumps.note(
+                conn,
+                self._settings.target,
+                self._begun,
+                name=name,
+                bytes=made.bytes if made is not None else 0,
+                sha256=made.sha256 if made is not None else "",
+                error=error,
+            )
+
+
+def _is_of(one: Stored, target: str, database: str) -> bool:
+    """Whether it is of this catalog: others may lie beside it."""
+    return one.record is not None and (one.record.target, one.record.database) == (target, database)
+
+
+def _pg_dump_failed(status: int | None, said: str) -> DumpFailed:
+    hint = ""
+    if "permission denied" in said:
+        hint = "as a superuser there: grant pg_read_all_data to the user of catalog.url"
+    elif "lock" in said and "timeout" in said:
+        hint = "another session holds a lock on a table for long: see pg_locks there"
+    lines = [line for line in said.splitlines() if line.strip()]
+    detail = "; ".join(lines)[-_WARNINGS_SHOWN:] or f"status {status}"
+    return DumpFailed("pg_dump failed", detail=detail, hint=hint)
+
+
+def _list(pg_restore: Path, head: bytes) -> bytes:
+    """The table of contents that pg_restore reads from the beginning of a dump."""
+    memory = os.memfd_create("head-of-dump")
+    try:
+        with os.fdopen(os.dup(memory), "wb") as file:
+            file.write(head)
+        os.lseek(memory, 0, os.SEEK_SET)
+        child = start([str(pg_restore), "--list"], stdin=memory)
+        listed = b""
+        deadline = time.monotonic() + _LIST_SECONDS
+        try:
+            while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
+                listed += data or b""
+                if data is None:
+                    fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
+                    wait_for(reading=fds, timeout=left)
+                    child.drain_stderr()
+            status = child.wait(max(1.0, deadline - time.monotonic()))
+        finally:
+            child.kill()
+    finally:
+        os.close(memory)
+    if status != 0:
+        raise DumpFailed(
+            "pg_restore cannot read the dump", detail=child.stderr.text[-_WARNINGS_SHOWN:]
+        )
+    return listed

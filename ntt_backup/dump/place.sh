@@ -1,0 +1,78 @@
+# What `dump` asks of the remote; any sh will do, and nothing is installed there. The lines before this one
+# set action, root and what the action needs. Answers are name=value lines; "problem=..." says what failed.
+# A dump is written as pgdump/.incoming-<token>, and gets its name once it is on stable storage.
+umask 077
+LC_ALL=C
+export LC_ALL
+place=$root/pgdump
+temporary=$place/.incoming-${token:-none}
+
+flat() { printf "%s" "$1" | tr "\n\r" "  " | cut -c1-1500; }
+fail() {
+    printf "problem=%s\n" "$(flat "$1")"
+    exit 0
+}
+size_of() { stat -c %s "$1" 2>/dev/null || wc -c <"$1"; }
+sum_of() { sha256sum <"$1" | cut -d " " -f 1; }
+# A sync that knows no file systems says so; any other complaint is about the disk.
+settle() {
+    message=$(sync -f "$place" 2>&1) && return
+    case $message in
+    *"nvalid option"* | *"nrecognized option"* | *"nknown option"* | *"llegal option"* | *[Uu]sage:*) sync ;;
+    *) fail "$message" ;;
+    esac
+}
+
+for tool in cat cut find mkdir mv rm sha256sum sync tr wc; do
+    command -v "$tool" >/dev/null 2>&1 || fail "$tool: not found"
+done
+[ -d "$root" ] || fail "$root: no such directory"
+
+case $action in
+list)
+    [ ! -d "$root/by-hash" ] || echo by-hash=present
+    for record in "$place"/*.dump.json; do
+        [ -f "$record" ] || continue
+        dump=${record%.json}
+        size=none
+        [ ! -f "$dump" ] || size=$(size_of "$dump")
+        printf "dump=%s %s %s\n" "${dump##*/}" "$size" "$(cut -c1-4000 "$record" | tr -d "\n\r")"
+    done
+    ;;
+put)
+    if [ ! -d "$place" ]; then
+        message=$(mkdir "$place" 2>&1) || [ -d "$place" ] || fail "$message"
+    fi
+    # What others left that were killed; one that still grows is younger.
+    find "$place/" -maxdepth 1 -name ".incoming-*" -mmin +60 -exec rm -f {} + 2>/dev/null
+    if ! message=$({ cat >"$temporary"; } 2>&1); then
+        rm -f "$temporary"
+        fail "$message"
+    fi
+    settle
+    trap "" PIPE
+    printf "sum=%s\n" "$(sum_of "$temporary")" && printf "size=%s\n" "$(size_of "$temporary")" ||
+        rm -f "$temporary"
+    ;;
+name)
+    [ "$(size_of "$temporary")" = "$bytes" ] || fail "$temporary has not $bytes bytes any more"
+    [ ! -e "$place/$name" ] || fail "$place/$name: File exists"
+    message=$({ printf "%s\n" "$record" >"$temporary.json"; } 2>&1) || fail "$message"
+    settle
+    # The record first: a record without its dump is told from a good one, a dump without one is not.
+    message=$({ mv "$temporary.json" "$place/$name.json" && mv "$temporary" "$place/$name"; } 2>&1) ||
+        fail "$message"
+    settle
+    echo named=yes
+    ;;
+drop)
+    rm -f "$temporary" "$temporary.json"
+    for name in $names; do
+        message=$({ rm -f "$place/$name" && rm -f "$place/$name.json"; } 2>&1) || fail "$message"
+    done
+    echo dropped=yes
+    ;;
+check)
+    printf "sum=%s\n" "$(sum_of "$place/$name")"
+    ;;
+esac

@@ -1,0 +1,75 @@
+"""The dump of a run as a program: `python -m ntt_backup.dump.process`, started by the coordinator.
+
+A process of its own, because the coordinator may wait for nothing: it answers signals and the
+watchdog while a dump of gigabytes goes out, and whatever becomes of the dump never stops the blobs.
+The settings come as JSON on stdin, the events go out as JSON lines on stdout; the last one is
+`dump_over`. Exit status: 0, or 1 where a dump should have been made and was not.
+
+Where this machine or key can make no dumps at all (no pg_dump, a forced command), that is a warning
+as long as nobody relies on them: a dump was never made for this target, and no place of pg_dump is
+set. From the first dump on it is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from ntt_backup import identity
+from ntt_backup.catalog import db, dumps
+from ntt_backup.config import Settings
+from ntt_backup.dump.job import dump
+from ntt_backup.errors import BackupError, CatalogError, DumpImpossible
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = Settings.model_validate_json(sys.stdin.buffer.read())
+    failed = False
+    try:
+        dump(settings, _tell)
+    except DumpImpossible as error:
+        failed = _relied_on(settings)
+        if failed:
+            _tell_failed(error)
+        else:
+            text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
+            _tell("warning", reason=text)
+    except BackupError as error:
+        failed = True
+        _tell_failed(error)
+    _tell("dump_over", failed=failed)
+    return int(failed)
+
+
+def _relied_on(settings: Settings) -> bool:
+    if settings.dump.bin is not None:
+        return True
+    try:
+        with db.connect(settings.catalog.url, identity.application(settings) + "/dump") as conn:
+            return dumps.ever_made(conn, settings.target)
+    except CatalogError:
+        return True
+
+
+def _tell_failed(error: BackupError) -> None:
+    _tell(
+        "dump_failed",
+        exit_code=error.exit_code,
+        message=error.message,
+        detail=error.detail,
+        hint=error.hint,
+    )
+
+
+def _tell(event: str, **fields: Any) -> None:
+    data = (json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n").encode()
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What is known about a dump: the small JSON file that lies beside it on the remote.
+
+It stands there and not only in the catalog, because it is needed on the day when there is no
+catalog: what it is a dump of, how many bytes it must have, and their SHA-256. The time in the name
+is when the dump was begun, so names sort by age.
+
+Called by the other modules of this package, and by whoever restores a catalog.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from typing import Final
+
+FORMAT: Final = 1
+_NAME: Final = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump")
+_KINDS: Final[Mapping[str, type]] = {"format": int, "bytes": int, "duration_s": float}
+_STAMP: Final = "%Y%m%dT%H%M%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRecord:
+    """One dump. fingerprint: what the database's counters said just before, if it has any."""
+
+    format: int
+    target: str
+    database: str
+    server_version: str
+    program: str
+    host: str
+    bytes: int
+    sha256: str
+    fingerprint: str
+    duration_s: float
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A dump as it stands on the remote. size: of its file; None where that is missing.
+
+    record: None where it cannot be read, or was written by a newer program.
+    """
+
+    name: str
+    size: int | None
+    record: DumpRecord | None
+
+    @property
+    def begun(self) -> datetime:
+        return begun(self.name)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is there, as far as its size tells."""
+        return self.record is not None and self.record.bytes == self.size
+
+
+def name_of(moment: datetime, token: str) -> str:
+    """The name of a dump that is begun at moment; token: 8 hex digits, so that no two collide."""
+    return f"{moment.astimezone(UTC).strftime(_STAMP)}-{token}.dump"
+
+
+def is_name(text: str) -> bool:
+    """Whether text is a name of ours, and so harmless in a path or a shell."""
+    try:
+        begun(text)
+    except ValueError:
+        return False
+    return True
+
+
+def begun(name: str) -> datetime:
+    """When the dump of that name was begun. Raises ValueError where it is no name of ours."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not the name of a dump")
+    return datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC)
+
+
+def read(text: str) -> DumpRecord | None:
+    """The record in a JSON text; None for anything else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        return None
+    names = [field.name for field in fields(DumpRecord)]
+    if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
+        return None
+    return DumpRecord(**{name: values[name] for name in names})

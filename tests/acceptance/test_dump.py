@@ -1,0 +1,472 @@
+"""Dumps of the catalog: what lies in pgdump/ on the remote, and what a run makes of a failure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ntt_backup.config import Settings, load
+from ntt_backup.dump import job
+from ntt_backup.dump.place import DumpPlace
+from ntt_backup.transport.ssh import Ssh
+from tests.link import Link
+from tests.postgres import Postgres
+from tests.site import Site, wait_until
+from tests.sshd import Sshd
+
+
+@pytest.fixture
+def dumping(site: Site, postgres: Postgres) -> Site:
+    """The site, with the pg_dump of its server, and runs that make dumps."""
+    assert postgres.server.bin_path is not None
+    site.write_config(
+        run={"skip_pgdump": False}, dump={"bin": str(postgres.server.bin_path), "keep_last": 2}
+    )
+    return site
+
+
+def shelf(site: Site) -> list[str]:
+    """All that stands in pgdump."""
+    place = site.remote.local / "pgdump"
+    return sorted(path.name for path in place.iterdir()) if place.exists() else []
+
+
+def dumps(site: Site) -> list[str]:
+    """The dumps there, oldest first; each has its record, and nothing else is there."""
+    names = [name for name in shelf(site) if name.endswith(".dump")]
+    assert shelf(site) == sorted([*names, *(f"{name}.json" for name in names)])
+    return names
+
+
+def content(site: Site, name: str) -> bytes:
+    return (site.remote.local / "pgdump" / name).read_bytes()
+
+
+def record(site: Site, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(content(site, f"{name}.json"))
+    return found
+
+
+def settings(site: Site) -> Settings:
+    return load(Settings, file=site.config, environ={})
+
+
+def fake(directory: Path, name: str, script: str) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+    (directory / name).chmod(0o755)
+
+
+def stand_in(site: Site, postgres: Postgres, tmp_path: Path, script: str) -> Path:
+    """A pg_dump of the right version that does what script says ($real is the real one)."""
+    directory, real = tmp_path / "bin", Path(postgres.server.bin_path)
+    fake(
+        directory,
+        "pg_dump",
+        f'real={real}/pg_dump\n[ "$1" != --version ] || exec "$real" --version\n{script}',
+    )
+    fake(directory, "pg_restore", f'exec {real}/pg_restore "$@"')
+    site.write_config(dump={"bin": str(directory)})
+    return directory
+
+
+# --- what a dump is -------------------------------------------------------------------------------
+
+
+def test_a_run_dumps_the_catalog_before_it_sends(dumping: Site, postgres: Postgres) -> None:
+    blobids = dumping.fill(20)
+    done = dumping.run("run")
+    assert done.returncode == 0, done.stdout
+    (name,) = dumps(dumping)
+    data, said = content(dumping, name), record(dumping, name)
+    assert (said["bytes"], said["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+    names = [event["event"] for event in dumping.events()]
+    assert names.index("dump_complete") < names.index("batch_complete")
+    (complete,) = dumping.events("dump_complete")
+    assert (complete["name"], complete["bytes"]) == (name, len(data))
+    assert dumping.events("dump_start")[0]["reason"] == "first"
+
+    postgres.execute(sql.SQL("create database restored"))
+    try:
+        restore = [str(Path(postgres.server.bin_path) / "pg_restore"), "--exit-on-error"]
+        argv = [*restore, "-d", postgres.url("restored")]
+        subprocess.run(argv, input=data, check=True, capture_output=True)
+        with psycopg.connect(postgres.url("restored")) as conn:
+            rows = conn.execute("select blobid, remote_copied from blobs order by 1").fetchall()
+    finally:
+        postgres.execute(sql.SQL("drop database restored with (force)"))
+    assert rows == [(blobid, None) for blobid in sorted(blobids)]  # as it was before the run
+
+
+def test_nobody_else_there_may_read_it(dumping: Site) -> None:
+    assert dumping.run("dump").returncode == 0
+    assert len(dumps(dumping)) == 1
+    place = dumping.remote.local / "pgdump"
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
+
+
+def test_a_dump_goes_where_only_sh_is(dumping: Site) -> None:
+    dumping.fill(3)
+    dumping.write_config(run={"strategy": "tar"})
+    done = dumping.run("run")
+    assert done.returncode == 0, done.stdout
+    assert len(dumps(dumping)) == 1
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("account", ["csh", "fishy", "noisy"])
+def test_a_dump_goes_through_odd_accounts(dumping: Site, remote: Sshd, account: str) -> None:
+    dumping.through(remote.as_user(account))
+    done = dumping.run("dump")
+    assert done.returncode == 0, done.stderr
+    assert len(dumps(dumping)) == 1
+
+
+def test_the_beginning_of_a_large_dump_is_enough_to_check_it(
+    dumping: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumping.query(
+        "create table of_others as select random()::text as t from generate_series(1, 50000)"
+    )
+    monkeypatch.setattr(job, "_HEAD_BYTES", 64 * 1024)
+    said: list[str] = []
+    made = job.dump(settings(dumping), lambda event, **_: said.append(event))
+    assert said == ["dump_start", "dump_complete"]
+    assert made is not None
+    assert made.record.bytes > 4 * 64 * 1024
+
+
+def test_the_password_is_in_no_argument(dumping: Site, postgres: Postgres, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    script = f'printf "%s\\n" "$@" "in environment: $PGPASSWORD" >{seen}; exec "$real" "$@"'
+    stand_in(dumping, postgres, tmp_path, script)
+    url = psycopg.conninfo.make_conninfo(dumping.url, password="s3 cret'")
+    dumping.write_config(catalog={"url": url})
+    assert dumping.run("dump").returncode == 0
+    *arguments, environment = seen.read_text().splitlines()
+    assert environment == "in environment: s3 cret'"
+    assert "cret" not in "".join(arguments)
+
+
+# --- when one is made, and which stay -------------------------------------------------------------
+
+
+def test_no_dump_is_made_while_nothing_changes(dumping: Site) -> None:
+    dumping.fill(5)
+    assert dumping.run("dump").returncode == 0
+    again = dumping.run("dump")
+    assert again.returncode == 0
+    (name,) = dumps(dumping)
+    assert again.stdout.strip() == f"the catalog has not changed since {name}"
+    assert dumping.run("dump", "--force").returncode == 0
+    assert len(dumps(dumping)) == 2
+
+
+def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Site) -> None:
+    dumping.fill(5)
+    assert dumping.run("run").returncode == 0
+    assert dumping.run("run").returncode == 0  # the first one marked the blobs
+    assert dumping.run("run").returncode == 0
+    assert [event["reason"] for event in dumping.events("dump_start")] == ["first", "changed"]
+    assert len(dumping.events("dump_skipped")) == 1
+    dumping.query("create table of_others (name text)")
+    assert dumping.run("run").returncode == 0
+    assert len(dumping.events("dump_start")) == 3
+
+
+def test_an_old_dump_is_made_anew(dumping: Site) -> None:
+    dumping.write_config(dump={"refresh": 0})
+    assert dumping.run("dump").returncode == 0
+    assert dumping.run("dump").returncode == 0
+    assert len(dumps(dumping)) == 2
+
+
+def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
+    dumping.write_config(dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0})
+    assert dumping.run("dump").returncode == 0
+    place = dumping.remote.local / "pgdump"
+    (first,) = dumps(dumping)
+    others = {
+        "20200101T000000Z-00000001.dump": {**record(dumping, first), "database": "another"},
+        "20200101T000000Z-00000002.dump": {**record(dumping, first), "target": "offsite"},
+    }
+    for name, said in others.items():
+        (place / name).write_bytes(content(dumping, first))
+        (place / f"{name}.json").write_text(json.dumps(said))
+    (place / "by-hand.dump").write_bytes(b"somebody's")
+    for _ in range(3):
+        assert dumping.run("dump", "--force").returncode == 0
+    names = {name for name in shelf(dumping) if name.endswith(".dump")}
+    assert {*others, "by-hand.dump"} <= names
+    assert first not in names
+    assert len(names) == 2 + 3
+
+
+def test_a_new_dump_stays_though_older_ones_have_later_names(dumping: Site) -> None:
+    dumping.write_config(dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
+    assert dumping.run("dump").returncode == 0
+    (first,) = dumps(dumping)
+    place = dumping.remote.local / "pgdump"
+    later = "29990101T000000Z-00000001.dump"
+    (place / first).rename(place / later)
+    (place / f"{first}.json").rename(place / f"{later}.json")
+    assert dumping.run("dump", "--force").returncode == 0
+    made, still = dumps(dumping)
+    assert still == later
+    assert made < later
+
+
+def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Site) -> None:
+    dumping.fill(1)
+    assert dumping.run("run", "--skip-pgdump").returncode == 0
+    (dumping.remote.local / "by-hash").rename(dumping.remote.local / "elsewhere")
+    done = dumping.run("dump")
+    assert done.returncode == 5
+    assert "remote.path is gone" in done.stderr
+    assert shelf(dumping) == []
+
+
+def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Site) -> None:
+    assert dumping.run("dump").returncode == 0
+    (first,) = dumps(dumping)
+    os.truncate(dumping.remote.local / "pgdump" / first, 100)
+    assert dumping.run("dump").returncode == 0
+    (second,) = dumps(dumping)  # and goes
+    assert second != first
+
+
+def test_the_newest_good_dump_is_found(dumping: Site) -> None:
+    for _ in range(2):
+        assert dumping.run("dump", "--force").returncode == 0
+    old, new = dumps(dumping)
+    place = DumpPlace(Ssh(settings(dumping).remote), dumping.remote.path, 60.0)
+    found = place.newest_good("remote")
+    assert found is not None
+    assert found.name == new
+    assert place.newest_good("offsite") is None
+    damaged = bytearray(content(dumping, new))
+    damaged[len(damaged) // 2] ^= 1
+    (dumping.remote.local / "pgdump" / new).write_bytes(damaged)
+    found = place.newest_good("remote")
+    assert found is not None
+    assert found.name == old
+
+
+def test_skip_pgdump_makes_none(dumping: Site) -> None:
+    dumping.fill(2)
+    assert dumping.run("run", "--skip-pgdump").returncode == 0
+    assert dumping.litter() == []
+
+
+def test_check_says_which_pg_dump_it_will_be(dumping: Site, postgres: Postgres) -> None:
+    dumping.fill(1)
+    done = dumping.run("check")
+    assert done.returncode == 0, done.stdout
+    assert re.search(rf"^ok +dump +{postgres.server.bin_path}/pg_dump, ", done.stdout, re.MULTILINE)
+    dumping.write_config(dump={"bin": str(dumping.root)})
+    done = dumping.run("check")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^warning +dump .*apt-get install", done.stdout, re.MULTILINE)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def failure(site: Site) -> dict[str, Any]:
+    """The one failed dump of a run that did everything else; also in `status`."""
+    done = site.run("run")
+    assert done.returncode == 7, done.stdout
+    assert site.on_remote() == site.in_store()
+    assert site.events("run_stop")[-1]["outcome"] == "dump_failed"
+    assert [name for name in shelf(site) if not name.startswith("20")] == []
+    assert site.status()["dumps"][-1]["error"]
+    (event,) = site.events("dump_failed")
+    return event
+
+
+def test_a_pg_dump_that_fails_stops_no_blob(
+    dumping: Site, postgres: Postgres, tmp_path: Path
+) -> None:
+    dumping.fill(10)
+    stand_in(dumping, postgres, tmp_path, '"$real" "$@" | head -c 2000; echo oh no >&2; exit 1')
+    event = failure(dumping)
+    assert (event["message"], event["detail"]) == ("pg_dump failed", "oh no")
+    assert dumps(dumping) == []
+    ended = dumping.run("dump")
+    assert ended.returncode == 7
+    assert "pg_dump failed: oh no" in ended.stderr
+
+
+def test_a_dump_without_the_table_is_none(
+    dumping: Site, postgres: Postgres, tmp_path: Path
+) -> None:
+    dumping.fill(10)
+    stand_in(dumping, postgres, tmp_path, 'exec "$real" "$@" --exclude-table=blobs')
+    assert failure(dumping)["message"] == "the dump does not hold the table blobs"
+    assert dumps(dumping) == []
+
+
+def test_what_is_no_dump_is_none(dumping: Site, postgres: Postgres, tmp_path: Path) -> None:
+    dumping.fill(10)
+    stand_in(dumping, postgres, tmp_path, "echo no dump")
+    assert failure(dumping)["message"] == "pg_restore cannot read the dump"
+    assert dumps(dumping) == []
+
+
+def test_a_user_that_may_not_read_everything(
+    dumping: Site, role: Callable[[], str], postgres: Postgres
+) -> None:
+    dumping.fill(10)
+    name = role()
+    dumping.query("create table of_others (name text)")
+    dumping.query(f"grant select, insert, update on blobs to {name}")
+    dumping.query(f"grant usage on schema ntt_backup to {name}")
+    dumping.query(
+        f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}"
+    )
+    url = psycopg.conninfo.make_conninfo(dumping.url, user=name)
+    dumping.write_config(catalog={"url": url})
+    event = failure(dumping)
+    assert "permission denied for table of_others" in event["detail"]
+    assert "pg_read_all_data" in event["hint"]
+
+
+def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
+    dumping: Site, tmp_path: Path, postgres: Postgres
+) -> None:
+    dumping.fill(3)
+    good = dumping.settings["dump"].pop("bin")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for tool in ("ssh", "tar"):
+        (empty / tool).symlink_to(f"/usr/bin/{tool}")
+    old = tmp_path / "old"
+    for program in ("pg_dump", "pg_restore"):
+        fake(old, program, f'echo "{program} (PostgreSQL) 9.6.1"')
+    dumping.write_config()
+    dumping.environ = {"PATH": f"{old}:{empty}"}
+    if any(Path("/usr/lib/postgresql").glob("[0-9]*/bin/pg_dump")):
+        dumping.write_config(dump={"bin": str(old)})
+        done = dumping.run("dump")
+        assert done.returncode == 2
+        assert "is version 9.6.1; the server has" in done.stderr
+        assert "apt-get install postgresql-client-" in done.stderr
+    else:
+        done = dumping.run("run")
+        assert done.returncode == 0, done.stdout
+        assert "pg_dump is older than the server" in dumping.events("warning")[-1]["reason"]
+    dumping.environ = {}
+    dumping.write_config(dump={"bin": good})
+    assert dumping.run("dump").returncode == 0
+    dumping.write_config(dump={"bin": str(empty)})
+    done = dumping.run("run")
+    assert done.returncode == 7, done.stdout
+    assert dumping.events("dump_failed")[-1]["message"].startswith("pg_dump and pg_restore are not")
+
+
+def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd) -> None:
+    full = remote.full_directory()
+    dumping.write_config(remote={"path": full.path})
+    dumping.remote = full
+    dumping.query(
+        "create table of_others as select random()::text as t from generate_series(1, 400000)"
+    )
+    assert remote.run(f"head -c 14000000 /dev/zero >{full.path}/ballast").returncode == 0
+    done = dumping.run("dump")
+    assert done.returncode == 6, done.stderr
+    assert "the remote is full" in done.stderr
+    assert remote.run(f"ls -A {full.path}/pgdump").stdout == b""
+
+
+def test_a_link_that_is_cut_in_the_middle(dumping: Site, link: Link) -> None:
+    dumping.query(
+        "create table of_others as select random()::text as t from generate_series(1, 200000)"
+    )
+    dumping.through(dumping.sshd.through(link.port))
+    dumping.write_config(run={"bwlimit": "200kB/s"})
+    with dumping.running("dump") as run:
+        before = link.sent
+        wait_until(lambda: link.sent > before + 100_000, "the dump on its way")
+        link.cut()
+        assert run.wait(60) == 5, dumping.output()
+    link.restore()
+    assert dumps_named(dumping) == []
+    dumping.write_config(run={"bwlimit": "100MB/s"})
+    done = dumping.run("dump")
+    assert done.returncode == 0, done.stderr
+    assert len(dumps_named(dumping)) == 1
+
+
+def dumps_named(site: Site) -> list[str]:
+    return [name for name in shelf(site) if re.match(r"2\d{7}T", name) and name.endswith(".dump")]
+
+
+def test_a_stopped_run_ends_its_dump(dumping: Site, postgres: Postgres, tmp_path: Path) -> None:
+    dumping.fill(3)
+    going = tmp_path / "going"
+    stand_in(dumping, postgres, tmp_path, f"touch {going}; exec sleep 1000")
+    with dumping.running("run") as run:
+        wait_until(going.exists, "pg_dump")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 143, dumping.output()
+        wait_until(lambda: dumping.processes() == {}, "the end of all it started")
+    assert dumping.events("run_stop")[-1]["outcome"] == "stopped"
+    assert dumping.copied() == set()
+
+
+def test_the_death_of_the_process_that_dumps_stops_no_blob(
+    dumping: Site, postgres: Postgres, tmp_path: Path
+) -> None:
+    dumping.fill(10)
+    going = tmp_path / "going"
+    stand_in(dumping, postgres, tmp_path, f"touch {going}; exec sleep 1000")
+    with dumping.running("run") as run:
+        wait_until(going.exists, "pg_dump")
+        (victim,) = dumping.children(run.pid)
+        os.kill(victim, signal.SIGKILL)
+        assert run.wait(60) == 7, dumping.output()
+    (event,) = dumping.events("dump_failed")
+    assert event["message"] == "the process that dumps the catalog died"
+    assert dumping.on_remote() == dumping.in_store()
+
+
+def test_a_watching_run_dumps_now_and_then(dumping: Site) -> None:
+    dumping.fill(1)
+    dumping.write_config(dump={"interval": 1}, run={"poll_interval": 0.2})
+    with dumping.running("run", "--watch") as run:
+        dumping.await_event("dump_complete")
+        blobids = dumping.fill(5)
+        dumping.await_event("dump_complete", 2)
+        wait_until(lambda: set(blobids) <= dumping.copied(), "the blobs")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 143, dumping.output()
+    assert dumping.events("dump_failed") == []
+
+
+def test_behind_a_forced_command_a_run_warns(dumping: Site, tmp_path: Path) -> None:
+    """The key there can do nothing but talk to a receiver, which greets in its own way."""
+    fake(tmp_path / "bin", "ssh", "echo NTT-RECEIVE 1 version=1; exec cat >/dev/null")
+    dumping.environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = dumping.run("dump")
+    assert done.returncode == 2
+    assert "forced command" in done.stderr
+
+
+def test_the_remote_settings_alone_are_enough(dumping: Site) -> None:
+    """`dump` runs where the store is not."""
+    del dumping.settings["source"]
+    dumping.write_config()
+    assert dumping.run("dump").returncode == 0
+    assert len(dumps(dumping)) == 1

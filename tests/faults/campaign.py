@@ -1,0 +1,191 @@
+"""The campaign: rounds of a run under random faults, from a seed, with the model asked after each.
+
+A round lasts seconds. Its faults strike at moments counted in bytes on the link or in time since
+the start, and what lasts is undone before the round is over. A run that has not ended by then is
+killed with all that it started. After a few rounds everything is put right, one clean run must make
+all complete, and a new era begins.
+
+What is decided comes from the seed alone, each round from its own; how processes interleave does
+not, so a seed that fails may need to be played more than once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.faults.field import Field
+from tests.faults.kinds import KINDS, Missed, Undo, alter_remote, choose, has_verify, unavailable
+from tests.faults.model import Model
+
+ROUNDS_AN_ERA = 5
+ROUND_SECONDS = 4.0
+_PATIENCE = 60.0
+_NEW_BLOBS = 30
+_DUMP_EVERY = 6
+
+
+@dataclass
+class Tally:
+    """What a campaign did, for the figures. missed: faults that found nothing to strike."""
+
+    rounds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    moved: int = 0
+    bytes: int = 0
+    blobs: int = 0
+    violations: list[str] = field(default_factory=list)
+    duration_s: float = 0.0
+
+
+@dataclass
+class _Strike:
+    """A fault that is to come: after so many bytes of the round, or so many seconds."""
+
+    kind: str
+    after_bytes: int | None
+    after_s: float
+    lasts_s: float
+
+
+def campaign(
+    field: Field, seed: int, rounds: int, say: Callable[[str], None] = lambda _: None
+) -> Tally:
+    """Play the rounds; ends with the first that has violations, which are in the tally then."""
+    tally, model = Tally(), Model()
+    tally.unavailable = unavailable(field)
+    possible = [name for name in KINDS if name not in tally.unavailable]
+    mends = has_verify(field)
+    if not mends:
+        tally.unavailable["alter remote"] = "there is no command `verify`"
+    began = time.monotonic()
+    field.begin_era()
+    for number in range(rounds):
+        field.chance = random.Random(f"{seed}/{field.strategy}/{number}")
+        names = choose(field.chance, possible)
+        said = _round(field, names, number, tally, model)
+        tally.rounds += 1
+        tally.duration_s = time.monotonic() - began
+        last = number + 1 == rounds
+        if not said and (last or (number + 1) % ROUNDS_AN_ERA == 0):
+            said = _finish_era(field, tally, model, mends=mends)
+            if not said and not last:
+                field.begin_era()
+                model.begin_era()
+        say(f"round {number}: {', '.join(names)}; {said or 'as it must be'}")
+        if said:
+            tally.violations = [f"round {number} ({', '.join(names)}): {one}" for one in said]
+            break
+    tally.duration_s = time.monotonic() - began
+    done = [line for line in field.events() if line["event"] == "batch_complete"]
+    tally.moved = sum(line["copied"] for line in done)
+    tally.bytes = sum(line["bytes"] for line in done)
+    return tally
+
+
+def _round(field: Field, names: list[str], number: int, tally: Tally, model: Model) -> list[str]:
+    chance, site = field.chance, field.site
+    field.add(_NEW_BLOBS)
+    again = chance.sample(sorted(field.blobs), 5)
+    site.query("update blobs set remote_copied = false where blobid = any(%s)", again)
+    site.write_config(run={"skip_pgdump": number % _DUMP_EVERY != 0})
+    undone: list[Undo] = []
+    strikes = []
+    for name in names:
+        if KINDS[name].early:
+            _strike(field, name, tally, undone)
+        else:
+            by_bytes = chance.random() < 0.6
+            strikes.append(
+                _Strike(
+                    name,
+                    chance.randrange(1, 700_000) if by_bytes else None,
+                    chance.uniform(0.1, 2.0),
+                    chance.uniform(0.05, 0.8),
+                )
+            )
+    try:
+        with site.running("run") as run:
+            field.run = run
+            status = _play(field, strikes, tally, undone)
+    finally:
+        field.run = None
+        for undo in reversed(undone):
+            undo()
+        field.link.resume()
+        field.link.restore()
+    if status is None:
+        tally.faults["kill everything"] += 1
+    output = site.output()
+    tally.endings["killed" if status is None or status < 0 else f"exit code {status}"] += 1
+    field.await_catalog()
+    field.await_quiet()
+    return model.violations(field, status, output)
+
+
+def _strike(field: Field, name: str, tally: Tally, undone: list[Undo]) -> Undo | None:
+    try:
+        undo = KINDS[name].strike(field)
+    except Missed:
+        tally.missed[name] += 1
+        return None
+    tally.faults[name] += 1
+    if undo is not None:
+        undone.append(undo)
+    return undo
+
+
+def _play(field: Field, strikes: list[_Strike], tally: Tally, undone: list[Undo]) -> int | None:
+    """The run's exit status; None where it had to be killed."""
+    run = field.run
+    assert run is not None
+    pause = threading.Event()
+    began, sent = time.monotonic(), field.link.sent
+    lasting: list[tuple[float, Undo]] = []
+    todo = list(strikes)
+    while run.poll() is None and (now := time.monotonic() - began) < ROUND_SECONDS:
+        for strike in [one for one in todo if _is_due(one, now, field.link.sent - sent)]:
+            todo.remove(strike)
+            if undo := _strike(field, strike.kind, tally, undone):
+                lasting.append((now + strike.lasts_s, undo))
+        for until, undo in [one for one in lasting if one[0] <= now]:
+            lasting.remove((until, undo))
+            undone.remove(undo)
+            undo()
+        pause.wait(0.01)
+    tally.missed.update(one.kind for one in todo)
+    return run.poll()
+
+
+def _is_due(strike: _Strike, now: float, sent: int) -> bool:
+    if strike.after_bytes is None:
+        return now >= strike.after_s
+    return sent >= strike.after_bytes
+
+
+def _finish_era(field: Field, tally: Tally, model: Model, *, mends: bool) -> list[str]:
+    """Put everything right; then one run must make all complete, and nothing may be lost."""
+    site = field.site
+    field.put_right()
+    site.register(sorted(field.deleted))
+    site.write_config(run={"skip_pgdump": False})
+    site.run("requeue")
+    if mends:
+        site.run("run")
+        altered = alter_remote(field, 2)
+        tally.faults["alter remote"] += len(altered)
+        found = site.run("verify", "--download")
+        if altered and found.returncode != 7:
+            return [f"verify ended with {found.returncode} over {altered}: {found.stdout[-500:]}"]
+    done = site.run("run")
+    if done.returncode != 0:
+        return [f"the clean run ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr}"]
+    tally.blobs += len(field.blobs)
+    return model.complete(field)

@@ -1,0 +1,290 @@
+"""The faults: what is done to a run, and how it is undone.
+
+Each is a function that strikes and returns how to undo it, or None where that needs nothing. It
+raises `Missed` where there was nothing to strike (no such process any more): that is not counted.
+`unavailable` says which cannot be done on this machine at all, and why.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from tests.faults.field import Field
+
+PROJECT = Path(__file__).resolve().parents[2]
+_CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
+
+Undo = Callable[[], object]
+
+
+class Missed(Exception):
+    """There was nothing to strike."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """strike: what is done. early: before the run starts, and undone after it."""
+
+    strike: Callable[[Field], Undo | None]
+    early: bool = False
+    weight: int = 2
+
+
+def _must(done: bool) -> None:
+    if not done:
+        raise Missed
+
+
+# --- kill -9 --------------------------------------------------------------------------------------
+
+
+def _coordinator(field: Field) -> None:
+    assert field.run is not None
+    _must(field.run.poll() is None)
+    field.run.kill()
+
+
+def _worker(field: Field) -> None:
+    _must(field.kill(field.workers()))
+
+
+def _child(name: str) -> Callable[[Field], None]:
+    def strike(field: Field) -> None:
+        of_workers = [field.site.children(worker) for worker in field.workers()]
+        found = [pid for children in of_workers for pid, comm in children.items() if comm == name]
+        _must(field.kill(sorted(found)))
+
+    return strike
+
+
+def _sessions(field: Field) -> None:
+    field.remote.kill_sessions()
+
+
+# Whoever has a file or directory open below the path, as the receiver, its shell and its tar do.
+_RECEIVER = """
+n=0
+for pid in /proc/[0-9]*; do
+    {{ ls -l $pid/fd; ls -l $pid/cwd; }} 2>/dev/null | grep -q -- '-> {path}' || continue
+    kill -KILL ${{pid#/proc/}} && n=$((n + 1))
+done 2>/dev/null
+echo $n
+"""
+
+
+def _receiver(field: Field) -> None:
+    said = field.remote.run(_RECEIVER.format(path=field.site.remote.path)).stdout
+    _must(said.strip() not in (b"", b"0"))
+
+
+def _backend(field: Field) -> None:
+    """PostgreSQL ends all its sessions when one of its processes is killed."""
+    with suppress(psycopg.Error):
+        rows = field.site.query(
+            "select pid from pg_stat_activity where application_name like 'ntt-backup-remote/%'"
+        )
+        _must(field.kill(sorted(pid for (pid,) in rows)))
+        return
+    raise Missed
+
+
+# --- the database ---------------------------------------------------------------------------------
+
+
+def _crash_database(field: Field) -> Undo:
+    field.postgres.stop()
+    return field.postgres.start
+
+
+def _insert_rows(field: Field) -> None:
+    with suppress(psycopg.Error):
+        field.add(field.chance.randrange(1, 12))
+
+
+def _delete_rows(field: Field) -> None:
+    victims = field.chance.sample(sorted(field.blobs), min(5, len(field.blobs)))
+    with suppress(psycopg.Error):
+        field.site.query("delete from blobs where blobid = any(%s)", victims)
+        field.deleted.update(victims)
+        return
+    raise Missed
+
+
+# --- the link -------------------------------------------------------------------------------------
+
+
+def _cut(field: Field) -> Undo:
+    field.link.cut()
+    return field.link.restore
+
+
+def _cut_after(field: Field) -> Undo:
+    field.link.cut_after(field.chance.randrange(1, 400_000))
+    return field.link.restore
+
+
+def _stall(field: Field) -> Undo:
+    field.link.stall()
+    return field.link.resume
+
+
+def _throttle(field: Field) -> Undo:
+    field.link.throttle(field.chance.randrange(30_000, 300_000))
+    return lambda: field.link.throttle(None)
+
+
+# Every ssh of the round goes through tests/flip.py, which alters one bit for each line of its book.
+_FLIPPER = '#!/bin/sh\nPYTHONPATH={project} exec {python} -m tests.flip {book} /usr/bin/ssh "$@"\n'
+
+
+def _flip_in_flight(field: Field) -> Undo:
+    """Between the strategy and ssh, where no checksum of ssh's reaches."""
+    chance, book = field.chance, field.tools / "book"
+    lines = ["up 999999999 0"]  # the preflight's session, which is not tried again
+    for _ in range(chance.randrange(1, 4)):
+        way, byte = chance.choice((("up", 400), ("up", 200_000), ("down", 400)))
+        lines.append(f"{way} {chance.randrange(byte)} {chance.randrange(8)}")
+    book.write_text("\n".join(lines) + "\n")
+    ssh = field.tools / "ssh"
+    ssh.write_text(_FLIPPER.format(project=PROJECT, python=sys.executable, book=book))
+    ssh.chmod(0o755)
+    field.site.environ["PATH"] = f"{field.tools}:{os.environ['PATH']}"
+    return lambda: field.site.environ.pop("PATH", None)
+
+
+# --- the remote's disk ----------------------------------------------------------------------------
+
+
+def _fill(field: Field) -> Undo:
+    field.disk.fill()
+    return field.disk.free
+
+
+def _read_only(field: Field) -> Undo:
+    for _ in range(50):  # not while a file is open for writing
+        if field.disk.remount("ro"):
+            break
+        time.sleep(0.01)
+    else:
+        raise Missed
+    return lambda: field.disk.remount("rw")
+
+
+# --- the source -----------------------------------------------------------------------------------
+
+
+def _alter_source(field: Field) -> Undo:
+    for blobid in field.chance.sample(sorted(field.blobs), min(3, len(field.blobs))):
+        if blobid not in field.damaged:
+            field.alter(blobid)
+    return field.put_right
+
+
+# --- the clock, and a hurried operator ------------------------------------------------------------
+
+
+def _move_clock(field: Field) -> Undo:
+    """For our processes alone. Where time jumps for them, deadlines must not."""
+    days = field.chance.choice((-400, -1, 1, 400))
+    faked = {
+        "LD_PRELOAD": str(_clock_library()),
+        "FAKETIME": f"{days:+d}d",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    field.site.environ.update(faked)
+    return lambda: [field.site.environ.pop(name, None) for name in faked]
+
+
+def _clock_library() -> Path | None:
+    found = [path for pattern in _CLOCK_LIBRARIES for path in Path("/").glob(pattern[1:])]
+    return found[0] if found else None
+
+
+def _stop_signal(field: Field) -> None:
+    assert field.run is not None
+    _must(field.run.poll() is None)
+    field.run.send_signal(field.chance.choice((signal.SIGTERM, signal.SIGINT)))
+
+
+KINDS: Mapping[str, Kind] = {
+    "kill coordinator": Kind(_coordinator),
+    "kill worker": Kind(_worker),
+    "kill ssh": Kind(_child("ssh")),
+    "kill tar": Kind(_child("tar")),
+    "kill sshd sessions": Kind(_sessions),
+    "kill receiver": Kind(_receiver),
+    "kill database process": Kind(_backend),
+    "crash and restart database": Kind(_crash_database),
+    "insert rows": Kind(_insert_rows),
+    "delete rows": Kind(_delete_rows),
+    "cut link": Kind(_cut),
+    "cut link after some bytes": Kind(_cut_after),
+    "stall link": Kind(_stall),
+    "throttle link": Kind(_throttle),
+    "flip bits in flight": Kind(_flip_in_flight, early=True),
+    "fill remote disk": Kind(_fill),
+    "remote disk read-only": Kind(_read_only),
+    "alter source": Kind(_alter_source),
+    "alter source before the run": Kind(_alter_source, early=True),
+    "move clock": Kind(_move_clock, early=True, weight=1),
+    "stop signal": Kind(_stop_signal, weight=1),
+}
+
+
+def unavailable(field: Field) -> dict[str, str]:
+    """The kinds that are not used with this field, and why."""
+    reasons = {}
+    if field.strategy == "tar":
+        reasons["flip bits in flight"] = "tar has no checksum from end to end"
+        reasons["alter source"] = "tar does not hash what it reads after the inspection"
+    else:
+        reasons["kill tar"] = "stream starts no tar"
+    if not field.disk.small:
+        reasons["fill remote disk"] = "needs a container, or mounts"
+        reasons["remote disk read-only"] = "needs a container, or mounts"
+    elif not _may_remount(field):
+        reasons["remote disk read-only"] = "needs the right to mount"
+    if _clock_library() is None:
+        reasons["move clock"] = "libfaketime is not installed"
+    if os.geteuid() != 0:
+        reasons["kill database process"] = "the server may run as another user"
+    return reasons
+
+
+def _may_remount(field: Field) -> bool:
+    return field.disk.remount("ro") and field.disk.remount("rw")
+
+
+def choose(chance: random.Random, possible: list[str]) -> list[str]:
+    """One to three kinds for a round."""
+    weights = [KINDS[name].weight for name in possible]
+    count = chance.choice((1, 2, 2, 3))
+    return list(dict.fromkeys(chance.choices(possible, weights, k=count)))
+
+
+def has_verify(field: Field) -> bool:
+    """Whether the program can find what was altered on the remote."""
+    said = field.site.run("--help").stdout
+    return any(line.split()[:1] == ["verify"] for line in said.splitlines())
+
+
+def alter_remote(field: Field, count: int) -> list[str]:
+    """Flip a bit in files below by-hash; for when `verify` is to find and mend them."""
+    top = field.site.remote.local / "by-hash"
+    there = sorted(path for path in top.rglob("*") if path.is_file() and path.stat().st_size)
+    victims = field.chance.sample(there, min(count, len(there)))
+    for path in victims:
+        content = bytearray(path.read_bytes())
+        content[field.chance.randrange(len(content))] ^= 1 << field.chance.randrange(8)
+        path.write_bytes(content)
+    return [path.name for path in victims]

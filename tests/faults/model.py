@@ -1,0 +1,128 @@
+"""What must hold after every round, and once the trouble is over: checked from outside.
+
+Nothing of the program is asked. Rows are read with SQL, files where they lie, lines of the log as
+anybody would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blake3 import blake3
+
+from tests.acceptance.conftest import validator
+from tests.faults.field import Field
+
+# What a run may end with when it was not killed. 1 is for what nobody foresaw, and for a worker
+# that died six times; no round has that many strikes at workers.
+_EXPECTED = {0, 4, 5, 6, 7, 130, 143}
+
+
+@dataclass
+class Model:
+    """Remembers across rounds what may not go away again."""
+
+    named: set[str] = field(default_factory=set)
+    lines: int = 0
+
+    def begin_era(self) -> None:
+        self.named.clear()
+
+    def violations(self, field: Field, status: int | None, output: str) -> list[str]:
+        """Everything that is not as it must be, after a round. status: the run's, if it ended by
+        itself.
+        """
+        return [
+            *self._remote(field),
+            *self._ledger(field),
+            *self._dumps(field),
+            *self._log(field),
+            *_ending(status, output),
+        ]
+
+    def complete(self, field: Field) -> list[str]:
+        """Everything that is not as it must be, after a clean run without trouble."""
+        site = field.site
+        found = []
+        ours = field.blobs
+        there = {Path(name).name: content for name, content in site.on_remote().items()}
+        if missing := ours.keys() - there.keys():
+            found.append(f"{len(missing)} blobs are lost, such as {min(missing)}")
+        if more := there.keys() - ours.keys():
+            found.append(f"{len(more)} files are of no blob, such as {min(more)}")
+        if wrong := [name for name in ours.keys() & there.keys() if ours[name] != there[name]]:
+            found.append(f"{len(wrong)} files differ, such as {min(wrong)}")
+        store = {Path(name).name: content for name, content in site.in_store().items()}
+        if store != ours:
+            found.append("the source has changed")
+        if unmarked := ours.keys() - site.copied():
+            found.append(f"{len(unmarked)} blobs are not marked, such as {min(unmarked)}")
+        if failed := site.failures():
+            found.append(f"{len(failed)} blobs are failed: {sorted(set(failed.values()))}")
+        if litter := field.litter():
+            found.append(f"there is litter: {litter}")
+        return [*found, *self._dumps(field)]
+
+    def _remote(self, field: Field) -> list[str]:
+        """Whatever has a name is whole and right, and what had one still has it."""
+        found = []
+        names = set()
+        for path, content in field.site.on_remote().items():
+            name = Path(path).name
+            names.add(name)
+            if blake3(content).hexdigest() != name:
+                found.append(f"{path} on the remote is not what its name says")
+            if path != f"{name[:2]}/{name[2:4]}/{name}":
+                found.append(f"{path} on the remote is in the wrong place")
+        if gone := self.named - names:
+            found.append(f"{len(gone)} files are gone, such as {min(gone)}")
+        self.named |= names
+        return found
+
+    def _ledger(self, field: Field) -> list[str]:
+        """What is recorded as copied is there; what failed was bad."""
+        found = []
+        if unfounded := field.site.copied() - self.named:
+            found.append(f"{len(unfounded)} blobs are marked and not there: {min(unfounded)}")
+        failed = field.site.failures()
+        if wronged := failed.keys() - field.ever_damaged:
+            reasons = sorted({failed[blobid] for blobid in wronged})
+            found.append(f"{len(wronged)} good blobs are failed: {reasons}, such as {min(wronged)}")
+        return found
+
+    def _dumps(self, field: Field) -> list[str]:
+        """A dump that has its name has its record, and is what the record says."""
+        found = []
+        place = field.site.remote.local / "pgdump"
+        for dump in sorted(place.glob("2*.dump")):
+            record = dump.with_name(f"{dump.name}.json")
+            if not record.exists():
+                found.append(f"the dump {dump.name} has no record")
+            elif (
+                json.loads(record.read_text())["sha256"]
+                != hashlib.sha256(dump.read_bytes()).hexdigest()
+            ):
+                found.append(f"the dump {dump.name} is not what its record says")
+        return found
+
+    def _log(self, field: Field) -> list[str]:
+        """Every new line is as the schema says."""
+        found = []
+        events = field.events()
+        for line in events[self.lines :]:
+            if error := next(iter(validator(line["event"]).iter_errors(line)), None):
+                found.append(f"a line of the log breaks the schema: {error.message}: {line}")
+        self.lines = len(events)
+        return found
+
+
+def _ending(status: int | None, output: str) -> list[str]:
+    found = []
+    if status is not None and status >= 0 and status not in _EXPECTED:
+        found.append(f"the run ended with {status}: {output[-500:]}")
+    if "Traceback" in output or "unforeseen" in output:
+        found.append(f"the run did not foresee: {output[-1500:]}")
+    return found

@@ -1,0 +1,168 @@
+"""What is decided about dumps without asking: which stay, when one is due, what is whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.dump import record
+from ntt_backup.dump.job import due
+from ntt_backup.dump.record import DumpRecord, Stored
+from ntt_backup.dump.retention import Retention, kept
+
+NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
+WEEK = 7 * 86400.0
+RECORD = DumpRecord(
+    format=1,
+    target="remote",
+    database="copyjob",
+    server_version="16.4",
+    program="16.4",
+    host="alpha",
+    bytes=1000,
+    sha256="ab" * 32,
+    fingerprint="5 1 2+3",
+    duration_s=1.5,
+)
+
+moments = st.datetimes(
+    min_value=datetime(2020, 1, 1), max_value=datetime(2030, 1, 1), timezones=st.just(UTC)
+)
+shelves = st.dictionaries(st.integers(0, 10_000), moments, min_size=1, max_size=60)
+rules = st.builds(Retention, st.integers(1, 5), st.integers(0, 10), st.integers(0, 6))
+
+
+def a_dump(moment: datetime = NOON, **changes: object) -> Stored:
+    made = replace(RECORD, **changes)  # type: ignore[arg-type]
+    return Stored(record.name_of(moment, "0badcafe"), made.bytes, made)
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def test_the_last_ones_one_a_day_and_one_a_week_stay() -> None:
+    hours = {n: NOON - timedelta(hours=6 * n) for n in range(4 * 60)}  # four a day, sixty days
+    stay = kept(hours, Retention(last=3, daily=7, weekly=4))
+    days = {hours[n].date() for n in stay}
+    assert {0, 1, 2} <= stay
+    assert {NOON.date() - timedelta(days=n) for n in range(7)} <= days
+    # 4 March 2026 is a Wednesday: Sundays are the last days of earlier weeks.
+    assert {NOON.date() - timedelta(days=n) for n in (3, 10, 17)} <= days
+    assert len(stay) == 3 + 6 + 2  # what stays for two reasons counts once
+    assert all(hours[n].hour == 18 for n in stay - {0, 1, 2})  # the newest of its day
+
+
+def test_days_without_a_dump_do_not_count() -> None:
+    """Dumps that stopped a year ago are all still there when somebody notices."""
+    old = {n: NOON - timedelta(days=365 + n) for n in range(7)}
+    assert kept(old, Retention(last=1, daily=7, weekly=0)) == set(old)
+
+
+@given(shelves, rules)
+def test_the_newest_stays_and_nothing_is_made_up(
+    shelf: dict[int, datetime], rule: Retention
+) -> None:
+    stay = kept(shelf, rule)
+    assert stay <= set(shelf)
+    assert max(shelf.values()) in {shelf[name] for name in stay}
+    assert len(stay) <= rule.last + rule.daily + rule.weekly
+
+
+@given(shelves, rules)
+def test_what_stayed_stays_when_asked_again(shelf: dict[int, datetime], rule: Retention) -> None:
+    stay = kept(shelf, rule)
+    assert kept({name: shelf[name] for name in stay}, rule) == stay
+
+
+@given(shelves, rules, moments)
+def test_a_newer_dump_removes_at_most_one_for_each_count(
+    shelf: dict[int, datetime], rule: Retention, moment: datetime
+) -> None:
+    newer = max(*shelf.values(), moment) + timedelta(seconds=1)
+    before, after = kept(shelf, rule), kept({**shelf, -1: newer}, rule)
+    assert -1 in after
+    assert after - {-1} <= before
+    assert len(before - after) <= 3
+
+
+@given(shelves, rules)
+def test_more_is_kept_by_a_more_generous_rule(shelf: dict[int, datetime], rule: Retention) -> None:
+    generous = Retention(rule.last + 1, rule.daily + 1, rule.weekly + 1)
+    assert kept(shelf, rule) <= kept(shelf, generous)
+
+
+# --- when one is due ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "fingerprint", "after", "force", "why"),
+    [
+        ([], "5 1 2+3", timedelta(), False, "first"),
+        ([a_dump()], "5 1 2+3", timedelta(days=6), False, ""),
+        ([a_dump()], "5 1 2+3", timedelta(days=7), False, "old"),
+        ([a_dump()], "5 1 2+3", timedelta(days=-8), False, "old"),  # a clock that was ahead
+        ([a_dump()], "5 1 2+4", timedelta(), False, "changed"),
+        ([a_dump(fingerprint="")], "", timedelta(), False, "changed"),  # nothing is counted
+        ([a_dump()], "5 1 2+3", timedelta(), True, "asked"),
+        ([a_dump(fingerprint="new"), a_dump()], "new", timedelta(), False, "changed"),
+    ],
+)
+def test_when_a_dump_is_made(
+    known: list[Stored], fingerprint: str, after: timedelta, force: bool, why: str
+) -> None:
+    assert due(known, fingerprint, NOON + after, WEEK, force=force) == why
+
+
+# --- names and records ----------------------------------------------------------------------------
+
+
+def test_names_sort_by_age_and_say_when() -> None:
+    names = [record.name_of(NOON + timedelta(seconds=n), f"{9 - n:08x}") for n in range(3)]
+    assert names == sorted(names)
+    assert names[0] == "20260304T120000Z-00000009.dump"
+    assert record.begun(names[2]) == NOON + timedelta(seconds=2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "catalog.dump",
+        "20260304T120000Z-00000009.dump\n",
+        "20260304T120000Z-00000009.dump; rm -rf /",
+        "../20260304T120000Z-00000009.dump",
+        "20261304T120000Z-00000009.dump",
+        "20260304T120000Z-0000000G.dump",
+    ],
+)
+def test_other_names_are_not_ours(text: str) -> None:
+    assert not record.is_name(text)
+
+
+def test_a_record_survives_its_file() -> None:
+    assert "\n" not in RECORD.to_json()
+    assert record.read(RECORD.to_json()) == RECORD
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format": 2}, {"bytes": "many"}, {"sha256": None}, {"fingerprint": 5}]
+)
+def test_a_record_that_is_not_understood_is_none(changes: dict[str, object]) -> None:
+    assert record.read(json.dumps({**asdict(RECORD), **changes})) is None
+
+
+@given(st.text() | st.recursive(st.integers() | st.text(), st.lists).map(json.dumps))
+def test_no_text_breaks_the_reading_of_records(text: str) -> None:
+    assert record.read(text) is None
+
+
+def test_a_dump_is_whole_when_its_file_has_the_recorded_size() -> None:
+    assert a_dump().whole
+    assert not replace(a_dump(), size=999).whole
+    assert not replace(a_dump(), size=None).whole
+    assert not replace(a_dump(), record=None).whole
