@@ -434,7 +434,11 @@ def test_the_death_of_the_process_that_dumps_stops_no_blob(
     stand_in(dumping, postgres, tmp_path, f"touch {going}; exec sleep 1000")
     with dumping.running("run") as run:
         wait_until(going.exists, "pg_dump")
-        (victim,) = dumping.children(run.pid)
+        (victim,) = (
+            child
+            for child in dumping.children(run.pid)
+            if b"ntt_backup.dump.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
         os.kill(victim, signal.SIGKILL)
         assert run.wait(60) == 7, dumping.output()
     (event,) = dumping.events("dump_failed")
