@@ -63,6 +63,20 @@ class FarSide:
         self._words = words
         self._on_outage = on_outage
         self._stop = threading.Event()
+        self._first: list[ReadingSession] = []
+
+    def greet(self) -> ReadingSession:
+        """The first session, without waiting for a remote that is away: the first reader takes it
+        over. Raises BackupError.
+        """
+        session = self._open("first")
+        self._first.append(session)
+        return session
+
+    def close(self) -> None:
+        """End the first session, where no reader has taken it."""
+        while self._first:
+            self._first.pop().abort()
 
     def look(self) -> ReadingSession:
         """One session, without waiting for a remote that is away. Raises BackupError."""
@@ -74,7 +88,7 @@ class FarSide:
         clock = OutageClock(
             Backoff(run.backoff_base, run.backoff_cap), run.outage_timeout, random.random
         )
-        return Reader(lambda: self._open(slot), clock, self._wait)
+        return Reader(lambda: self._first_or(slot), clock, self._wait)
 
     def crew(self, workers: int, work: Callable[[Reader], None], tick: Callable[[], None]) -> None:
         """Have that many threads do work, each with a reader; tick is called meanwhile, in this
@@ -99,6 +113,12 @@ class FarSide:
         self._on_outage(error, seconds)
         if self._stop.wait(seconds):
             raise Cancelled
+
+    def _first_or(self, slot: str) -> ReadingSession:
+        try:
+            return self._first.pop()
+        except IndexError:
+            return self._open(slot)
 
     def _open(self, slot: str) -> ReadingSession:
         settings = self._settings

@@ -124,7 +124,7 @@ class Landing:
         self._stage = place.stage(name)
         self._on_bytes = on_bytes
         self._buffer = memoryview(bytearray(_CHUNK))
-        self._staged: list[tuple[bytes, int, str, int]] = []
+        self._staged: list[tuple[bytes, int, str]] = []
         self._number = 0
         self._large: _Large | None = None
         self._resumed: _Large | None = None
@@ -225,7 +225,7 @@ class Landing:
                 _write(fd, content)
             finally:
                 os.close(fd)
-        self._staged.append((digest, self._stage, name, len(content)))
+        self._staged.append((digest, self._stage, name))
 
     def begin(self, large: asking.Large) -> None:
         self._abandon()
@@ -272,7 +272,7 @@ class Landing:
             else:
                 self._corrupt(large.digest, large.size, found)
         else:
-            self._staged.append((large.digest, large.directory, large.name, large.size))
+            self._staged.append((large.digest, large.directory, large.name))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
         self.failures.append(Failure(digest.hex(), _REASONS[verdict], text))
@@ -287,15 +287,15 @@ class Landing:
 
     # --- giving names -----------------------------------------------------------------------------
 
-    def settle(self) -> tuple[int, int]:
-        """Give everything that is whole its name; how many blobs that were, and their bytes."""
+    def settle(self) -> int:
+        """Give everything that is whole its name; how many blobs that were."""
         staged, self._staged = sorted(self._staged), []
         if not staged:
-            return 0, 0
+            return 0
         self._place.sync()
         opened, at = -1, ""
         try:
-            for digest, directory, name, _ in staged:
+            for digest, directory, name in staged:
                 blobid = digest.hex()
                 wanted = f"{blobid[:2]}/{blobid[2:4]}"
                 with destination(self._place.root / wanted):
@@ -307,7 +307,7 @@ class Landing:
         finally:
             if opened >= 0:
                 os.close(opened)
-        return len(staged), sum(size for *_, size in staged)
+        return len(staged)
 
     def again(self) -> list[bytes]:
         """What must be asked for once more, from its beginning."""
@@ -321,7 +321,7 @@ class Landing:
         self._abandon()
         self._forget_resumed()
         self.failures.clear()
-        for _, directory, name, _ in self._staged:
+        for _, directory, name in self._staged:
             if directory == self._stage:
                 with destination(self._place.root):
                     os.unlink(name, dir_fd=directory)

@@ -1,10 +1,10 @@
 """Restore: the blobs back from the remote, on the day when nothing else is left.
 
 No catalog is asked: the remote's own listing says what there is, and each blob's name says what it
-must be. The space of blobids is cut into ranges; every worker takes one after the other, lists it
-page by page, leaves out what the destination has already, and fetches the rest in batches, the next
-one asked for before the last has come. So memory is bounded however many blobs there are, and a
-call that was interrupted is simply made again.
+must be. One connection lists, page by page, as fast as batches are taken; the others leave out what
+the destination has already and fetch the rest, the next batch asked for before the last has come,
+so that no round trip is waited for. Memory is bounded however many blobs there are, and a call that
+was interrupted is simply made again.
 
 A blob that is missing, cannot be read, or does not hash to its name is told of and left out; all
 the others come. How far it is needs no count: blobids are hashes, so the part of their space that
@@ -16,12 +16,12 @@ Called by `cli.restore`.
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -36,11 +36,11 @@ from ntt_backup.strategy.reading import ReadingSession
 
 Entry = tuple[bytes, int | None]
 
-_SPACE: Final = 1 << 256
-_RANGES: Final = 64
 _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
+_MOST_DAMAGED: Final = 100
+_WAIT_SECONDS: Final = 0.5
 _TOLD: Final = 1000
 
 
@@ -53,7 +53,7 @@ class Restored:
     restored: int = 0
     right: int = 0
     bytes: int = 0
-    part: float | None = 0.0
+    part: float | None = None
     duration_s: float = 0.0
     wrong: Counter[Reason] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
@@ -64,16 +64,21 @@ class Restored:
 
 
 class Wanted(Protocol):
-    """What to restore. part: how much of it has been handed out."""
+    """What to restore. words: what must be allowed there for it."""
 
     words: Sequence[str]
 
-    @property
-    def part(self) -> float | None: ...
-
-    def shares(self) -> Iterator[Callable[[Reader], Iterator[list[Entry]]]]:
-        """Ways to get the pages of one share of it each; taken by one thread at a time."""
+    def batches(self, reader: Reader) -> Iterator[Batch]:
+        """All of it, cut; parts add up to 1."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is asked for at once. part: of all the work, from 0 to 1; None where nobody knows."""
+
+    entries: list[Entry]
+    part: float | None
 
 
 class Everything:
@@ -84,49 +89,27 @@ class Everything:
     def __init__(self, prefix: str = "") -> None:
         self._low = int(prefix.ljust(64, "0"), 16)
         self._span = 1 << 4 * (64 - len(prefix))
-        self._done = 0
-        self._lock = threading.Lock()
 
-    @property
-    def part(self) -> float:
-        return self._done / self._span
-
-    def shares(self) -> Iterator[Callable[[Reader], Iterator[list[Entry]]]]:
-        count = min(_RANGES, self._span)
-        for number in range(count):
-            low = self._low + self._span * number // count
-            high = self._low + self._span * (number + 1) // count
-            yield partial(self._pages, low, high)
-
-    def _pages(self, low: int, high: int, reader: Reader) -> Iterator[list[Entry]]:
-        done = low
-        for names in reader.names(low, high):
-            yield list(names)
-            after = int.from_bytes(names[-1][0], "big") if names else high
-            with self._lock:
-                self._done += after - done
-            done = after
-        with self._lock:
-            self._done += high - done
+    def batches(self, reader: Reader) -> Iterator[Batch]:
+        done = self._low
+        for names in reader.names(self._low, self._low + self._span):
+            for entries in _cut(names):
+                last = int.from_bytes(entries[-1][0], "big")
+                yield Batch(entries, (last - done) / self._span)
+                done = last
 
 
 class Chosen:
     """The blobids of a list, in any order and of any length."""
 
     words: Sequence[str] = ("get",)
-    part: float | None = None
 
     def __init__(self, blobids: Iterable[str]) -> None:
         self._blobids = iter(blobids)
 
-    def shares(self) -> Iterator[Callable[[Reader], Iterator[list[Entry]]]]:
+    def batches(self, reader: Reader) -> Iterator[Batch]:
         while chosen := sorted(set(itertools.islice(self._blobids, _BATCH_BLOBS))):
-            page: list[Entry] = [(bytes.fromhex(one), None) for one in chosen]
-            yield partial(_alone, page)
-
-
-def _alone(page: list[Entry], _: Reader) -> Iterator[list[Entry]]:
-    return iter([page])
+            yield Batch([(bytes.fromhex(one), None) for one in chosen], None)
 
 
 def restore(
@@ -141,97 +124,88 @@ def restore(
 ) -> Restored:
     """Fetch what is wanted and not there yet. Raises BackupError; what is there then is right."""
     far = FarSide(settings, "restore", wanted.words, on_outage)
-    far.look().close()
-    place = Place(destination)
+    far.greet()
     try:
-        work = _Work(place, wanted, far, trust_size=trust_size)
-        far.crew(workers, work.run, lambda: on_progress(work.state()))
+        place = Place(destination)
+    except BaseException:
+        far.close()
+        raise
+    try:
+        work = _Work(place, wanted, far, workers=workers, trust_size=trust_size)
+        far.crew(workers + 1, work.run, lambda: on_progress(work.state()))
         place.sync()
         return work.state()
     finally:
+        far.close()
         place.close()
 
 
 class _Work:
-    """What the workers share."""
+    """What the threads share: one lists, the others fetch."""
 
-    def __init__(self, place: Place, wanted: Wanted, far: FarSide, *, trust_size: bool) -> None:
+    def __init__(
+        self, place: Place, wanted: Wanted, far: FarSide, *, workers: int, trust_size: bool
+    ) -> None:
         self._place = place
         self._wanted = wanted
         self._far = far
         self._trust_size = trust_size
-        self._shares = wanted.shares()
+        self._queue: queue.Queue[Batch] = queue.Queue(2 * workers)
+        self._listed = False
         self._lock = threading.Lock()
-        self._names = itertools.count()
+        self._threads = itertools.count()
         self._done = Restored()
         self._started = time.monotonic()
 
     def state(self) -> Restored:
         """How far it is; for the thread that waits."""
-        with self._lock:
-            self._done.part = self._wanted.part
-            self._done.duration_s = time.monotonic() - self._started
+        self._done.duration_s = time.monotonic() - self._started
         return self._done
 
     def run(self, reader: Reader) -> None:
-        """One worker, to the end of the shares."""
-        landing = Landing(self._place, f"w{next(self._names)}", self._on_bytes)
+        """One thread, to its end."""
+        number = next(self._threads)
+        if number == 0:
+            for batch in self._wanted.batches(reader):
+                self._put(batch)
+            self._listed = True
+            return
+        landing = Landing(self._place, f"w{number}", self.fetched)
         try:
-            while True:
-                with self._lock:
-                    share = next(self._shares, None)
-                if share is None:
-                    return
-                for page in share(reader):
-                    lacking = [entry for entry in page if not self._has(landing, entry)]
-                    with self._lock:
-                        self._done.right += len(page) - len(lacking)
-                    damaged = {one for one, _ in lacking if landing.has_base(one)}
-                    for digest in damaged:
-                        reader.do(partial(self._mend, landing, digest))
-                    self._fetch(reader, landing, [one for one in lacking if one[0] not in damaged])
+            reader.do(Fetching(self, landing).work)
         finally:
             landing.close()
 
-    def _has(self, landing: Landing, entry: Entry) -> bool:
+    def _put(self, batch: Batch) -> None:
+        while True:
+            self._far.cancelled()
+            try:
+                return self._queue.put(batch, timeout=_WAIT_SECONDS)
+            except queue.Full:
+                continue
+
+    def take(self, *, wait: bool) -> Batch | None:
+        """The next batch; None where there is none now, or with wait, where there will be none."""
+        while True:
+            self._far.cancelled()
+            listed = self._listed
+            try:
+                return self._queue.get(timeout=_WAIT_SECONDS if wait and not listed else 0.001)
+            except queue.Empty:
+                if listed or not wait:
+                    return None
+
+    def has(self, landing: Landing, entry: Entry) -> bool:
+        """Whether the destination has it."""
         self._far.cancelled()
-        return landing.is_right(*entry, trust_size=self._trust_size)
+        right = landing.is_right(*entry, trust_size=self._trust_size)
+        with self._lock:
+            self._done.right += right
+        return right
 
-    def _fetch(self, reader: Reader, landing: Landing, entries: list[Entry]) -> None:
-        batches = deque(_batches(entries))
-        under_way: deque[list[bytes]] = deque()
-
-        def ask(session: ReadingSession) -> bool:
-            """Whether the next batch was asked for. What is there in part waits for its turn."""
-            batch = batches[0]
-            resumable = len(batch) == 1 and landing.has_part(batch[0])
-            if resumable and under_way:
-                return False
-            session.ask_contents(batch, landing.resume(batch[0]) if resumable else 0)
-            under_way.append(batches.popleft())
-            return True
-
-        def work(session: ReadingSession) -> None:
-            landing.forget()
-            batches.extendleft(reversed(under_way))
-            under_way.clear()
-            while batches or under_way:
-                while batches and len(under_way) < _AHEAD and ask(session):
-                    pass
-                session.contents(landing)
-                under_way.popleft()
-                self._settle(landing)
-                batches.extendleft([digest] for digest in landing.again())
-
-        reader.do(work)
-
-    def _mend(self, landing: Landing, digest: bytes, session: ReadingSession) -> None:
-        landing.forget()
-        mend(session, landing, digest)
-        self._settle(landing)
-
-    def _settle(self, landing: Landing) -> None:
-        restored, _ = landing.settle()
+    def settle(self, landing: Landing, part: float | None) -> None:
+        """What has come gets its names; so much of the work is done."""
+        restored = landing.settle()
         failures, landing.failures = landing.failures, []
         with self._lock:
             self._done.restored += restored
@@ -239,23 +213,89 @@ class _Work:
                 self._done.wrong[failure.reason] += 1
                 if len(self._done.failures) < _TOLD:
                     self._done.failures.append(failure)
+            if part is not None:
+                self._done.part = (self._done.part or 0.0) + part
 
-    def _on_bytes(self, count: int) -> None:
+    def fetched(self, count: int) -> None:
+        """So many bytes came."""
         with self._lock:
             self._done.bytes += count
 
 
-def _batches(entries: Iterable[Entry]) -> Iterator[list[bytes]]:
+class Fetching:
+    """One thread's batches: the next ones asked for before the first has come.
+
+    Its state outlives a session, so that `work` can go on with another one.
+    """
+
+    def __init__(self, shared: _Work, landing: Landing) -> None:
+        self._shared = shared
+        self._landing = landing
+        self._next: deque[Batch] = deque()
+        self._under_way: deque[Batch] = deque()
+        self._damaged: deque[bytes] = deque()
+
+    def work(self, session: ReadingSession) -> None:
+        """All that is left."""
+        landing, under_way = self._landing, self._under_way
+        landing.forget()
+        self._next.extendleft(reversed(under_way))
+        under_way.clear()
+        while True:
+            while len(under_way) < _AHEAD and self._ask(session):
+                pass
+            if under_way:
+                session.contents(landing)
+                self._shared.settle(landing, under_way.popleft().part)
+                again = landing.again()
+                self._next.extendleft(Batch([(digest, None)], None) for digest in again)
+            elif self._damaged:
+                mend(session, landing, self._damaged[0])
+                self._damaged.popleft()
+                self._shared.settle(landing, None)
+            elif not self._refill(wait=True):
+                return
+
+    def _ask(self, session: ReadingSession) -> bool:
+        """Whether another batch was asked for. What is there in part waits for its turn."""
+        if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
+            return False
+        batch = self._next[0]
+        digests = [digest for digest, _ in batch.entries]
+        resumable = len(digests) == 1 and self._landing.has_part(digests[0])
+        if resumable and self._under_way:
+            return False
+        session.ask_contents(digests, self._landing.resume(digests[0]) if resumable else 0)
+        self._under_way.append(self._next.popleft())
+        return True
+
+    def _refill(self, *, wait: bool) -> bool:
+        """Take a batch, and leave out what is there; whether there is anything to do now."""
+        shared, landing = self._shared, self._landing
+        while (batch := shared.take(wait=wait)) is not None:
+            lacking = [entry for entry in batch.entries if not shared.has(landing, entry)]
+            damaged = {digest for digest, _ in lacking if landing.has_base(digest)}
+            self._damaged.extend(damaged)
+            absent = [entry for entry in lacking if entry[0] not in damaged]
+            if absent:
+                self._next.append(Batch(absent, batch.part))
+                return True
+            shared.settle(landing, batch.part)
+            if damaged:
+                return wait
+        return False
+
+
+def _cut(entries: Iterable[tuple[bytes, int]]) -> Iterator[list[Entry]]:
     """Cut by count and by size; a blob that may be resumed travels alone."""
-    batch: list[bytes] = []
+    batch: list[Entry] = []
     total = 0
     for digest, size in entries:
-        expected = size or 0
-        full = len(batch) == _BATCH_BLOBS or total + expected > _BATCH_BYTES
-        if batch and (full or expected > RESUMABLE):
+        full = len(batch) == _BATCH_BLOBS or total + size > _BATCH_BYTES
+        if batch and (full or size > RESUMABLE):
             yield batch
             batch, total = [], 0
-        batch.append(digest)
-        total += expected
+        batch.append((digest, size))
+        total += size
     if batch:
         yield batch

@@ -87,21 +87,23 @@ def verify_remote(
     """Check what is copied to the target. Raises BackupError; what was found before is recorded."""
     fetching = question.way == "download"
     far = FarSide(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
-    session = far.look()
+    session = far.greet()
     if not fetching and not session.can_hash:
-        session.abort()
+        far.close()
         raise Unsupported(
             "the remote cannot hash: its Python has no BLAKE3",
             detail=f"receiver {session.banner.version}, Python {session.banner.python}",
             hint="install the Python module blake3 there (or the library libblake3), or let"
             " `verify --download` fetch every blob and hash it here",
         )
-    session.close()
     desk = Desk(2 * question.workers, far.cancelled)
     work = download if fetching else hash_there
-    inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, far)
-    far.crew(question.workers, lambda reader: work(reader, desk), inquiry.step)
-    return inquiry.end()
+    try:
+        inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, far)
+        far.crew(question.workers, lambda reader: work(reader, desk), inquiry.step)
+        return inquiry.end()
+    finally:
+        far.close()
 
 
 def verify_store(

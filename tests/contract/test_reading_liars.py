@@ -29,7 +29,7 @@ while True:
     inbox.filled(count)
     while (found := inbox.next()) is not None:
         if found[0] == frames.HELLO: say(frames.fields(frames.READY, {"placed": 1}))
-        if found[0] in (asking.LIST, asking.VERIFY, asking.GET):
+        if found[0] in range(asking.LIST, asking.BLOCKS + 1):
             {answer}
 """
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
@@ -133,6 +133,42 @@ def test_contents_that_cannot_be(liar: Callable[[str], ReadingSession], answer: 
         session.contents(taken)
     assert C not in taken.digests
     assert len(taken.digests) == len(set(taken.digests))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "say(asking.block_sums(1, [])); say(asking.given(1))",
+        "say(asking.block_sums(1, [bytes(16)] * 2)); say(asking.given(1))",
+        "say(asking.block_sums(1 << 60, [bytes(16)])); say(asking.given(1))",
+        "say(frames.frame(asking.BLOCK_SUMS, bytes(9)))",
+        "say(asking.piece(b'abc'))",
+    ],
+)
+def test_hashes_of_blocks_that_cannot_be(
+    liar: Callable[[str], ReadingSession], answer: str
+) -> None:
+    session = liar(answer)
+    with pytest.raises(RemoteUnreachable):
+        session.sums(A, lambda digest, verdict, text: None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "say(asking.piece(b'abc')); say(asking.given(1))",
+        "say(asking.piece(bytes(asking.BLOCK_BYTES))); say(asking.piece(b'x'))",
+        "[say(asking.piece(bytes(asking.BLOCK_BYTES))) for _ in range(3)]",
+        "say(asking.given(1))",
+        "say(asking.verdicts(asking.Verdicts(1, 1, 0, [])))",
+    ],
+)
+def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+    session = liar(answer)
+    taken: list[int] = []
+    with pytest.raises(RemoteUnreachable):
+        session.blocks(A, 2 * asking.BLOCK_BYTES, [0, 1], lambda block: taken.append(len(block)))
+    assert len(taken) <= 2
 
 
 def test_silence_has_an_end(liar: Callable[[str], ReadingSession]) -> None:
