@@ -13,6 +13,7 @@ import click
 from ntt_backup.cli.common import Common
 from ntt_backup.cli.values import HexPrefix
 from ntt_backup.config import RemoteConfig
+from ntt_backup.dump.recall import restore_catalog
 from ntt_backup.meter import Meter
 from ntt_backup.model import is_blobid
 from ntt_backup.restore import Chosen, Everything, Restored, Wanted
@@ -23,7 +24,13 @@ _SHOWN: Final = 20
 
 
 @click.command()
-@click.argument("destination", type=click.Path(path_type=Path), metavar="DEST")
+@click.argument("destination", type=click.Path(path_type=Path), metavar="[DEST]", required=False)
+@click.option(
+    "--catalog",
+    "of_catalog",
+    is_flag=True,
+    help="The catalog instead, from its newest good dump, into the empty database of catalog.url.",
+)
 @click.option(
     "--prefix", type=HexPrefix(), default="", help="Only blobids that begin so, such as 3f."
 )
@@ -50,7 +57,8 @@ _SHOWN: Final = 20
 @click.pass_obj
 def restore(
     common: Common,
-    destination: Path,
+    destination: Path | None,
+    of_catalog: bool,
     prefix: str,
     names: TextIO | None,
     blobids: tuple[str, ...],
@@ -59,11 +67,18 @@ def restore(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Fetch blobs from the remote into DEST/aa/bb/, without the catalog.
+    """Fetch blobs from the remote into DEST/aa/bb/, without the catalog; or, with --catalog, that.
 
     Every blob is hashed before its name appears. What DEST has already is left alone, so the same
     command goes on after an interruption. Exit code 7 when a blob could not be had.
     """
+    if of_catalog:
+        if destination is not None or prefix or names is not None or blobids:
+            raise click.UsageError("--catalog goes without DEST and without a choice of blobs")
+        _restore_catalog(common, quiet=quiet)
+        return
+    if destination is None:
+        raise click.UsageError("restore needs DEST, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
         raise click.UsageError("one of --prefix, --list and --blobid")
     wanted: Wanted = Everything(prefix)
@@ -90,6 +105,20 @@ def restore(
     meter.close()
     click.echo(json.dumps(as_object(done)) if as_json else "\n".join(lines(done, destination)))
     sys.exit(done.exit_code)
+
+
+def _restore_catalog(common: Common, *, quiet: bool) -> None:
+    settings = common.load(RemoteConfig)
+
+    def warn(text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
+    found = restore_catalog(settings, warn)
+    if not quiet:
+        click.echo(
+            f"restored the catalog of {found.begun:%Y-%m-%d %H:%M:%S} UTC from {found.name}; what"
+            " was copied since is pending in it, and `ntt-backup-remote run` finds it there"
+        )
 
 
 def progress_line(done: Restored) -> str:

@@ -6,14 +6,14 @@ the input. The far side cannot tell that end from a link that was cut; so what i
 no name then and there. It answers with size and SHA-256 of what is on its disk, and only the side
 that has seen pg_dump end well asks, over another connection, for the name.
 
-Called by `dump.job`; `newest_good` by whoever restores a catalog.
+Called by `dump.job` and `dump.recall`.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -87,25 +87,20 @@ class DumpPlace:
         if safe:
             _require(self._ask("drop", names=" ".join(safe)), "dropped")
 
-    def newest_good(self, target: str, database: str | None = None) -> Stored | None:
-        """The newest dump whose content still has its SHA-256; None where there is none.
-
-        database: of that one only. Content is hashed there, newest first, and not moved.
-        """
-        for one in reversed(self.contents().dumps):
-            record = one.record
-            if record is None or not one.whole or record.target != target:
-                continue
-            if database is not None and record.database != database:
-                continue
-            if self.sum_of(one.name, record.bytes) == record.sha256:
-                return one
-        return None
-
-    def sum_of(self, name: str, size: int) -> str:
-        """The SHA-256 of a dump's content, made there."""
-        values = {"action": "check", "root": self._root, "name": name}
-        return _require(self._talk(values, self._patience + size / _SLOW), "sum")
+    def fetch(self, name: str) -> Iterator[bytes]:
+        """A dump's content as it comes. It is the caller who knows what it must be."""
+        channel = self._open({"action": "get", "root": self._root, "name": name}, None)
+        try:
+            channel.end_input()
+            while data := channel.read(self._patience):
+                yield data
+            if data is None:
+                raise RemoteUnreachable(
+                    "the remote has stalled: a dump of the catalog",
+                    detail=f"nothing came for {self._patience:.0f} s",
+                )
+        finally:
+            channel.abort()
 
     def _ask(self, action: str, **values: str) -> dict[str, list[str]]:
         return self._talk({"action": action, "root": self._root, **values}, self._patience)

@@ -72,7 +72,7 @@ drop)
     done
     echo dropped=yes
     ;;
-check)
-    printf "sum=%s\n" "$(sum_of "$place/$name")"
+get)
+    cat "$place/$name"
     ;;
 esac

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from psycopg import sql
 
 from ntt_backup.config import Settings, load
 from ntt_backup.dump import job
-from ntt_backup.dump.place import DumpPlace
-from ntt_backup.transport.ssh import Ssh
 from tests.link import Link
 from tests.postgres import Postgres
 from tests.site import Site, wait_until
@@ -247,21 +245,93 @@ def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Site) -> None:
     assert second != first
 
 
-def test_the_newest_good_dump_is_found(dumping: Site) -> None:
+# --- and back -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty(dumping: Site, postgres: Postgres) -> Iterator[str]:
+    """The connection string of an empty database, which catalog.url names from now on."""
+    name = "back"
+    postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    yield postgres.url(name)
+    postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def rows_of(url: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as conn:
+        return conn.execute("select * from blobs order by blobid").fetchall()
+
+
+def damage(site: Site, name: str) -> None:
+    data = content(site, name)
+    begin, end = len(data) // 3, len(data) // 2
+    broken = data[:begin] + bytes(255 - byte for byte in data[begin:end]) + data[end:]
+    (site.remote.local / "pgdump" / name).write_bytes(broken)
+
+
+def test_the_catalog_comes_back_row_by_row(dumping: Site, empty: str) -> None:
+    dumping.fill(300)
+    assert dumping.run("run").returncode == 0
+    assert dumping.run("dump").returncode == 0
+    before = rows_of(dumping.url)
+    dumping.write_config(catalog={"url": empty})
+
+    done = dumping.run("restore", "--catalog")
+
+    assert done.returncode == 0, done.stderr
+    assert dumps(dumping)[-1] in done.stdout
+    assert rows_of(empty) == before
+    assert dumping.run("status", "--json").returncode == 0
+    again = dumping.run("run")
+    assert (again.returncode, "0 copied" in again.stdout) == (0, True), again.stdout
+
+
+@pytest.mark.parametrize("rows", [100, 100_000])
+def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
+    dumping: Site, empty: str, rows: int
+) -> None:
+    """pg_restore gets to see the damage in a large one, long before its end."""
+    dumping.query(
+        "insert into blobs (blobid) select encode(sha256(n::text::bytea), 'hex')"
+        " from generate_series(1, %s) as n",
+        rows,
+    )
     for _ in range(2):
         assert dumping.run("dump", "--force").returncode == 0
     old, new = dumps(dumping)
-    place = DumpPlace(Ssh(settings(dumping).remote), dumping.remote.path, 60.0)
-    found = place.newest_good("remote")
-    assert found is not None
-    assert found.name == new
-    assert place.newest_good("offsite") is None
-    damaged = bytearray(content(dumping, new))
-    damaged[len(damaged) // 2] ^= 1
-    (dumping.remote.local / "pgdump" / new).write_bytes(damaged)
-    found = place.newest_good("remote")
-    assert found is not None
-    assert found.name == old
+    damage(dumping, new)
+    dumping.write_config(catalog={"url": empty})
+
+    done = dumping.run("restore", "--catalog")
+
+    assert done.returncode == 0, done.stderr
+    assert f"{new} is damaged" in done.stderr
+    assert old in done.stdout
+    assert rows_of(empty) == rows_of(dumping.url)
+
+
+def test_without_a_good_dump_the_database_stays_empty(dumping: Site, empty: str) -> None:
+    dumping.fill(50)
+    assert dumping.run("dump").returncode == 0
+    damage(dumping, *dumps(dumping))
+    dumping.write_config(catalog={"url": empty})
+
+    done = dumping.run("restore", "--catalog")
+
+    assert done.returncode == 7
+    assert "no good dump" in done.stderr
+    with psycopg.connect(empty) as conn:
+        assert conn.execute("select to_regclass('blobs')").fetchone() == (None,)
+
+
+def test_a_database_that_is_not_empty_is_left_as_it_is(dumping: Site) -> None:
+    dumping.fill(5)
+    assert dumping.run("dump").returncode == 0
+    before = rows_of(dumping.url)
+    done = dumping.run("restore", "--catalog")
+    assert done.returncode == 7
+    assert "empty database" in done.stderr
+    assert rows_of(dumping.url) == before
 
 
 def test_skip_pgdump_makes_none(dumping: Site) -> None:

@@ -1,0 +1,131 @@
+"""The catalog's database back from the remote, into an empty one.
+
+The obvious way, a dump copied here and given to pg_restore, needs room for it on the day on which a
+disk has died. So what the remote sends goes straight into pg_restore; and since nothing proves the
+bytes before the last of them has come, the whole is one transaction, and the end of the input is
+held back until its SHA-256 is right. A dump that is damaged is told of, and the one before it is
+taken.
+
+Owners and grants are left out: the roles of the lost server may not exist here. Called by the
+command `restore --catalog`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ntt_backup import identity
+from ntt_backup.catalog import db, dumps
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump import programs
+from ntt_backup.dump.place import DumpPlace
+from ntt_backup.dump.record import Stored
+from ntt_backup.errors import DumpFailed
+from ntt_backup.process import Child, start, wait_for, write
+from ntt_backup.transport.ssh import Ssh
+
+# More than pg_restore needs to see that there is more to come: a dump ends within its last table.
+_HELD: Final = 64 * 1024
+_WAIT_SECONDS: Final = 1.0
+_SHOWN: Final = 500
+
+
+def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stored:
+    """Fill the database of catalog.url from the newest dump of the target that is whole.
+
+    warn is told of each that is damaged. Raises BackupError; the database is as it was then.
+    """
+    application = identity.application(settings) + "/restore"
+    with db.connect(settings.catalog.url, application) as conn:
+        version = dumps.database_state(conn).server_version
+    pg_restore = programs.find(settings.dump.bin, version).pg_restore
+    place = DumpPlace(Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout)
+    ours = [
+        one
+        for one in place.contents().dumps
+        if one.record is not None and one.record.target == settings.target
+    ]
+    url, secret = db.for_program(settings.catalog.url, application)
+    for one in reversed(ours):
+        if not one.whole:
+            warn(f"{one.name} is not whole: {one.size} bytes are there")
+        elif _pour(place, one, pg_restore, url, secret):
+            return one
+        else:
+            warn(f"{one.name} is damaged: it does not have its SHA-256")
+    raise DumpFailed(
+        "there is no good dump of the catalog on the remote",
+        detail=f"{len(ours)} dumps of target {settings.target} were looked at in"
+        f" {settings.remote.path}/pgdump",
+        hint="blobs come back without a catalog: ntt-backup-remote restore DEST, init-db, scan",
+    )
+
+
+def _pour(
+    place: DumpPlace, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
+) -> bool:
+    """The dump into the database; False, and nothing done, where its content is not right."""
+    argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
+    argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
+    child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
+    try:
+        held, failure = b"", None
+        for data in _proved(place.fetch(one.name), one):
+            if data is None:
+                return False
+            if failure is None:
+                held += data
+                # What pg_restore stumbles over may be damage: the end will tell.
+                try:
+                    _feed(child, held[:-_HELD])
+                except DumpFailed as error:
+                    failure = error
+                held = held[-_HELD:]
+        if failure is not None:
+            raise failure
+        _feed(child, held)
+        child.close_stdin()
+        while (status := child.wait(_WAIT_SECONDS)) is None:
+            continue  # Building the indexes of millions of rows takes as long as it takes.
+        if status != 0:
+            raise _failed(child)
+        return True
+    finally:
+        child.kill()
+
+
+def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
+    """The pieces; after the last one None, where all of them together are not what was dumped."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        yield piece
+    if one.record is None or (size, digest.hexdigest()) != (one.record.bytes, one.record.sha256):
+        yield None
+
+
+def _feed(child: Child, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        child.drain_stderr()
+        fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
+        wait_for(reading=fds, writing=[child.stdin_fd], timeout=_WAIT_SECONDS)
+        try:
+            rest = rest[write(child.stdin_fd, rest) :]
+        except BrokenPipeError:
+            raise _failed(child) from None
+
+
+def _failed(child: Child) -> DumpFailed:
+    status = child.wait(_WAIT_SECONDS)
+    said = "; ".join(child.stderr.text.splitlines())[-_SHOWN:]
+    return DumpFailed(
+        "pg_restore failed, and the database is as it was",
+        detail=said or f"status {status}",
+        hint="it needs an empty database: createdb one, and name it in catalog.url",
+    )
