@@ -51,7 +51,8 @@ def _lines(strategy: str, tally: dict[str, Any]) -> list[str]:
         *(f"  {tally['faults'].get(kind, 0):5} {kind}" for kind in kinds),
         *(f"      - {kind}: {why}" for kind, why in tally["unavailable"].items()),
         f"  runs: {', '.join(f'{count} {how}' for how, count in tally['endings'].items())}",
-        f"  blobs: {tally['blobs']}, moved {tally['moved']} ({tally['bytes'] / 1e6:.1f} MB)",
+        f"  blobs: {tally['blobs']}, moved {tally['moved']} ({tally['bytes'] / 1e6:.1f} MB),"
+        f" {tally['moved_under_fire']} of them under fire",
         f"  violations: {len(tally['violations'])}",
         *(f"    {one}" for one in tally["violations"]),
     ]

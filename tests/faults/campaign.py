@@ -1,9 +1,9 @@
 """The campaign: rounds of a run under random faults, from a seed, with the model asked after each.
 
-A round lasts seconds. Its faults strike at moments counted in bytes on the link or in time since
-the start, and what lasts is undone before the round is over. A run that has not ended by then is
-killed with all that it started. After a few rounds everything is put right, one clean run must make
-all complete, and a new era begins.
+A round lasts seconds. Its faults strike while the run begins, or at moments counted in bytes on the
+link or in time since its workers began; what lasts is undone before the round is over. A run that
+has not ended by then is killed with all that it started. After a few rounds everything is put
+right, one clean run must make all complete, and a new era begins.
 
 What is decided comes from the seed alone, each round from its own; how processes interleave does
 not, so a seed that fails may need to be played more than once.
@@ -15,16 +15,17 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.faults.field import Field
 from tests.faults.kinds import KINDS, Missed, Undo, alter_remote, choose, has_verify, unavailable
 from tests.faults.model import Model
 
 ROUNDS_AN_ERA = 5
-ROUND_SECONDS = 4.0
-_PATIENCE = 60.0
+ROUND_SECONDS = 2.5
+_BEGINNING_SECONDS = 8.0
 _NEW_BLOBS = 30
 _DUMP_EVERY = 6
 
@@ -39,6 +40,7 @@ class Tally:
     endings: Counter[str] = field(default_factory=Counter)
     unavailable: dict[str, str] = field(default_factory=dict)
     moved: int = 0
+    moved_under_fire: int = 0
     bytes: int = 0
     blobs: int = 0
     violations: list[str] = field(default_factory=list)
@@ -47,10 +49,13 @@ class Tally:
 
 @dataclass
 class _Strike:
-    """A fault that is to come: after so many bytes of the round, or so many seconds."""
+    """A fault that is to come: so many seconds after the run began, or after its workers did; or
+    after so many bytes of theirs.
+    """
 
     kind: str
-    after_bytes: int | None
+    when: str
+    after_bytes: int
     after_s: float
     lasts_s: float
 
@@ -84,14 +89,23 @@ def campaign(
             tally.violations = [f"round {number} ({', '.join(names)}): {one}" for one in said]
             break
     tally.duration_s = time.monotonic() - began
-    done = [line for line in field.events() if line["event"] == "batch_complete"]
-    tally.moved = sum(line["copied"] for line in done)
-    tally.bytes = sum(line["bytes"] for line in done)
+    tally.moved = _copied(field)
+    tally.bytes = sum(line["bytes"] for line in _batches(field))
     return tally
+
+
+def _copied(field: Field) -> int:
+    """Blobs that the log says were copied, since the first round."""
+    return sum(line["copied"] for line in _batches(field))
+
+
+def _batches(field: Field) -> list[dict[str, Any]]:
+    return [line for line in field.events() if line["event"] == "batch_complete"]
 
 
 def _round(field: Field, names: list[str], number: int, tally: Tally, model: Model) -> list[str]:
     chance, site = field.chance, field.site
+    before = _copied(field)
     field.add(_NEW_BLOBS)
     again = chance.sample(sorted(field.blobs), 5)
     site.query("update blobs set remote_copied = false where blobid = any(%s)", again)
@@ -102,15 +116,9 @@ def _round(field: Field, names: list[str], number: int, tally: Tally, model: Mod
         if KINDS[name].early:
             _strike(field, name, tally, undone)
         else:
-            by_bytes = chance.random() < 0.6
-            strikes.append(
-                _Strike(
-                    name,
-                    chance.randrange(1, 700_000) if by_bytes else None,
-                    chance.uniform(0.1, 2.0),
-                    chance.uniform(0.05, 0.8),
-                )
-            )
+            when = chance.choice(("beginning", "bytes", "bytes", "time"))
+            moment = (chance.randrange(700_000), chance.uniform(0.0, 1.2))
+            strikes.append(_Strike(name, when, *moment, chance.uniform(0.05, 0.8)))
     try:
         with site.running("run") as run:
             field.run = run
@@ -127,6 +135,7 @@ def _round(field: Field, names: list[str], number: int, tally: Tally, model: Mod
     tally.endings["killed" if status is None or status < 0 else f"exit code {status}"] += 1
     field.await_catalog()
     field.await_quiet()
+    tally.moved_under_fire += _copied(field) - before
     return model.violations(field, status, output)
 
 
@@ -147,27 +156,35 @@ def _play(field: Field, strikes: list[_Strike], tally: Tally, undone: list[Undo]
     run = field.run
     assert run is not None
     pause = threading.Event()
-    began, sent = time.monotonic(), field.link.sent
+    began, workers_began, sent = time.monotonic(), 0.0, 0
     lasting: list[tuple[float, Undo]] = []
     todo = list(strikes)
-    while run.poll() is None and (now := time.monotonic() - began) < ROUND_SECONDS:
-        for strike in [one for one in todo if _is_due(one, now, field.link.sent - sent)]:
+    while run.poll() is None:
+        now = time.monotonic()
+        if not workers_began and field.workers():
+            workers_began, sent = now, field.link.sent
+        until = workers_began + ROUND_SECONDS if workers_began else began + _BEGINNING_SECONDS
+        if now > until:
+            break
+        progress = {"beginning": now - began}
+        if workers_began:
+            progress |= {"time": now - workers_began, "bytes": field.link.sent - sent}
+        for strike in [one for one in todo if _is_due(one, progress)]:
             todo.remove(strike)
             if undo := _strike(field, strike.kind, tally, undone):
                 lasting.append((now + strike.lasts_s, undo))
-        for until, undo in [one for one in lasting if one[0] <= now]:
-            lasting.remove((until, undo))
+        for end, undo in [one for one in lasting if one[0] <= now]:
+            lasting.remove((end, undo))
             undone.remove(undo)
             undo()
-        pause.wait(0.01)
+        pause.wait(0.02)
     tally.missed.update(one.kind for one in todo)
     return run.poll()
 
 
-def _is_due(strike: _Strike, now: float, sent: int) -> bool:
-    if strike.after_bytes is None:
-        return now >= strike.after_s
-    return sent >= strike.after_bytes
+def _is_due(strike: _Strike, progress: Mapping[str, float]) -> bool:
+    moment = strike.after_bytes if strike.when == "bytes" else strike.after_s
+    return progress.get(strike.when, -1) >= moment
 
 
 def _finish_era(field: Field, tally: Tally, model: Model, *, mends: bool) -> list[str]:

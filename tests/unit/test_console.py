@@ -198,6 +198,28 @@ def test_an_outage_says_what_is_away(what: str, said: str) -> None:
     assert plain({**OUTAGE, "what": what}) == [f"{said}, again in 3.2 s: no answer: timed out"]
 
 
+def test_what_becomes_of_a_dump_is_told() -> None:
+    name = "20260304T120000Z-0badcafe.dump"
+    done = {"name": name, "bytes": 3_000_000, "duration_s": 12.0, "kept": 3, "pruned": 1}
+    lines = plain(
+        *({"event": "dump_start", "reason": why} for why in ("first", "changed", "old", "asked")),
+        {"event": "dump_skipped", "name": name},
+        {"event": "dump_complete", **done},
+        {"event": "dump_failed", "message": "m", "detail": "d", "hint": "do it"},
+        {"event": "dump_failed", "message": "m", "detail": "", "hint": ""},
+    )
+    assert lines == [
+        "dumping the catalog (there is none yet)",
+        "dumping the catalog (it may have changed since the last time)",
+        "dumping the catalog (the last one is old)",
+        "dumping the catalog (as asked)",
+        f"the catalog has not changed since {name}",
+        f"dumped the catalog: {name}, 3.0 MB in 12 s; 3 kept, 1 removed",
+        "the catalog is not dumped: m: d; do it",
+        "the catalog is not dumped: m",
+    ]
+
+
 def test_progress_says_what_it_does_not_know_yet() -> None:
     (line,) = plain(
         {

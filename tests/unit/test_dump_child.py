@@ -1,0 +1,95 @@
+"""The process that dumps, as the coordinator sees it: whatever it does, the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config import Settings, load
+from ntt_backup.dump import child
+from ntt_backup.dump.child import RETRY_SECONDS, DumpChild
+from ntt_backup.process import wait_for
+
+INTERVAL = 86400.0
+
+
+def settings(**run: Any) -> Settings:
+    flags = {"source.root": "/srv/store", "remote.host": "far", "remote.path": "/srv/backup"}
+    values = {f"run.{name}": value for name, value in run.items()}
+    return load(Settings, flags={**flags, **values}, environ={}, file=None)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What runs in the place of the process; to be written by the test."""
+    path = tmp_path / "program.py"
+    monkeypatch.setattr(child, "PROGRAM", (sys.executable, str(path)))
+    return path
+
+
+def heard(dump: DumpChild, now: float = 0.0) -> Iterator[dict[str, Any]]:
+    """All events until the process has ended."""
+    while dump.running:
+        wait_for(reading=dump.fds, timeout=10.0)
+        yield from dump.hear(now)
+
+
+def test_its_events_are_passed_on_and_its_end_is_not(program: Path) -> None:
+    program.write_text(
+        "import sys; sys.stdin.read()\n"
+        'print(\'{"event": "dump_skipped", "pid": 1, "name": "x"}\')\n'
+        "print('a library says something'); print('[1]'); print('{}')\n"
+        'print(\'{"event": "dump_over", "failed": false}\')\n'
+    )
+    dump = DumpChild(settings())
+    dump.start_if_due(0.0)
+    assert list(heard(dump)) == [{"event": "dump_skipped", "pid": 1, "name": "x"}]
+    assert not dump.failed
+    dump.start_if_due(INTERVAL - 1)
+    assert not dump.running
+    dump.start_if_due(INTERVAL)
+    assert dump.running
+    dump.kill()
+    assert not dump.running
+
+
+def test_it_gets_the_settings(program: Path, tmp_path: Path) -> None:
+    program.write_text(f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read())")
+    dump = DumpChild(settings())
+    dump.start_if_due(0.0)
+    list(heard(dump))
+    assert Settings.model_validate_json((tmp_path / "got").read_text()) == settings()
+
+
+def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
+    program.write_text("import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()")
+    dump = DumpChild(settings())
+    dump.start_if_due(0.0)
+    (event,) = heard(dump, now=5.0)
+    assert (event["event"], event["exit_code"], event["detail"]) == ("dump_failed", 1, "oh no")
+    assert dump.failed
+    dump.start_if_due(5.0 + RETRY_SECONDS - 1)
+    assert not dump.running
+    dump.start_if_due(5.0 + RETRY_SECONDS)
+    assert dump.running
+    dump.kill()
+
+
+def test_a_good_one_makes_up_for_a_failed_one(program: Path) -> None:
+    dump = DumpChild(settings())
+    for failed in ("true", "false"):
+        program.write_text(f'print(\'{{"event": "dump_over", "failed": {failed}}}\')')
+        dump.start_if_due(RETRY_SECONDS if failed == "false" else 0.0)
+        assert list(heard(dump)) == []
+        assert dump.failed is (failed == "true")
+
+
+def test_none_is_started_where_none_is_wanted(program: Path) -> None:
+    dump = DumpChild(settings(skip_pgdump=True))
+    dump.start_if_due(1e9)
+    assert not dump.running
+    assert dump.fds == []
