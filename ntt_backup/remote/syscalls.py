@@ -82,7 +82,7 @@ def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
         _SYNCFS is not None
         and _linux() >= (5, 8)
         and _SYNCFS(-1) != 0
-        and ctypes.get_errno() == errno.EBADF
+        and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM)
         and not _KEEPS_TO_ITSELF.match(_file_system(device, mounts))
     )
 
