@@ -15,7 +15,7 @@ from tests.faults.campaign import Tally, campaign
 from tests.faults.field import Field
 
 ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
-SEED = int(os.environ.get("NTT_FAULTS_SEED", "1"))
+SEED = int(os.environ.get("NTT_FAULTS_SEED", "11"))
 STRATEGY = os.environ.get("NTT_FAULTS_STRATEGY", "both")
 REPORT = os.environ.get("NTT_FAULTS_REPORT", "")
 STRATEGIES = ["stream", "tar"] if STRATEGY == "both" else [STRATEGY]
