@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import sdnotify
@@ -163,16 +164,16 @@ class _Run:
                 self._sit_out(wait_s)
         return None
 
-    def _between_steps(self, pending: bool) -> None:
-        """Workers load their programs while the preflight waits for the remote."""
+    def _between_steps(self, pending: bool, strategy: str | None) -> None:
+        """Workers connect to the remote while the preflight looks around there."""
         self._systemd.notify("WATCHDOG=1")
-        if pending:
-            self._hire()
+        if pending and strategy is not None:
+            self._hire(strategy)
             for worker in self._workers:
                 with suppress(OSError):  # Then it is started in its turn.
-                    worker.warm_up()
+                    worker.prepare()
 
-    def _hire(self) -> None:
+    def _hire(self, strategy: str) -> None:
         settings = self._settings
         self._workers = self._workers or [
             SupervisedWorker(
@@ -182,13 +183,15 @@ class _Run:
                     run_id=self._run_id,
                     owner=identity.owner(settings),
                     application=identity.application(settings),
-                    strategy=settings.run.strategy,
+                    strategy=strategy,
                     watch=self._watch,
                 ),
                 self._backoff,
             )
             for index in range(settings.run.workers)
         ]
+        for worker in self._workers:
+            worker.orders = replace(worker.orders, strategy=strategy)
 
     def _sit_out(self, wait_s: float) -> None:
         """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""
@@ -216,9 +219,7 @@ class _Run:
     # --- the loop ---------------------------------------------------------------------------------
 
     def _work(self, strategy: str) -> None:
-        self._hire()
-        for worker in self._workers:
-            worker.orders = worker.orders.model_copy(update={"strategy": strategy})
+        self._hire(strategy)
         while any(worker.running or worker.due is not None for worker in self._workers):
             now = time.monotonic()
             for worker in self._workers:

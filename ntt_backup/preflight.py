@@ -73,13 +73,14 @@ def check(settings: Settings) -> Iterator[Step]:
 
 
 def require(
-    settings: Settings, run_id: str, *, watch: bool, between: Callable[[bool], None]
+    settings: Settings, run_id: str, *, watch: bool, between: Callable[[bool, str | None], None]
 ) -> Findings:
     """What a run needs, its own lock and log apart. Raises the first step's error.
 
     A run that has nothing to send and will end tries out no transfer. by-hash on the remote is made
     where it is missing and nothing was copied yet. between is called between steps, with whether
-    there is something to send, as far as is known.
+    there is something to send, as far as is known, and by which strategy once the remote was
+    reached.
     """
     warnings = []
     look = _Look(settings, run_id, try_out=watch, prepare=True)
@@ -89,7 +90,7 @@ def require(
                 raise step.error
             if step.warning:
                 warnings.append(f"{step.name}: {step.warning}")
-            between(look.pending)
+            between(look.pending, look.strategy if look.reached else None)
     finally:
         look.close()
     return Findings(look.strategy, warnings)
@@ -121,6 +122,7 @@ class _Look:
         self._probe: Probe | None = None
         self.strategy: str = settings.run.strategy
         self.pending = False
+        self.reached = False
 
     def steps(self) -> Iterator[Step]:
         source = _guarded("source", lambda: Step("", self._store.probe()))
@@ -181,6 +183,7 @@ class _Look:
         self.strategy, self._probe, found = open_probe(
             self._settings.run.strategy, self._plan, will_try_out=self._try_out
         )
+        self.reached = True
         facts.append(found)
         host = self._settings.remote.host
         return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")

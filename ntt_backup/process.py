@@ -9,7 +9,7 @@ has a deadline.
 Children die with us: Linux sends them SIGKILL when the process that started them ends, however it
 ends (PR_SET_PDEATHSIG), so that no tar or ssh outlives a worker killed with -9.
 
-Called by `transport`, `strategy`, `preflight` and `supervisor`; `demo`, whose servers are no
+Called by `transport`, `strategy`, `preflight`, `dump` and `fork`; `demo`, whose servers are no
 pipelines, takes only `die_with_parent`.
 """
 
@@ -23,7 +23,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 from ntt_backup.errors import SourceError
 
@@ -33,6 +33,7 @@ TAIL_BYTES: Final = 8192
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PACKAGES: Final = {"ssh": "openssh-client"}
 
@@ -68,6 +69,27 @@ def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
     return prepare
 
 
+def name_process(name: str) -> None:
+    """What this process is called in lists of processes; 15 bytes of it are shown."""
+    _prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+class Process(Protocol):
+    """As much of `subprocess.Popen` as a `Child` needs."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+
+
 class Child:
     """One running subprocess: pipes that never block, a bounded stderr, and an exit status.
 
@@ -87,7 +109,6 @@ class Child:
         death_signal: int = signal.SIGKILL,
     ) -> None:
         self.argv = tuple(argv)
-        self.stderr = Tail()
         die_with_us = die_with_parent(death_signal)
         # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
@@ -97,7 +118,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.PIPE if stdin is None else stdin,
                 stdout=subprocess.PIPE,
@@ -110,6 +131,11 @@ class Child:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self._adopt(process)
+
+    def _adopt(self, process: Process) -> None:
+        self.stderr = Tail()
+        self._process = process
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)
         for data_pipe in (self._process.stdin, self._process.stdout):

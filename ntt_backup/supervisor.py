@@ -8,20 +8,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from ntt_backup.errors import WorkerFailed
+from ntt_backup.fork import Fork
 from ntt_backup.planner import Backoff
 from ntt_backup.process import Child, write
-from ntt_backup.worker_process import Orders
+from ntt_backup.worker_process import GO, Orders, work
 
 RESTARTS: Final = 5
 SOUND_SECONDS: Final = 600.0
-PROGRAM: Final = (sys.executable, "-m", "ntt_backup.worker_process")
 
 _LINE_BYTES: Final = 1 << 20
+
+
+def employ(orders: Orders) -> Child:
+    """A worker process that waits for GO. Raises OSError where that cannot be."""
+    return Fork(partial(work, orders), f"ntt-worker {orders.worker}")
 
 
 class SupervisedWorker:
@@ -30,13 +35,17 @@ class SupervisedWorker:
     It is the leader of its own session and process group, so `kill` ends its tar and ssh with it.
     """
 
-    def __init__(self, orders: Orders, backoff: Backoff) -> None:
+    def __init__(
+        self, orders: Orders, backoff: Backoff, employ: Callable[[Orders], Child] = employ
+    ) -> None:
+        self._employ = employ
         self.orders = orders
         self.restarts = 0
         self._started = 0.0
         self.due: float | None = 0.0
         self._backoff = backoff
         self._child: Child | None = None
+        self._told: Orders | None = None
         self._rest = b""
         self._said_goodbye = False
         self._said_nonsense = False
@@ -57,23 +66,28 @@ class SupervisedWorker:
         return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
 
     def start(self, now: float) -> None:
-        """Start the process and give it its orders. now: monotonic seconds. Raises OSError where
-        that cannot be.
+        """Have it do its orders, in a process that is started if need be. now: monotonic seconds.
+        Raises OSError where that cannot be.
         """
         self.due = None
         self._started = now
-        self.warm_up()
-        self._rest = b""
-        self._said_goodbye = False
-        self._said_nonsense = False
-        self._tell(self.orders.model_dump_json().encode() + b"\n")
+        self.prepare()
+        self._tell(GO)
 
-    def warm_up(self) -> None:
-        """Start the process already, to wait for its orders. Raises OSError where that cannot
-        be.
+    def prepare(self) -> None:
+        """Start the process already: it connects to the remote, and waits for `start`. Raises
+        OSError where that cannot be.
         """
+        if self._child is not None and self._told != self.orders:
+            self._end_group(self._child.pid)
+            self._child.kill()
+            self._child = None
         if self._child is None:
-            self._child = Child(PROGRAM, new_session=True)
+            self._child = self._employ(self.orders)
+            self._told = self.orders
+            self._rest = b""
+            self._said_goodbye = False
+            self._said_nonsense = False
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """The events that have arrived; afterwards `running` is False if the process has ended."""

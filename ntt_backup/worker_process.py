@@ -1,22 +1,22 @@
-"""A worker as a program: `python -m ntt_backup.worker_process`, started by the coordinator.
+"""A worker as a process of its own: it can be watched and killed by itself, and lost.
 
-An own program rather than a forked child: it inherits no connection, lock or signal handler, it can
-be watched and killed by itself, and what it says is readable. Its orders come as one JSON line on
-stdin, then at most the word `stop`; its events go out as JSON lines on stdout. When the coordinator
-dies, the kernel ends the worker, and with it its tar and ssh.
+It has its orders when it is made. On stdin comes the word `go` once it is known that there is work,
+and at most the word `stop` after it; its events go out as JSON lines on stdout. Before `go` it only
+connects to the remote, while the preflight looks around there. When the coordinator dies, the
+kernel ends the worker, and with it its tar and ssh.
+
+Called by `supervisor`.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
-import sys
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
-
-from pydantic import BaseModel, ConfigDict
 
 from ntt_backup.catalog.session import CatalogSession
 from ntt_backup.config import Settings
@@ -24,20 +24,23 @@ from ntt_backup.errors import BackupError
 from ntt_backup.planner import claim_order
 from ntt_backup.process import wait_for
 from ntt_backup.store import Store
-from ntt_backup.strategy import Session, open_session
+from ntt_backup.strategy import Reached, Session, open_session, reach
 from ntt_backup.strategy.session import SessionPlan
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.worker import Assignment, Worker
 
+GO: Final = b"go\n"
+
+_STDIN: Final = 0
+_STDOUT: Final = 1
 _TICK_SECONDS: Final = 0.5
+# A connection that has waited for longer may be gone without a sign.
+_FRESH_SECONDS: Final = 30.0
 
 
-class Orders(BaseModel):
-    """The one line a worker is started with. worker counts from 0; owner names this host and
-    target.
-    """
-
-    model_config = ConfigDict(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker is to do. worker counts from 0; owner names this host and target."""
 
     settings: Settings
     worker: int
@@ -94,14 +97,37 @@ class PipeLine:
         self._sent = 0
 
 
-def run(orders: Orders, line: PipeLine) -> None:
-    """Do the orders; raises what cannot be waited out."""
+class Remote:
+    """Opens sessions; the first one over a connection that was made ahead, where there is one."""
+
+    def __init__(self, strategy: str, plan: SessionPlan) -> None:
+        self._strategy = strategy
+        self._plan = plan
+        self._ahead: Reached | None = None
+        self._since = 0.0
+
+    def reach(self) -> None:
+        """Connect ahead. What is in the way will be seen, and told, when a session is wanted."""
+        self._since = time.monotonic()
+        with suppress(BackupError):
+            self._ahead = reach(self._strategy, self._plan)
+
+    def connect(self) -> Session:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if time.monotonic() - self._since < _FRESH_SECONDS:
+                return ahead.begin()
+            ahead.abort()
+        return open_session(self._strategy, self._plan)
+
+
+def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
+    """How this worker's sessions are opened."""
     settings = orders.settings
-    store = Store(settings.source.root)
     limit = settings.run.bwlimit
-    plan = SessionPlan(
+    return SessionPlan(
         transport=Ssh(settings.remote),
-        store=store,
+        store=Store(settings.source.root),
         root=settings.remote.path,
         owner=orders.owner,
         run_id=orders.run_id,
@@ -111,8 +137,10 @@ def run(orders: Orders, line: PipeLine) -> None:
         on_bytes=line.sent,
     )
 
-    def connect_remote() -> Session:
-        return open_session(orders.strategy, plan)
+
+def run(orders: Orders, plan: SessionPlan, remote: Remote, line: PipeLine) -> None:
+    """Do the orders; raises what cannot be waited out."""
+    settings = orders.settings
 
     def connect_catalog() -> CatalogSession:
         return CatalogSession(
@@ -124,18 +152,24 @@ def run(orders: Orders, line: PipeLine) -> None:
         )
 
     assignment = Assignment(name=str(orders.worker), watch=orders.watch, run=settings.run)
-    Worker(assignment, store, connect_remote, connect_catalog, line).run()
+    Worker(assignment, plan.store, remote.connect, connect_catalog, line).run()
 
 
-def main() -> int:
-    """Exit status: 0, or that of the error that ended the work."""
+def work(orders: Orders) -> int:
+    """The life of a worker, on its stdin and stdout. Exit status: 0, or that of the error that
+    ended it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    orders = Orders.model_validate_json(_read_line(sys.stdin.fileno()))
-    line = PipeLine(sys.stdin.fileno(), sys.stdout.fileno())
+    line = PipeLine(_STDIN, _STDOUT)
+    plan = plan_of(orders, line)
+    remote = Remote(orders.strategy, plan)
+    remote.reach()
+    if _read_line(_STDIN) != GO:
+        return 0
     line.emit("worker_start", strategy=orders.strategy)
     try:
-        run(orders, line)
+        run(orders, plan, remote, line)
     except BackupError as error:
         line.emit(
             "fatal",
@@ -155,13 +189,6 @@ def _read_line(fd: int) -> bytes:
     while not data.endswith(b"\n"):
         piece = os.read(fd, 1)
         if not piece:
-            raise EOFError("no orders on stdin")
+            break
         data += piece
     return data
-
-
-if __name__ == "__main__":
-    status = main()
-    # Looking through every object once more would take longer than all else at the end.
-    gc.freeze()
-    sys.exit(status)

@@ -138,9 +138,17 @@ class FarSide:
         self.stdin.write(data)
         self.stdin.flush()
 
-    def hello(self, **changes: Any) -> dict[str, Any]:
-        """Say HELLO with what any client says, but for changes; the READY."""
-        kind, payload = self.ask(frames.fields(frames.HELLO, self.hello_fields(**changes)))
+    def hello(self, *, place: bool = True, **changes: Any) -> dict[str, Any]:
+        """Say HELLO with what any client says, but for changes; the READY. place: have by-hash made
+        where it is missing.
+        """
+        ready = self._ready(frames.fields(frames.HELLO, self.hello_fields(**changes)))
+        if place and not ready["placed"] and not changes.get("reading"):
+            ready = self._ready(frames.frame(frames.PLACE))
+        return ready
+
+    def _ready(self, frame: bytes) -> dict[str, Any]:
+        kind, payload = self.ask(frame)
         assert kind == frames.READY, payload
         return frames.read_fields(payload)
 
@@ -153,7 +161,6 @@ class FarSide:
             "slot": "0",
             "hash": "sha256",
             "sync": "syncfs",
-            "create": True,
             **changes,
         }
         self.hash = str(fields["hash"])

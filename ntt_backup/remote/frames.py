@@ -42,7 +42,7 @@ MAX_CODE = 32
 RESUMABLE = 64 << 20
 
 # client -> receiver
-HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE = range(1, 12)
+HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLACE = range(1, 13)
 # receiver -> client
 READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR = range(129, 136)
 # 32-63 and 160-191 are those of a session that reads: see `asking`.
@@ -85,6 +85,7 @@ TO_RECEIVER = {
     ASK_OFFSET: (_ASK_OFFSET.size, _ASK_OFFSET.size),
     PING: (8, 8),
     BYE: (0, 0),
+    PLACE: (0, 0),
 }
 # ... and a client.
 TO_CLIENT = {

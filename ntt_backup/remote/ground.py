@@ -51,10 +51,10 @@ def words(problem: OSError) -> str:
 class Ground:
     """The descriptors of one session, and its stage.
 
-    create: make `by-hash` where it is missing; the root itself is never made. placed: it is there;
-    a client may look around without it. alive is called now and then while what others left is
-    removed. reading: the session writes nothing, so it has no stage, and a disk that is read-only,
-    or mounted at `by-hash` itself, will do. Raises Refusal.
+    placed: `by-hash` is there; a client may look around without it. The root itself is never made.
+    alive is called now and then while what others left is removed. reading: the session writes
+    nothing, so it has no stage, and a disk that is read-only, or mounted at `by-hash` itself, will
+    do. Raises Refusal.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class Ground:
         owner: str,
         run: str,
         slot: str,
-        create: bool,
         alive: Callable[[], None] = lambda: None,
         reading: bool = False,
     ) -> None:
@@ -78,7 +77,7 @@ class Ground:
         self.device = os.fstat(self.root).st_dev
         self.placed = True
         try:
-            self.by_hash = self._below_root(BY_HASH, create)
+            self.by_hash = self._below_root(BY_HASH, create=False)
         except Refusal as refusal:
             if refusal.code != "gone":
                 raise
@@ -105,6 +104,13 @@ class Ground:
         """(free, total) bytes, as this account may use them."""
         room = os.statvfs(self.root)
         return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+
+    def place(self) -> None:
+        """Make `by-hash` where it is missing. Raises Refusal."""
+        made = self._below_root(BY_HASH, create=True)
+        os.dup2(made, self.by_hash, inheritable=False)
+        os.close(made)
+        self.placed = True
 
     @property
     def in_place(self) -> bool:

@@ -71,6 +71,7 @@ class Receiver:
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         self._ground: Ground | None = None
+        self._by_file = False
         self._barrier: Barrier | None = None
         self._answering: Answering | None = None
         self._intake: Intake
@@ -175,10 +176,9 @@ class Receiver:
         if self._terms.root is not None and not _same_path(root, self._terms.root):
             raise Refusal("refused", f"this receiver is for {self._terms.root} only")
         reading = bool(asked.get("reading"))
-        create = bool(asked.get("create")) and not reading
-        ground = Ground(root, owner, run, slot, create, self._alive, reading)
+        ground = Ground(root, owner, run, slot, self._alive, reading)
         self._ground = ground
-        by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
+        self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
         self._handlers = {frames.PING: self._ping, frames.BYE: self._bye}
         if reading:
             terms = self._terms
@@ -188,7 +188,7 @@ class Receiver:
             self._handlers.update(self._answering.handlers())
         else:
             self._begin(ground, kind, by_file)
-        self._ready(ground, by_file)
+        self._ready(ground)
 
     def _begin(self, ground: Ground, kind: int, by_file: bool) -> None:
         may_replace = kind == frames.BLAKE3 or "replace" in self._terms.allow
@@ -222,12 +222,13 @@ class Receiver:
                     frames.COMMIT: self._commit,
                     frames.ABORT: self._abort,
                     frames.ASK_OFFSET: self._ask_offset,
+                    frames.PLACE: self._place,
                 }
             )
         else:
             self._handlers[frames.BATCH] = _not_allowed
 
-    def _ready(self, ground: Ground, by_file: bool) -> None:
+    def _ready(self, ground: Ground) -> None:
         free, total = ground.free()
         system = os.uname()
         self._say(
@@ -238,7 +239,7 @@ class Receiver:
                     "total_bytes": total,
                     "clock_us": int(time.time() * 1e6),
                     "system": f"{system.sysname} {system.release}",
-                    "sync": "fsync" if by_file else "syncfs",
+                    "sync": "fsync" if self._by_file else "syncfs",
                     "placed": int(ground.placed),
                 },
             )
@@ -258,6 +259,11 @@ class Receiver:
 
     def _ask_offset(self, payload: memoryview) -> None:
         self._say(frames.offset(*self._intake.offer(payload)))
+
+    def _place(self, payload: memoryview) -> None:
+        if self._ground is not None:
+            self._ground.place()
+            self._ready(self._ground)
 
     def _ping(self, payload: memoryview) -> None:
         self._say(frames.frame(frames.PONG, payload))

@@ -16,7 +16,7 @@ from typing import Protocol
 from ntt_backup.errors import Unsupported
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.strategy.session import Facts, Probe, Rejection, SessionPlan
-from ntt_backup.strategy.stream import StreamSession
+from ntt_backup.strategy.stream import StreamSession, open_stream
 from ntt_backup.strategy.stream_probe import StreamProbe
 from ntt_backup.strategy.tar import TarSession
 from ntt_backup.strategy.tar_probe import TarProbe
@@ -68,23 +68,47 @@ class Session(Protocol):
         ...
 
 
+class Reached(Protocol):
+    """A connection to the remote on which nothing was asked yet."""
+
+    def begin(self) -> Session:
+        """Have the remote ready to take batches. Raises as `Session` does."""
+        ...
+
+    def abort(self) -> None:
+        """End it now. Never raises."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """open: connect, and return when the remote is ready to take batches. probe: see `Probe`."""
+    """open: connect, and return when the remote is ready to take batches. reach: only connect, for
+    who does not know yet whether there will be batches; what it gives becomes a Session by `begin`.
+    None where there is nothing between the two. probe: see `Probe`.
+    """
 
     open: Callable[[SessionPlan], Session]
+    reach: Callable[[SessionPlan], Reached] | None
     probe: Callable[[SessionPlan], Probe]
 
 
 STRATEGIES: Mapping[str, Strategy] = {
-    "stream": Strategy(StreamSession, StreamProbe),
-    "tar": Strategy(TarSession, TarProbe),
+    "stream": Strategy(open_stream, StreamSession, StreamProbe),
+    "tar": Strategy(TarSession, None, TarProbe),
 }
 
 
 def open_session(name: str, plan: SessionPlan) -> Session:
     """A session of the strategy of that name. Raises as `Session` does."""
     return STRATEGIES[name].open(plan)
+
+
+def reach(name: str, plan: SessionPlan) -> Reached | None:
+    """A connection for a session of the strategy of that name, if it can be had beforehand. Raises
+    as `Session` does.
+    """
+    connect = STRATEGIES[name].reach
+    return None if connect is None else connect(plan)
 
 
 def open_probe(name: str, plan: SessionPlan, *, will_try_out: bool) -> tuple[str, Probe, Facts]:

@@ -292,7 +292,6 @@ class ReadingSession:
             "slot": reach.slot,
             "hash": self.banner.hash,
             "sync": "syncfs",
-            "create": 0,
             "reading": 1,
         }
         self._send(frames.fields(frames.HELLO, hello))

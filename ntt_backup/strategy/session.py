@@ -73,8 +73,7 @@ class SessionPlan:
     run and slot the worker: together they name the session's scratch space on the remote, so that
     the next one can remove what a dead one left. bytes_per_second limits what is sent, None for no
     limit. on_bytes is told, as they go, how many bytes were handed to the transport. For `stream`
-    only: sync is how the far side makes a batch durable (`syncfs`, or `fsync` a file), create
-    whether it may make by-hash.
+    only: sync is how the far side makes a batch durable (`syncfs`, or `fsync` a file).
     """
 
     transport: Transport
@@ -87,7 +86,6 @@ class SessionPlan:
     bytes_per_second: float | None
     on_bytes: Callable[[int], None]
     sync: str = "syncfs"
-    create: bool = False
 
     def channel(self, command: str) -> Channel:
         """The remote command, started, under this plan's limit and count of bytes."""

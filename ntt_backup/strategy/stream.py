@@ -53,13 +53,17 @@ class _Flight(Flight):
     answered: bool = False
 
 
-class StreamSession(PipelinedSession[_Flight]):
-    """See `ntt_backup.strategy.Session`. facts: what the far side says about itself; see READY.
+def open_stream(plan: SessionPlan) -> StreamSession:
+    """A session that is ready to take batches. Raises as `ntt_backup.strategy.Session` does."""
+    return StreamSession(plan).begin()
 
-    place_needed: refuse a remote without by-hash, which the plan does not allow to make.
+
+class StreamSession(PipelinedSession[_Flight]):
+    """See `ntt_backup.strategy.Session`. Made, it is connected and the far side has greeted;
+    batches go after `begin`, or, for a look that places nothing, after `hello`.
     """
 
-    def __init__(self, plan: SessionPlan, *, place_needed: bool = True) -> None:
+    def __init__(self, plan: SessionPlan) -> None:
         command, program = bundle()
         super().__init__(plan, command)
         self._inbox = Inbox(frames.TO_CLIENT)
@@ -71,12 +75,19 @@ class StreamSession(PipelinedSession[_Flight]):
             self._codec = compression.choose(plan.run.codec, self.banner.codecs)
             self._sums = self.banner.hash == "sha256"
             self._packer = Packer(self._codec, checksum=self._sums)
-            self.facts = self._hello()
-            if place_needed and not self.facts.get("placed"):
-                raise explain_gone(f"{plan.root}/by-hash: no such directory")
         except BaseException:
             self.abort()
             raise
+
+    def begin(self) -> StreamSession:
+        """Have the far side open its root, where by-hash must be."""
+        try:
+            if not self.hello().get("placed"):
+                raise explain_gone(f"{self._plan.root}/by-hash: no such directory")
+        except BaseException:
+            self.abort()
+            raise
+        return self
 
     def put(self, batch: Batch) -> None:
         flight = self._fly(batch)
@@ -97,7 +108,7 @@ class StreamSession(PipelinedSession[_Flight]):
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
-        if self._usable:
+        if self._usable and self._ready is not None:
             try:
                 self._send(frames.frame(frames.BYE))
             except BackupError:
@@ -119,6 +130,24 @@ class StreamSession(PipelinedSession[_Flight]):
         for outcome in self._outcomes:
             if isinstance(outcome, Rejection):
                 raise outcome.error
+
+    def hello(self) -> dict[str, frames.Field]:
+        """Have the far side open its root, with or without by-hash; what it says about itself."""
+        plan = self._plan
+        hello: dict[str, frames.Field] = {
+            "protocol": frames.PROTOCOL,
+            "root": plan.root,
+            "owner": plan.owner,
+            "run": plan.run_id,
+            "slot": plan.slot,
+            "hash": self.banner.hash,
+            "sync": plan.sync,
+        }
+        return self._await_ready(frames.fields(frames.HELLO, hello))
+
+    def place(self) -> None:
+        """Have it make by-hash."""
+        self._await_ready(frames.frame(frames.PLACE))
 
     # --- what goes out ----------------------------------------------------------------------------
 
@@ -249,21 +278,11 @@ class StreamSession(PipelinedSession[_Flight]):
 
     # --- what comes back --------------------------------------------------------------------------
 
-    def _hello(self) -> dict[str, frames.Field]:
-        plan = self._plan
-        hello: dict[str, frames.Field] = {
-            "protocol": frames.PROTOCOL,
-            "root": plan.root,
-            "owner": plan.owner,
-            "run": plan.run_id,
-            "slot": plan.slot,
-            "hash": self.banner.hash,
-            "sync": plan.sync,
-            "create": int(plan.create),
-        }
-        self._send(frames.fields(frames.HELLO, hello))
+    def _await_ready(self, frame: bytes) -> dict[str, frames.Field]:
+        self._ready = None
+        self._send(frame)
         # What a dead session has left there may take a while to remove.
-        self._await(lambda: self._ready is not None, plan.transport.connect_timeout)
+        self._await(lambda: self._ready is not None, self._plan.transport.connect_timeout)
         if self._ready is None:
             raise self._nonsense("no READY")
         return self._ready

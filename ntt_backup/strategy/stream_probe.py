@@ -12,7 +12,6 @@ Called by `preflight`, through the registry.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from ntt_backup.remote import frames
 from ntt_backup.strategy.session import Facts, SessionPlan
@@ -28,32 +27,38 @@ class StreamProbe:
         self._session: StreamSession | None = None
 
     def facts(self, *, will_try_out: bool) -> Facts:
+        self._session = session = StreamSession(self._plan)
         before = time.time()
-        self._session = session = StreamSession(self._plan, place_needed=False)
+        facts = session.hello()
         after = time.time()
-        theirs = _whole(session.facts, "clock_us") / 1e6
+        theirs = _whole(facts, "clock_us") / 1e6
         banner = session.banner
         return Facts(
-            system=str(session.facts.get("system", "unknown system")),
+            system=str(facts.get("system", "unknown system")),
             program=f"receiver {banner.version}, Python {banner.python}, {banner.hash}",
-            free_bytes=_whole(session.facts, "free_bytes"),
+            free_bytes=_whole(facts, "free_bytes"),
             # Their clock was read somewhere between.
             skew_s=max(0.0, before - theirs, theirs - after),
-            placed=bool(_whole(session.facts, "placed")),
+            placed=bool(_whole(facts, "placed")),
         )
 
     def try_out(self) -> str:
-        session = self._session or StreamSession(self._plan, place_needed=False)
-        self._session = session
         deadline = Deadline()
         with trial(self._plan, self._plan.root) as (plan, batches):
-            session.try_out(plan.store, batches, deadline.check)
+            self._open.try_out(plan.store, batches, deadline.check)
         blobs = sum(len(batch.blobs) for batch in batches)
         return f"{blobs} trial blobs in {len(batches)} batches by stream, called back"
 
     def make_place(self) -> None:
-        self.close()
-        self._session = StreamSession(replace(self._plan, create=True))
+        self._open.place()
+
+    @property
+    def _open(self) -> StreamSession:
+        """The session; another one where it was lost meanwhile."""
+        if self._session is None or not self._session.usable:
+            self._session = StreamSession(self._plan)
+            self._session.hello()
+        return self._session
 
     def close(self) -> None:
         session, self._session = self._session, None

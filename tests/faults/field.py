@@ -128,9 +128,7 @@ class Field:
         if self.run is None:
             return []
         return sorted(
-            pid
-            for pid in self.site.children(self.run.pid)
-            if b"worker_process" in _command_line(pid)
+            pid for pid in self.site.children(self.run.pid) if _name(pid).startswith("ntt-worker")
         )
 
     def kill(self, pids: list[int]) -> bool:
@@ -184,7 +182,7 @@ class Field:
         return found()
 
 
-def _command_line(pid: int) -> bytes:
+def _name(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""

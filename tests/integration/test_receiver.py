@@ -320,7 +320,7 @@ def test_left_overs_of_dead_sessions_are_removed_and_those_of_the_living_are_not
 
 def test_by_hash_that_is_gone_is_not_made_anew_unasked(root: Path) -> None:
     with FarSide(root) as far:
-        assert far.hello(create=False)["placed"] == 0
+        assert far.hello(place=False)["placed"] == 0
         far.write(far.batch(1, [b"content"]))
         code, text = far.error()
         assert code == "gone"

@@ -53,13 +53,14 @@ def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "slot": "0",
         "hash": "sha256",
         "sync": "syncfs",
-        "create": 1,
     }
     raw = frames.table([digest_of(b"a")], [1]) + b"a"
     prefix = frames.part_prefix(frames.RAW, len(raw), hashlib.sha256(raw).digest())
     answers = Answers(to_client[0])
     try:
         os.write(to_receiver[1], frames.fields(frames.HELLO, hello))
+        assert answers.next()[0] == frames.READY
+        os.write(to_receiver[1], frames.frame(frames.PLACE))
         assert answers.next()[0] == frames.READY
         os.write(to_receiver[1], frames.batch(1, 1, 1) + frames.frame(frames.PACK, prefix, raw))
         os.write(to_receiver[1], frames.numbered(frames.COMMIT, 1))

@@ -111,6 +111,7 @@ def lock_only(root: Path) -> bool:
 
 def test_written_synced_named_synced_answered(trace: Trace, root: Path, tmp_path: Path) -> None:
     with FarSide(root, trace("-y", "-e", "trace=write,syncfs,renameat2")) as far:
+        (root / "by-hash").mkdir()
         assert far.hello()["sync"] == "syncfs"
         far.write(far.batch(1, [b"a", b"b", b"c"]))
         assert far.receipt().stored == 3

@@ -127,11 +127,12 @@ def run(root: Path, said: bytes, hashed: str | None, allow: frozenset[str]) -> t
         "slot": "0",
         "hash": hashed or "sha256",
         "sync": "fsync",
-        "create": 1,
     }
     terms = Terms(str(root), allow, 60.0, hashing.available(), codec.available())
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
-        source.write(frames.fields(frames.HELLO, hello) * bool(hashed) + said)
+        source.write(
+            (frames.fields(frames.HELLO, hello) + frames.frame(frames.PLACE)) * bool(hashed) + said
+        )
         source.seek(0)
         before = open_descriptors()
         status = Receiver(terms, source.fileno(), sink.fileno()).run()
@@ -221,7 +222,7 @@ def test_every_batch_of_a_proper_session_is_answered(session: Proper) -> None:
         found = answers(said_back)
         assert status == 0
         committed, aborted = [], []
-        for kind, payload in found[1:]:
+        for kind, payload in found[2:]:  # after both READYs
             if kind == frames.RECEIPT:
                 receipt = frames.read_receipt(payload)
                 assert receipt.outcome == frames.SETTLED

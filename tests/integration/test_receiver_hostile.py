@@ -227,7 +227,7 @@ def test_a_root_with_a_nul_or_half_a_character(root: Path) -> None:
 
 def test_what_is_not_allowed_is_refused(root: Path) -> None:
     with FarSide(root, forced_command("--root", str(root), "--allow", "list,verify")) as far:
-        far.hello()
+        far.hello(place=False)
         far.write(BATCH)
         assert "--allow" in assert_refused(far, "refused")
     assert names_under(root) == set()

@@ -92,7 +92,7 @@ def test_a_file_that_is_no_partial_file_is_kept(root: Path) -> None:
 
 @pytest.fixture
 def full_of_inodes(tmp_path: Path) -> Iterator[Path]:
-    """A small disk with room for by-hash, .ntt-incoming and a stage, but for no file in it."""
+    """A small disk with by-hash, and room for .ntt-incoming and a stage, but for no file in it."""
     place = tmp_path / "disk"
     place.mkdir()
     options = "size=1m,nr_inodes=4"
@@ -101,6 +101,7 @@ def full_of_inodes(tmp_path: Path) -> Iterator[Path]:
     )
     if done.returncode != 0:
         pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
+    (place / "by-hash").mkdir()
     yield place
     subprocess.run(["umount", "-l", place], check=True)
 
@@ -117,11 +118,12 @@ def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> N
 def test_there_are_signs_of_life_while_a_large_stage_is_removed(root: Path) -> None:
     dead = root / ".ntt-incoming" / "0123456789ab.run.0.1"
     dead.mkdir(parents=True)
+    (root / "by-hash").mkdir()
     for number in range(1000):
         (dead / str(number)).touch()
     signs: list[int] = []
     ground = Ground(
-        str(root), "0123456789ab", "run2", "0", True, lambda: signs.append(len(os.listdir(dead)))
+        str(root), "0123456789ab", "run2", "0", lambda: signs.append(len(os.listdir(dead)))
     )
     ground.leave()
     assert len(signs) >= 3

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ntt_backup import supervisor
 from ntt_backup.config import Settings
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.planner import Backoff
@@ -22,7 +22,7 @@ from tests.site import wait_until
 
 WAIT = 30.0
 ORDERS = Orders(
-    settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),  # type: ignore[arg-type]
+    settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
     worker=3,
     run_id="run",
     owner="0123456789ab",
@@ -30,17 +30,23 @@ ORDERS = Orders(
     strategy="tar",
     watch=False,
 )
-Start = Callable[[str], SupervisedWorker]
+Start = Callable[..., SupervisedWorker]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a worker whose program is a shell script; it is killed at the end."""
+def start() -> Iterator[Start]:
+    """Starts a worker that does the scripts, one after the other, each time it is started, instead
+    of orders; it is killed at the end.
+    """
     workers: list[SupervisedWorker] = []
 
-    def make(script: str) -> SupervisedWorker:
-        monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", script))
-        workers.append(SupervisedWorker(ORDERS, Backoff(1, 60)))
+    def make(*scripts: str) -> SupervisedWorker:
+        left = list(scripts)
+
+        def employ(orders: Orders) -> Child:
+            return Child(("/bin/sh", "-c", left.pop(0)), new_session=True)
+
+        workers.append(SupervisedWorker(ORDERS, Backoff(1, 60), employ))
         workers[-1].start(0.0)
         return workers[-1]
 
@@ -100,12 +106,6 @@ def test_what_it_says_right_before_its_end_is_heard(
     monkeypatch.setattr(Child, "read", read)
     heard = list(worker.hear())
     assert heard + listen(worker) == [START, STOP]
-
-
-def test_its_orders_are_one_line_that_it_can_read(start: Start) -> None:
-    worker = start('read -r line; printf "%s\\n" "$line" >&2; exit 1')
-    (died,) = listen(worker)
-    assert Orders.model_validate_json(died["detail"]) == ORDERS
 
 
 def test_events_that_come_in_pieces_are_put_together(start: Start) -> None:
@@ -189,7 +189,7 @@ def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:
 
 
 def test_stop_is_a_word_on_its_stdin(start: Start) -> None:
-    worker = start(f'read -r orders; read -r word; [ "$word" = stop ] || exit 1\n{say(STOP)}')
+    worker = start(f'read -r go; read -r word; [ "$word" = stop ] || exit 1\n{say(STOP)}')
     worker.stop()
     assert listen(worker) == [STOP]
 
@@ -237,37 +237,44 @@ def test_told_to_stop_it_is_not_started_again() -> None:
 
 
 def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start,
 ) -> None:
-    worker = start('printf \'{"event": "ti\'; exit 1')
+    worker = start('printf \'{"event": "ti\'; exit 1', say(START, STOP))
     listen(worker)
-    monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", say(START, STOP)))
     worker.start(0.0)
     assert listen(worker) == [START, STOP]
 
 
-def test_one_that_was_warmed_up_only_gets_its_orders(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started = tmp_path / "started"
-    worker = start("exit 0")
+def test_one_that_was_prepared_goes_at_its_start(start: Start, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    script = f"echo ready; read word; echo $word >>{said}; {say(START, STOP)}"
+    worker = start("exit 0", script)
     listen(worker)
-    script = f"echo $$ >>{started}; read orders; {say(START, STOP)}"
-    monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", script))
-    worker.warm_up()
-    worker.warm_up()
+    worker.prepare()
+    worker.prepare()
+    assert wait_for(reading=worker.fds, timeout=WAIT)
+    assert not said.exists()
+    worker.start(0.0)
+    assert listen(worker)[-2:] == [START, STOP]
+    assert said.read_text().split() == ["go"]
+
+
+def test_one_that_was_prepared_for_other_orders_is_replaced(start: Start, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    worker = start("exit 0", f"echo $$ >{pid}; echo; read word; exit 1", say(START, STOP))
+    listen(worker)
+    worker.prepare()
+    assert wait_for(reading=worker.fds, timeout=WAIT)
+    worker.orders = replace(worker.orders, strategy="stream")
     worker.start(0.0)
     assert listen(worker) == [START, STOP]
-    assert len(started.read_text().splitlines()) == 1
+    assert gone(int(pid.read_text()))
 
 
-def test_one_that_died_before_its_orders_is_told_as_any_other(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = start("exit 0")
+def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> None:
+    worker = start("exit 0", "exit 7")
     listen(worker)
-    monkeypatch.setattr(supervisor, "PROGRAM", ("/bin/sh", "-c", "exit 7"))
-    worker.warm_up()
+    worker.prepare()
     assert wait_for(reading=worker.fds, timeout=WAIT)
     worker.start(0.0)
     (died,) = listen(worker)
