@@ -54,6 +54,7 @@ class Bench:
     patience: float
     workers: int | None
     cipher: str | None
+    bare: bool
     started: float
     jobs: int = 0
     # Those whose form of keeping files was read back once.
@@ -62,7 +63,7 @@ class Bench:
     def case(self, case: Case) -> Outcome:
         """Measure one case. Raises LabError."""
         store = cached(case.recipe, self.stores)
-        with lab(case.link, self.home, cipher=self.cipher) as link:
+        with lab(case.link, self.home, cipher=self.cipher, bare=self.bare) as link:
             measured = measure(link)
             outcome = Outcome(case, store, measured, [])
             self._say(results.title(outcome))
@@ -171,6 +172,7 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
                 patience=wanted.patience,
                 workers=options.workers,
                 cipher=options.cipher,
+                bare=options.bare,
                 started=started,
             )
             bench.stores.mkdir(parents=True, exist_ok=True)
@@ -247,6 +249,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--cache", type=Path, metavar="DIR", help="keep the stores there; not kept by default")
     add("--limit", type=float, metavar="SECONDS", help="give a run up after that long")
     add("--workers", type=_positive, metavar="N", help="ours, instead of its default")
+    add("--bare", action="store_true", help="a remote whose Python has neither BLAKE3 nor zstd")
     add("--cipher", metavar="NAME", help="for every ssh; by default what each picks itself")
     return parser.parse_args(arguments)
 

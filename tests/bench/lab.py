@@ -140,10 +140,13 @@ def missing(link: Link) -> str | None:
 
 
 @contextmanager
-def lab(link: Link, directory: Path, *, cipher: str | None = None) -> Iterator[Lab]:
+def lab(
+    link: Link, directory: Path, *, cipher: str | None = None, bare: bool = False
+) -> Iterator[Lab]:
     """Give a link whose remote stores below directory, an existing one; all of it goes at the end.
 
-    cipher: what every ssh client of the lab uses; its own default where None. Raises LabError.
+    cipher: what every ssh client of the lab uses; its own default where None. bare: the remote has
+    only the system's Python, else one with BLAKE3 and zstd. Raises LabError.
     """
     if why := missing(link):
         raise LabError(f"no link {link}: {why}")
@@ -156,7 +159,7 @@ def lab(link: Link, directory: Path, *, cipher: str | None = None) -> Iterator[L
         inside: list[str] = []
         if shape := SHAPES[link]:
             address, inside = _network(taken, shape)
-        sshd = _start_sshd(home, address, sshd_port, inside)
+        sshd = _start_sshd(home, address, sshd_port, inside, bare)
         stack.callback(end_tree, sshd)
         _await_greeting(address, sshd_port, sshd, home / "sshd.log")
         port = sshd_port
@@ -218,13 +221,17 @@ def _write_client(home: Path, port: int, cipher: str | None) -> None:
     )
 
 
-def _start_sshd(home: Path, address: str, port: int, inside: list[str]) -> subprocess.Popen[bytes]:
+def _start_sshd(
+    home: Path, address: str, port: int, inside: list[str], bare: bool
+) -> subprocess.Popen[bytes]:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     binary = _which("sshd")
     assert binary is not None
     config = home / "sshd_config"
     (home / "account").mkdir()
+    # Ours has the modules that an operator may install there, as rsync, borg and others are.
+    path = os.defpath if bare else f"{Path(sys.executable).parent}:{os.defpath}"
     text = (
         f"ListenAddress {address}:{port}\n"
         f'HostKey "{home / "host_key"}"\n'
@@ -234,7 +241,7 @@ def _start_sshd(home: Path, address: str, port: int, inside: list[str]) -> subpr
         "KbdInteractiveAuthentication no\nMaxStartups 200\nMaxSessions 100\n"
         "Subsystem sftp internal-sftp\n"
         # The account's startup files would be part of every session, and thus of every figure.
-        f'SetEnv "HOME={home / "account"}"\n'
+        f'SetEnv "HOME={home / "account"}" "PATH={path}"\n'
     )
     # Newer servers shun a client that opens many connections; some peers do.
     config.write_text(text + "PerSourcePenalties no\n")
