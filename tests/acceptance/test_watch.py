@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -135,21 +136,37 @@ def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres)
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
-    """Its program is not there for a while, as during an upgrade."""
+    """No descriptors are left for its pipes for a while."""
     site = watching
-    python, aside = site.root / "python", site.root / "aside"
+    with site.running("run", "--watch") as run:
+        site.await_event("worker_start", 2)
+        few, many = 8, resource.prlimit(run.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (few, many[1]))
+        for pid in site.children(run.pid):
+            os.kill(pid, signal.SIGKILL)
+        site.await_event("worker_restart", 4)
+        assert "Too many open files" in site.events("worker_restart")[-1]["detail"]
+        resource.prlimit(run.pid, resource.RLIMIT_NOFILE, many)
+        blobid = site.put(b"later")
+        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+
+
+def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> None:
+    """The program is not there for a while, and another one afterwards."""
+    site = watching
+    python = site.root / "python"
     python.symlink_to(sys.executable)
     site.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     site.wrapper = ["/bin/sh", "-c", f'shift; exec {python} "$@"', "sh"]
     site.write_config(run={"poll_interval": 0.1})
     with site.running("run", "--watch") as run:
         site.await_event("worker_start", 2)
-        python.rename(aside)
+        python.unlink()
         for pid in site.children(run.pid):
             os.kill(pid, signal.SIGKILL)
-        site.await_event("worker_restart", 4)
-        assert "No such file" in site.events("worker_restart")[-1]["detail"]
-        aside.rename(python)
+        site.await_event("worker_start", 4)
         blobid = site.put(b"later")
         wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
