@@ -49,8 +49,7 @@ class _Copy:
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                die_with_us()
-                _be(body, name, (pipes[0], pipes[3], pipes[5]), held)
+                _be(die_with_us, body, name, (pipes[0], pipes[3], pipes[5]), held)
         except BaseException:
             for fd in pipes:
                 os.close(fd)
@@ -98,11 +97,16 @@ def _pipes() -> list[int]:
 
 
 def _be(
-    body: Callable[[], int], name: str, ends: tuple[int, int, int], held: Iterable[int]
+    prepare: Callable[[], None],
+    body: Callable[[], int],
+    name: str,
+    ends: tuple[int, int, int],
+    held: Iterable[int],
 ) -> NoReturn:
     """The life of the child."""
     status = 1
     try:
+        prepare()
         # What was there before is the parent's: it is neither finalized nor looked through.
         gc.freeze()
         os.setsid()
