@@ -102,6 +102,7 @@ def hash_there(reader: Reader, desk: Desk) -> None:
         while _more(desk, under_way, lambda job: ask(session, job)):
             said = session.verdicts()
             desk.give(_judged(under_way.popleft(), said))
+            session.settled += 1
 
     reader.do(work)
 
@@ -120,6 +121,7 @@ def download(reader: Reader, desk: Desk) -> None:
             taker = _Hashing()
             session.contents(taker)
             desk.give(Checked(under_way.popleft(), taker.bytes, tuple(taker.failures)))
+            session.settled += 1
 
     reader.do(work)
 

@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from ntt_backup import identity
 from ntt_backup.config import RemoteConfig, Settings
-from ntt_backup.errors import BackupError, Unsupported
+from ntt_backup.errors import BackupError, RemoteDenied, RemoteNonsense, Unsupported
 from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.remote import asking
 from ntt_backup.strategy.reading import Reach, ReadingSession
@@ -88,7 +88,7 @@ class FarSide:
         clock = OutageClock(
             Backoff(run.backoff_base, run.backoff_cap), run.outage_timeout, random.random
         )
-        return Reader(lambda: self._first_or(slot), clock, self._wait)
+        return Reader(lambda: self._first_or(slot), clock, self._wait, run.attempts)
 
     def crew(self, workers: int, work: Callable[[Reader], None], tick: Callable[[], None]) -> None:
         """Have that many threads do work, each with a reader; tick is called meanwhile, in this
@@ -155,36 +155,42 @@ class FarSide:
 
 
 class Reader:
-    """One thread's way to the remote: does work with a session, and again with another one."""
+    """One thread's way to the remote: does work with a session, and again with another one.
+
+    attempts: how many sessions in a row may end in nonsense without one piece of work settled.
+    """
 
     def __init__(
         self,
         open_: Callable[[], ReadingSession],
         clock: OutageClock,
         wait: Callable[[BackupError, float], None],
+        attempts: int,
     ) -> None:
         self._open = open_
         self._clock = clock
         self._wait = wait
+        self._attempts = attempts
+        self._nonsense = 0
         self._session: ReadingSession | None = None
 
     def do(self, work: Callable[[ReadingSession], T]) -> T:
         """What work returns; called again, with a new session, whenever the remote went away.
 
-        Raises BackupError for what waiting does not mend, or where it was away for too long.
+        work counts in the session's `settled` what it will not ask for again. Raises BackupError
+        for what waiting does not mend, or where it was away, or talked nonsense, for too long.
         """
         while True:
             try:
                 if self._session is None:
                     self._session = self._open()
-                seen = self._session.answers
-                try:
-                    return work(self._session)
-                finally:
-                    if self._session.answers > seen:
-                        self._clock.over()
+                done = self._work(self._session, work)
+                self._nonsense = 0
+                return done
             except BackupError as error:
                 self._drop()
+                if isinstance(error, RemoteNonsense):
+                    self._count(error)
                 wait_s = self._clock.next_wait(time.monotonic()) if error.retryable else None
                 if wait_s is None:
                     raise
@@ -211,6 +217,28 @@ class Reader:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def _work(self, session: ReadingSession, work: Callable[[ReadingSession], T]) -> T:
+        answers, settled = session.answers, session.settled
+        try:
+            return work(session)
+        finally:
+            if session.answers > answers:
+                self._clock.over()
+            if session.settled > settled:
+                self._nonsense = 0
+
+    def _count(self, error: RemoteNonsense) -> None:
+        """One more in a row. Frames may come each time, so the clock alone would never end it."""
+        self._nonsense += 1
+        if self._nonsense >= self._attempts:
+            raise RemoteDenied(
+                error.message,
+                detail=f"{self._nonsense} times in a row; last: {error.detail}",
+                hint="look at the memory and disk of the remote, and whether another program stands"
+                " behind its python3 or the forced command; install-receiver --write has a"
+                " receiver that fits",
+            ) from error
 
     def _drop(self) -> None:
         session, self._session = self._session, None

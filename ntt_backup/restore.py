@@ -247,12 +247,14 @@ class Fetching:
             if under_way:
                 session.contents(landing)
                 self._shared.settle(landing, under_way.popleft().part)
+                session.settled += 1
                 again = landing.again()
                 self._next.extendleft(Batch([(digest, None)], None) for digest in again)
             elif self._damaged:
                 mend(session, landing, self._damaged[0])
                 self._damaged.popleft()
                 self._shared.settle(landing, None)
+                session.settled += 1
             elif not self._refill(wait=True):
                 return
 
