@@ -35,7 +35,7 @@ from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 # Commands in modules of their own name, which are loaded only when they are asked for.
-_ELSEWHERE = ("bench", "dump", "reconcile", "restore", "verify")
+_ELSEWHERE = ("bench", "drill", "dump", "reconcile", "restore", "verify")
 
 
 class _Commands(click.Group):
