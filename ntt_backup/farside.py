@@ -9,7 +9,8 @@ keeps in its own hands what is done already.
 
 Threads, not processes as in a run: hashing, reading and writing let go of the interpreter's lock,
 and there is one catalog connection and one report. The first contact has no patience: who has
-typed a command wants to hear at once that the remote is not there.
+typed a command wants to hear at once that the remote is not there. All of a crew make it side by
+side: one after the other they would leave a distant link idle for as long as a handshake takes.
 
 Called by `verify`, `restore` and `reconcile`.
 """
@@ -64,6 +65,10 @@ class FarSide:
         self._on_outage = on_outage
         self._stop = threading.Event()
         self._first: list[ReadingSession] = []
+        # How many sessions are being opened, and whether any ever was.
+        self._contact = threading.Condition()
+        self._opening = 0
+        self._met = False
 
     def greet(self) -> ReadingSession:
         """The first session, without waiting for a remote that is away: the first reader takes it
@@ -88,7 +93,7 @@ class FarSide:
         clock = OutageClock(
             Backoff(run.backoff_base, run.backoff_cap), run.outage_timeout, random.random
         )
-        return Reader(lambda: self._first_or(slot), clock, self._wait, run.attempts)
+        return Reader(lambda: self._first_or(slot), clock, self._patient, run.attempts)
 
     def crew(self, workers: int, work: Callable[[Reader], None], tick: Callable[[], None]) -> None:
         """Have that many threads do work, each with a reader; tick is called meanwhile, in this
@@ -109,7 +114,12 @@ class FarSide:
         finally:
             reader.close()
 
-    def _wait(self, error: BackupError, seconds: float) -> None:
+    def _patient(self, error: BackupError, seconds: float) -> None:
+        """Wait, if the remote was there once; raises the error where it never was."""
+        with self._contact:
+            self._contact.wait_for(lambda: self._met or not self._opening)
+            if not self._met:
+                raise error
         self._on_outage(error, seconds)
         if self._stop.wait(seconds):
             raise Cancelled
@@ -121,6 +131,20 @@ class FarSide:
             return self._open(slot)
 
     def _open(self, slot: str) -> ReadingSession:
+        with self._contact:
+            self._opening += 1
+        met = False
+        try:
+            session = self._connect(slot)
+            met = True
+            return session
+        finally:
+            with self._contact:
+                self._opening -= 1
+                self._met = self._met or met
+                self._contact.notify_all()
+
+    def _connect(self, slot: str) -> ReadingSession:
         settings = self._settings
         reach = Reach(
             transport=Ssh(settings.remote),
@@ -272,6 +296,7 @@ class Crew:
         self._work = work
         self._stop = stop or threading.Event()
         self._errors: list[BaseException] = []
+        self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(str(number),), daemon=True)
             for number in range(workers)
@@ -284,7 +309,8 @@ class Crew:
         try:
             while not self._errors and any(thread.is_alive() for thread in self._threads):
                 tick()
-                self._stop.wait(_TICK_SECONDS)
+                self._ended.wait(_TICK_SECONDS)
+                self._ended.clear()
         finally:
             if self._errors or any(thread.is_alive() for thread in self._threads):
                 self._stop.set()
@@ -302,3 +328,5 @@ class Crew:
             return
         except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
             self._errors.append(error)
+        finally:
+            self._ended.set()

@@ -124,19 +124,13 @@ def restore(
 ) -> Restored:
     """Fetch what is wanted and not there yet. Raises BackupError; what is there then is right."""
     far = FarSide(settings, "restore", wanted.words, on_outage)
-    far.greet()
-    try:
-        place = Place(destination)
-    except BaseException:
-        far.close()
-        raise
+    place = Place(destination)
     try:
         work = _Work(place, wanted, far, workers=workers, trust_size=trust_size)
         far.crew(workers + 1, work.run, lambda: on_progress(work.state()))
         place.sync()
         return work.state()
     finally:
-        far.close()
         place.close()
 
 
