@@ -47,10 +47,14 @@ class Checked:
 
 
 class Desk:
-    """Jobs for the crew, and what came of them. room: how many may lie here untaken."""
+    """Jobs for the crew, and what came of them. room: how many may lie here untaken.
 
-    def __init__(self, room: int, cancelled: Callable[[], None]) -> None:
+    wake is called when something came: there is room again, and a fast disk must not wait for it.
+    """
+
+    def __init__(self, room: int, cancelled: Callable[[], None], wake: Callable[[], None]) -> None:
         self._cancelled = cancelled
+        self._wake = wake
         self._jobs: queue.Queue[Job] = queue.Queue(room)
         self._done: queue.SimpleQueue[Checked] = queue.SimpleQueue()
         self._closed = False
@@ -80,6 +84,7 @@ class Desk:
 
     def give(self, checked: Checked) -> None:
         self._done.put(checked)
+        self._wake()
 
     def done(self) -> list[Checked]:
         """What has come since the last call."""

@@ -64,6 +64,7 @@ class FarSide:
         self._words = words
         self._on_outage = on_outage
         self._stop = threading.Event()
+        self._news = threading.Event()
         self._first: list[ReadingSession] = []
         # How many sessions are being opened, and whether any ever was.
         self._contact = threading.Condition()
@@ -99,8 +100,12 @@ class FarSide:
         """Have that many threads do work, each with a reader; tick is called meanwhile, in this
         thread. Returns when all are done. Raises what the first of them, or tick, raises.
         """
-        crew = Crew(workers, lambda slot: self._work(slot, work), self._stop)
+        crew = Crew(workers, lambda slot: self._work(slot, work), self._stop, self._news)
         crew.run(tick)
+
+    def wake(self) -> None:
+        """Have the crew's tick called now."""
+        self._news.set()
 
     def cancelled(self) -> None:
         """Raise Cancelled where the command is ending."""
@@ -288,15 +293,22 @@ def _page(
 
 
 class Crew:
-    """Threads that do the same work until there is none. work is given the thread's name."""
+    """Threads that do the same work until there is none. work is given the thread's name.
+
+    stop is set to end them, news to have the tick called before its time.
+    """
 
     def __init__(
-        self, workers: int, work: Callable[[str], None], stop: threading.Event | None = None
+        self,
+        workers: int,
+        work: Callable[[str], None],
+        stop: threading.Event,
+        news: threading.Event,
     ) -> None:
         self._work = work
-        self._stop = stop or threading.Event()
+        self._stop = stop
+        self._news = news
         self._errors: list[BaseException] = []
-        self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(str(number),), daemon=True)
             for number in range(workers)
@@ -309,8 +321,8 @@ class Crew:
         try:
             while not self._errors and any(thread.is_alive() for thread in self._threads):
                 tick()
-                self._ended.wait(_TICK_SECONDS)
-                self._ended.clear()
+                self._news.wait(_TICK_SECONDS)
+                self._news.clear()
         finally:
             if self._errors or any(thread.is_alive() for thread in self._threads):
                 self._stop.set()
@@ -329,4 +341,4 @@ class Crew:
         except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
             self._errors.append(error)
         finally:
-            self._ended.set()
+            self._news.set()
