@@ -114,8 +114,8 @@ def test_a_prefix_is_a_drill_in_small(backed_up: Site, scratch_url: str) -> None
     assert found["rows"] < 68
 
 
-def test_what_somebody_keeps_is_no_scratch_space(backed_up: Site, scratch_url: str) -> None:
-    site = backed_up
+def test_what_somebody_keeps_is_no_scratch_space(site: Site, scratch_url: str) -> None:
+    site.fill(5)
 
     def refused(scratch: Path, url: str) -> str:
         done = site.run("drill", "--scratch", str(scratch), "--database", url)
@@ -123,8 +123,9 @@ def test_what_somebody_keeps_is_no_scratch_space(backed_up: Site, scratch_url: s
         return done.stderr
 
     before = site.in_store(), site.query("select * from blobs order by 1")
-    assert "is not empty" in refused(back(site), site.url)
+    assert "the database" in (said := refused(back(site), site.url))
+    assert "is not empty" in said
     assert "lies in the store" in refused(site.store / "new", scratch_url)
-    assert "is not empty" in refused(site.root, scratch_url)
+    assert f"{site.root} is not empty" in refused(site.root, scratch_url)
     assert (site.in_store(), site.query("select * from blobs order by 1")) == before
     assert not back(site).exists()
