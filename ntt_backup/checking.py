@@ -47,10 +47,14 @@ class Checked:
 
 
 class Desk:
-    """Jobs for the crew, and what came of them. room: how many may lie here untaken."""
+    """Jobs for the crew, and what came of them. room: how many may lie here untaken.
 
-    def __init__(self, room: int, cancelled: Callable[[], None]) -> None:
+    wake is called when something came: there is room again, and a fast disk must not wait for it.
+    """
+
+    def __init__(self, room: int, cancelled: Callable[[], None], wake: Callable[[], None]) -> None:
         self._cancelled = cancelled
+        self._wake = wake
         self._jobs: queue.Queue[Job] = queue.Queue(room)
         self._done: queue.SimpleQueue[Checked] = queue.SimpleQueue()
         self._closed = False
@@ -80,6 +84,7 @@ class Desk:
 
     def give(self, checked: Checked) -> None:
         self._done.put(checked)
+        self._wake()
 
     def done(self) -> list[Checked]:
         """What has come since the last call."""
@@ -102,6 +107,7 @@ def hash_there(reader: Reader, desk: Desk) -> None:
         while _more(desk, under_way, lambda job: ask(session, job)):
             said = session.verdicts()
             desk.give(_judged(under_way.popleft(), said))
+            session.settled += 1
 
     reader.do(work)
 
@@ -120,6 +126,7 @@ def download(reader: Reader, desk: Desk) -> None:
             taker = _Hashing()
             session.contents(taker)
             desk.give(Checked(under_way.popleft(), taker.bytes, tuple(taker.failures)))
+            session.settled += 1
 
     reader.do(work)
 

@@ -81,6 +81,12 @@ class RemoteUnreachable(RemoteError):
     retryable = True
 
 
+class RemoteNonsense(RemoteUnreachable):
+    """What came from the remote cannot be an answer. Retried, as after a lost link, but not for
+    ever: a far side that is broken says the same each time.
+    """
+
+
 class RemoteDenied(RemoteError):
     """Host key, authentication, or no usable shell: someone must change something."""
 

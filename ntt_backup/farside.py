@@ -9,7 +9,8 @@ keeps in its own hands what is done already.
 
 Threads, not processes as in a run: hashing, reading and writing let go of the interpreter's lock,
 and there is one catalog connection and one report. The first contact has no patience: who has
-typed a command wants to hear at once that the remote is not there.
+typed a command wants to hear at once that the remote is not there. All of a crew make it side by
+side: one after the other they would leave a distant link idle for as long as a handshake takes.
 
 Called by `verify`, `restore` and `reconcile`.
 """
@@ -26,7 +27,7 @@ from typing import Final, TypeVar
 
 from ntt_backup import identity
 from ntt_backup.config import RemoteConfig, Settings
-from ntt_backup.errors import BackupError, Unsupported
+from ntt_backup.errors import BackupError, RemoteDenied, RemoteNonsense, Unsupported
 from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.remote import asking
 from ntt_backup.strategy.reading import Reach, ReadingSession
@@ -63,7 +64,12 @@ class FarSide:
         self._words = words
         self._on_outage = on_outage
         self._stop = threading.Event()
+        self._news = threading.Event()
         self._first: list[ReadingSession] = []
+        # How many sessions are being opened, and whether any ever was.
+        self._contact = threading.Condition()
+        self._opening = 0
+        self._met = False
 
     def greet(self) -> ReadingSession:
         """The first session, without waiting for a remote that is away: the first reader takes it
@@ -88,14 +94,18 @@ class FarSide:
         clock = OutageClock(
             Backoff(run.backoff_base, run.backoff_cap), run.outage_timeout, random.random
         )
-        return Reader(lambda: self._first_or(slot), clock, self._wait)
+        return Reader(lambda: self._first_or(slot), clock, self._patient, run.attempts)
 
     def crew(self, workers: int, work: Callable[[Reader], None], tick: Callable[[], None]) -> None:
         """Have that many threads do work, each with a reader; tick is called meanwhile, in this
         thread. Returns when all are done. Raises what the first of them, or tick, raises.
         """
-        crew = Crew(workers, lambda slot: self._work(slot, work), self._stop)
+        crew = Crew(workers, lambda slot: self._work(slot, work), self._stop, self._news)
         crew.run(tick)
+
+    def wake(self) -> None:
+        """Have the crew's tick called now."""
+        self._news.set()
 
     def cancelled(self) -> None:
         """Raise Cancelled where the command is ending."""
@@ -109,7 +119,12 @@ class FarSide:
         finally:
             reader.close()
 
-    def _wait(self, error: BackupError, seconds: float) -> None:
+    def _patient(self, error: BackupError, seconds: float) -> None:
+        """Wait, if the remote was there once; raises the error where it never was."""
+        with self._contact:
+            self._contact.wait_for(lambda: self._met or not self._opening)
+            if not self._met:
+                raise error
         self._on_outage(error, seconds)
         if self._stop.wait(seconds):
             raise Cancelled
@@ -121,6 +136,20 @@ class FarSide:
             return self._open(slot)
 
     def _open(self, slot: str) -> ReadingSession:
+        with self._contact:
+            self._opening += 1
+        met = False
+        try:
+            session = self._connect(slot)
+            met = True
+            return session
+        finally:
+            with self._contact:
+                self._opening -= 1
+                self._met = self._met or met
+                self._contact.notify_all()
+
+    def _connect(self, slot: str) -> ReadingSession:
         settings = self._settings
         reach = Reach(
             transport=Ssh(settings.remote),
@@ -155,36 +184,42 @@ class FarSide:
 
 
 class Reader:
-    """One thread's way to the remote: does work with a session, and again with another one."""
+    """One thread's way to the remote: does work with a session, and again with another one.
+
+    attempts: how many sessions in a row may end in nonsense without one piece of work settled.
+    """
 
     def __init__(
         self,
         open_: Callable[[], ReadingSession],
         clock: OutageClock,
         wait: Callable[[BackupError, float], None],
+        attempts: int,
     ) -> None:
         self._open = open_
         self._clock = clock
         self._wait = wait
+        self._attempts = attempts
+        self._nonsense = 0
         self._session: ReadingSession | None = None
 
     def do(self, work: Callable[[ReadingSession], T]) -> T:
         """What work returns; called again, with a new session, whenever the remote went away.
 
-        Raises BackupError for what waiting does not mend, or where it was away for too long.
+        work counts in the session's `settled` what it will not ask for again. Raises BackupError
+        for what waiting does not mend, or where it was away, or talked nonsense, for too long.
         """
         while True:
             try:
                 if self._session is None:
                     self._session = self._open()
-                seen = self._session.answers
-                try:
-                    return work(self._session)
-                finally:
-                    if self._session.answers > seen:
-                        self._clock.over()
+                done = self._work(self._session, work)
+                self._nonsense = 0
+                return done
             except BackupError as error:
                 self._drop()
+                if isinstance(error, RemoteNonsense):
+                    self._count(error)
                 wait_s = self._clock.next_wait(time.monotonic()) if error.retryable else None
                 if wait_s is None:
                     raise
@@ -212,6 +247,28 @@ class Reader:
         if session is not None:
             session.close()
 
+    def _work(self, session: ReadingSession, work: Callable[[ReadingSession], T]) -> T:
+        answers, settled = session.answers, session.settled
+        try:
+            return work(session)
+        finally:
+            if session.answers > answers:
+                self._clock.over()
+            if session.settled > settled:
+                self._nonsense = 0
+
+    def _count(self, error: RemoteNonsense) -> None:
+        """One more in a row. Frames may come each time, so the clock alone would never end it."""
+        self._nonsense += 1
+        if self._nonsense >= self._attempts:
+            raise RemoteDenied(
+                error.message,
+                detail=f"{self._nonsense} times in a row; last: {error.detail}",
+                hint="look at the memory and disk of the remote, and whether another program stands"
+                " behind its python3 or the forced command; install-receiver --write has a"
+                " receiver that fits",
+            ) from error
+
     def _drop(self) -> None:
         session, self._session = self._session, None
         if session is not None:
@@ -236,13 +293,21 @@ def _page(
 
 
 class Crew:
-    """Threads that do the same work until there is none. work is given the thread's name."""
+    """Threads that do the same work until there is none. work is given the thread's name.
+
+    stop is set to end them, news to have the tick called before its time.
+    """
 
     def __init__(
-        self, workers: int, work: Callable[[str], None], stop: threading.Event | None = None
+        self,
+        workers: int,
+        work: Callable[[str], None],
+        stop: threading.Event,
+        news: threading.Event,
     ) -> None:
         self._work = work
-        self._stop = stop or threading.Event()
+        self._stop = stop
+        self._news = news
         self._errors: list[BaseException] = []
         self._threads = [
             threading.Thread(target=self._run, args=(str(number),), daemon=True)
@@ -256,7 +321,8 @@ class Crew:
         try:
             while not self._errors and any(thread.is_alive() for thread in self._threads):
                 tick()
-                self._stop.wait(_TICK_SECONDS)
+                self._news.wait(_TICK_SECONDS)
+                self._news.clear()
         finally:
             if self._errors or any(thread.is_alive() for thread in self._threads):
                 self._stop.set()
@@ -274,3 +340,5 @@ class Crew:
             return
         except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
             self._errors.append(error)
+        finally:
+            self._news.set()

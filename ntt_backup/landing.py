@@ -56,7 +56,8 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         with destination(root):
-            if not root.is_dir():
+            self._made = not root.is_dir()
+            if self._made:
                 root.mkdir(0o755)
             self.fd = os.open(root, _DIRECTORY)
             self.device = os.fstat(self.fd).st_dev
@@ -96,6 +97,8 @@ class Place:
                     shutil.rmtree(name, ignore_errors=True, dir_fd=self._scratch)
             os.rmdir("partial", dir_fd=self._scratch)
             os.rmdir(SCRATCH, dir_fd=self.fd)
+            if self._made:
+                self.root.rmdir()  # Where nothing came, it is empty.
         for fd in (self.partial, self._scratch, self.fd):
             os.close(fd)
 

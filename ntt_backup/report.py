@@ -65,11 +65,11 @@ def status_table(
     """The status for a terminal."""
     rows = [
         ("pending", _amount(totals.pending, totals.pending_bytes)),
+        *_reasons(totals.pending_by_reason),
         ("copied", _amount(totals.copied, totals.copied_bytes)),
         ("failed", _amount(totals.failed, totals.failed_bytes)),
+        *_reasons(totals.failed_by_reason),
     ]
-    for reason, count in sorted(totals.failed_by_reason.items()):
-        rows.append(("", f"{count:,} {reason}"))
     if totals.unsized:
         rows.append(("", f"{totals.unsized:,} pending blobs have no size in the catalog yet"))
     if totals.without_blobid:
@@ -92,6 +92,10 @@ def status_table(
 
 def _amount(blobs: int, bytes_: int) -> str:
     return f"{blobs:,} blobs, {size(bytes_)}"
+
+
+def _reasons(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    return [("", f"{count:,} {reason}") for reason, count in sorted(counts.items())]
 
 
 def _run(run: Run) -> str:

@@ -124,19 +124,13 @@ def restore(
 ) -> Restored:
     """Fetch what is wanted and not there yet. Raises BackupError; what is there then is right."""
     far = FarSide(settings, "restore", wanted.words, on_outage)
-    far.greet()
-    try:
-        place = Place(destination)
-    except BaseException:
-        far.close()
-        raise
+    place = Place(destination)
     try:
         work = _Work(place, wanted, far, workers=workers, trust_size=trust_size)
         far.crew(workers + 1, work.run, lambda: on_progress(work.state()))
         place.sync()
         return work.state()
     finally:
-        far.close()
         place.close()
 
 
@@ -247,12 +241,14 @@ class Fetching:
             if under_way:
                 session.contents(landing)
                 self._shared.settle(landing, under_way.popleft().part)
+                session.settled += 1
                 again = landing.again()
                 self._next.extendleft(Batch([(digest, None)], None) for digest in again)
             elif self._damaged:
                 mend(session, landing, self._damaged[0])
                 self._damaged.popleft()
                 self._shared.settle(landing, None)
+                session.settled += 1
             elif not self._refill(wait=True):
                 return
 

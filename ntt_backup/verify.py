@@ -15,6 +15,7 @@ Called by `cli.verify`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def verify_remote(
             hint="install the Python module blake3 there (or the library libblake3), or let"
             " `verify --download` fetch every blob and hash it here",
         )
-    desk = Desk(2 * question.workers, far.cancelled)
+    desk = Desk(2 * question.workers, far.cancelled, far.wake)
     work = download if fetching else hash_there
     try:
         inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, far)
@@ -115,10 +116,11 @@ def verify_store(
 ) -> Findings:
     """Check the store's own blobs, and change nothing. Raises BackupError."""
     root = settings.source.root
-    desk = Desk(2 * question.workers, lambda: None)
+    stop, news = threading.Event(), threading.Event()
+    desk = Desk(2 * question.workers, lambda: None, news.set)
     inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, None)
     try:
-        Crew(question.workers, lambda _: hash_here(root, desk)).run(inquiry.step)
+        Crew(question.workers, lambda _: hash_here(root, desk), stop, news).run(inquiry.step)
     finally:
         desk.close()
     return inquiry.end()

@@ -7,7 +7,7 @@ differs something may have changed. Our own tables are left out, or noting a run
 It must be taken before the dump, so that what happens meanwhile counts for the next one. A session
 tells its counts with a delay of some seconds; what is overlooked so is seen the next time.
 
-Called by `dump`; `last_dumps` by `status`.
+Called by `dump`; `last_dumps` by `status`, `require_empty` by `drill`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from datetime import datetime
 
 from ntt_backup.catalog.db import Connection, translated
 from ntt_backup.catalog.queries import statement
+from ntt_backup.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,18 @@ def database_state(conn: Connection) -> DatabaseState:
     """The database as it is at this moment."""
     with translated(conn, "tell about itself"):
         return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
+
+
+def require_empty(conn: Connection) -> None:
+    """Raise ConfigError where anybody keeps anything in the database."""
+    with translated(conn, "list its tables"):
+        found = conn.execute(statement("first_relation")).fetchone()
+    if found is not None:
+        raise ConfigError(
+            f"the database {conn.info.dbname} is not empty",
+            detail=f"it has {found[0]}",
+            hint="createdb a new one for this, and dropdb it afterwards",
+        )
 
 
 def note(

@@ -32,7 +32,8 @@ class Totals:
     """The catalog by state. Bytes are of blobs with a known size; unsized are pending without one.
 
     without_blobid: rows whose blobid is NULL; they are never sent, and are in no other figure.
-    failed_by_reason: 'unknown' counts what another program marked as failed.
+    failed_by_reason: 'unknown' counts what another program marked as failed. pending_by_reason:
+    what is pending because a check did not find it on the remote, or not right.
     """
 
     pending: int
@@ -44,6 +45,7 @@ class Totals:
     unsized: int
     without_blobid: int
     failed_by_reason: Mapping[str, int]
+    pending_by_reason: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,11 @@ def status(conn: Connection, target: str) -> Totals:
         conn.execute(statement("one_snapshot"))
         parts = read_parts(conn, target)
         totals = conn.execute(statement("totals", **parts)).fetchall()[0]
-        reasons = conn.execute(
-            statement("failed_by_reason", **parts), {"target": target}
-        ).fetchall()
-    figures = (*totals, dict(reasons))
+        reasons: list[dict[str, int]] = [
+            dict(conn.execute(statement(name, **parts), {"target": target}).fetchall())
+            for name in ("failed_by_reason", "pending_by_reason")
+        ]
+    figures = (*totals, *reasons)
     return Totals(*figures)
 
 

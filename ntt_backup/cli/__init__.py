@@ -35,7 +35,7 @@ from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 # Commands in modules of their own name, which are loaded only when they are asked for.
-_ELSEWHERE = ("bench", "dump", "reconcile", "restore", "verify")
+_ELSEWHERE = ("bench", "drill", "dump", "reconcile", "restore", "verify")
 
 
 class _Commands(click.Group):
@@ -269,6 +269,11 @@ def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     default="auto",
     help="OpenSSH's sshd, or one in Python; auto: sshd where it is installed.",
 )
+@click.option(
+    "--drill",
+    is_flag=True,
+    help="Then lose the store and the database, and come back from the remote alone.",
+)
 def show_demo(
     source: Path | None,
     blobs: int,
@@ -276,8 +281,12 @@ def show_demo(
     keep: bool,
     directory: Path | None,
     ssh_server: Literal["auto", "openssh", "embedded"],
+    drill: bool,
 ) -> None:
-    """Back up a made-up store on this machine, for real, and compare every byte."""
+    """Back up a made-up store on this machine, for real, and compare every byte.
+
+    Exit code 1 when the two sides differ, 7 when not everything came back in the drill.
+    """
     sys.exit(
         demo.run(
             source=source,
@@ -286,6 +295,7 @@ def show_demo(
             keep=keep,
             directory=directory,
             ssh_server=ssh_server,
+            drill=drill,
         )
     )
 

@@ -27,13 +27,15 @@ def run(
     keep: bool = False,
     directory: Path | None = None,
     ssh_server: Literal["auto", "openssh", "embedded"] = "auto",
+    drill: bool = False,
 ) -> int:
     """Show a backup from an empty catalog to identical stores; the exit code, 0 if all went well.
 
     source: where the store's files are taken from; some system directories by default. blobs: how
     many. directory: where to work, absent or empty; a new one below TMPDIR by default. keep: leave
-    it, with a script that starts the servers again. However it ends, it cleans up, except that a
-    kill -9 leaves the directory (and no process).
+    it, with a script that starts the servers again. drill: then lose the store and the database,
+    and come back from the remote; 7 where something is not as it was. However it ends, it cleans
+    up, except that a kill -9 leaves the directory (and no process).
     Raises BackupError; Stopped for SIGINT, SIGTERM and SIGHUP.
     """
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
@@ -43,4 +45,4 @@ def run(
         )
     from ntt_backup.demo.story import Story
 
-    return Story(source, blobs, workers, keep, directory, ssh_server).tell()
+    return Story(source, blobs, workers, keep, directory, ssh_server, drill).tell()

@@ -68,12 +68,24 @@ class Postgres:
             self._process = self._spawn(argv, stdout=log, stderr=log)
         self._await_ready(self._process)
         if new:
-            self._psql(_connection_string(self._data, "postgres"), f"create database {DATABASE}")
+            self.create()
 
     @property
     def programs(self) -> Path:
         """The directory of its pg_dump. Raises ConfigError."""
         return _installation() / "bin"
+
+    def create(self) -> None:
+        """Make the database, empty."""
+        self._outside(f"create database {DATABASE}")
+
+    def drop(self) -> None:
+        """Remove the database with all that is in it."""
+        self._outside(f"drop database {DATABASE} with (force)")
+
+    def exists(self) -> bool:
+        """Whether there is the database."""
+        return DATABASE in self._outside("select datname from pg_database").splitlines()
 
     def query(self, sql: str) -> str:
         """The answer's rows as lines of text, their columns parted by `|`."""
@@ -102,6 +114,9 @@ class Postgres:
     def _psql(self, url: str, sql: str) -> str:
         psql = str(_installation() / "bin" / "psql")
         return self._run([psql, "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql])
+
+    def _outside(self, sql: str) -> str:
+        return self._psql(_connection_string(self._data, "postgres"), sql)
 
     def _run(self, argv: Sequence[str], *, as_server: bool = False) -> str:
         with self._interrupts.held():

@@ -11,6 +11,7 @@ Called by `demo`.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import shutil
@@ -18,12 +19,15 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from blake3 import blake3
 
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.model import relative_path
+
+# Path below the root to the content's hash.
+Listing = dict[str, str]
 
 DEFAULT_SOURCES: Final = (Path("/usr/share"), Path("/usr/lib"), Path("/usr/bin"))
 _CHUNK: Final = 1 << 20
@@ -164,6 +168,23 @@ class Comparison:
             f" {len(self.missing):,} missing, {len(self.extra):,} too many"
         )
 
+    @classmethod
+    def of_listings(cls, before: Listing, after: Listing) -> Self:
+        """What became of a tree."""
+        both = before.keys() & after.keys()
+        different = sorted(name for name in both if before[name] != after[name])
+        return cls(
+            same=len(both) - len(different),
+            missing=sorted(before.keys() - after.keys()),
+            extra=sorted(after.keys() - before.keys()),
+            different=different,
+        )
+
+
+def list_tree(root: Path) -> Listing:
+    """Every name below root that is no directory, with a hash of its content."""
+    return {name: _digest(root / name) for name in _entries(root)}
+
 
 def compare(source: Path, destination: Path) -> Comparison:
     """Compare names and every byte, both ways."""
@@ -184,6 +205,13 @@ def _entries(root: Path) -> Iterator[str]:
     for path in root.rglob("*"):
         if path.is_symlink() or not path.is_dir():
             yield str(path.relative_to(root))
+
+
+def _digest(path: Path) -> str:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return "no file"
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -21,14 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from ntt_backup.demo import ssh
+from ntt_backup.demo import loss, ssh
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
+from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import (
     DEFAULT_SOURCES,
     Comparison,
@@ -40,12 +36,11 @@ from ntt_backup.demo.store import (
 from ntt_backup.errors import ConfigError
 from ntt_backup.interrupts import Interrupts
 from ntt_backup.process import die_with_parent
-from ntt_backup.wording import duration, printable, size
+from ntt_backup.wording import duration, size
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
 _MEGA: Final = 10**6
 _END_SECONDS: Final = 5.0
-_DIFFERENCES_SHOWN: Final = 10
 _COUNTS: Final = (
     "select count(*), count(*) filter (where remote_copied),"
     " count(*) filter (where remote_copy_failed) from blobs"
@@ -62,6 +57,7 @@ class Story:
     keep: bool
     directory: Path | None
     ssh_server: ssh.Choice
+    drill: bool
 
     def tell(self) -> int:
         """Do all of it and clean up; the exit code."""
@@ -83,37 +79,37 @@ class Story:
             scratch = Scratch.create(self.directory)
             stack.callback(self._leave, scratch)
         require_space(scratch.root)
-        _step("A catalog and a remote, on this machine and only for this demo")
+        step("A catalog and a remote, on this machine and only for this demo")
         postgres, server = start_servers(scratch, self.ssh_server, stack, interrupts)
-        _say(f"PostgreSQL: {postgres.url}")
-        _say(f"ssh server: {server.name}, {server.host} port {server.port}")
+        say(f"PostgreSQL: {postgres.url}")
+        say(f"ssh server: {server.name}, {server.host} port {server.port}")
 
         sources = [path for path in DEFAULT_SOURCES if path.is_dir()]
         if self.source is not None:
             sources = [self.source.expanduser().resolve()]
-        _step(f"A store made of files from {', '.join(map(str, sources))}")
+        step(f"A store made of files from {', '.join(map(str, sources))}")
         made = make_store(scratch.source, sources, self.blobs, avoid=scratch.root)
-        _say(f"{made.blobs:,} blobs, {size(made.bytes)} in {scratch.source}")
+        say(f"{made.blobs:,} blobs, {size(made.bytes)} in {scratch.source}")
 
-        _step(f"The settings, {scratch.settings}")
-        _say(scratch.settings.read_text().strip())
+        step(f"The settings, {scratch.settings}")
+        say(scratch.settings.read_text().strip())
 
         command = _Commands(scratch, interrupts)
-        _step("Create the catalog, register what the store has, check that everything is in place")
+        step("Create the catalog, register what the store has, check that everything is in place")
         code = command("init-db") or command("scan") or command("check")
         if code:
             return code
         run = ("run", "--once", "--workers", str(self.workers))
-        _step("Back up")
+        step("Back up")
         if code := command(*run):
             return code
         first = _events(scratch.log)
-        _step("Once more: there is nothing left to send")
+        step("Once more: there is nothing left to send")
         code = command(*run) or command("status")
         if code:
             return code
 
-        _step("Is it true?")
+        step("Is it true?")
         verdict = _Verdict(
             made=made,
             first=first,
@@ -123,7 +119,9 @@ class Story:
             elapsed_s=time.monotonic() - started,
         )
         verdict.show()
-        return 0 if verdict.good else 1
+        if not verdict.good:
+            return 1
+        return loss.drill(scratch, postgres, command) if self.drill else 0
 
     def _leave(self, scratch: Scratch) -> None:
         """Remove the directory, or say what can be done with it."""
@@ -133,9 +131,9 @@ class Story:
         scratch.write_play()
         root = shlex.quote(str(scratch.root))
         homes = " ".join(shlex.quote(str(home)) for home in scratch.homes())
-        _step(f"The demo is kept in {scratch.root}")
-        _say(f"sh {root}/play   starts the servers again and opens a shell to play in")
-        _say(f"rm -r {homes}   removes everything")
+        step(f"The demo is kept in {scratch.root}")
+        say(f"sh {root}/play   starts the servers again and opens a shell to play in")
+        say(f"rm -r {homes}   removes everything")
 
 
 def start_servers(
@@ -162,8 +160,8 @@ class _Commands:
     def __call__(self, *arguments: str) -> int:
         """The exit code, 128 + N for a command that signal N ended."""
         options = ("--config", str(self.scratch.settings), *arguments)
-        _say("")
-        _say("$ " + shlex.join(("ntt-backup-remote", *options)), style="bold")
+        say("")
+        say("$ " + shlex.join(("ntt-backup-remote", *options)), style="bold")
         with self.interrupts.held():
             # In a session of its own Ctrl-C reaches it through us, and not while Python starts.
             process = subprocess.Popen(
@@ -178,7 +176,7 @@ class _Commands:
         finally:
             end(process)
         if code:
-            _say(f"exit code {code}", style="red")
+            say(f"exit code {code}", style="red")
         return code if code >= 0 else 128 - code
 
 
@@ -228,10 +226,7 @@ class _Verdict:
         seconds, megabytes = max(run["duration_s"], 1e-3), run["bytes"] / _MEGA
         total, copied, failed = self.rows.split("|")
         lines = Counter(event["event"] for event in self.all)
-        table = Table(box=SIMPLE, show_header=False)
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for name, text in (
+        rows = (
             ("store", f"{made.blobs:,} blobs, {size(made.bytes)}"),
             ("left out", _left_out(made)),
             ("first run", f"{run['copied']:,} blobs, {size(run['bytes'])} in {duration(seconds)}"),
@@ -241,17 +236,13 @@ class _Verdict:
             ("catalog", f"{total} rows, {copied} copied, {failed} failed"),
             ("log", ", ".join(f"{count} {event}" for event, count in lines.most_common())),
             ("demo", f"took {duration(self.elapsed_s)}"),
-        ):
-            table.add_row(name, Text(text))
-        _console().print(table)
-        for name in [*self.comparison.missing, *self.comparison.different, *self.comparison.extra][
-            :_DIFFERENCES_SHOWN
-        ]:
-            _say(printable(name), style="red")
+        )
+        tabulate(rows)
+        show_differences(self.comparison)
         if self.good:
-            _say("Identical, and recorded as such.", style="bold green")
+            say("Identical, and recorded as such.", style="bold green")
         else:
-            _say("NOT as it should be.", style="bold red")
+            say("NOT as it should be.", style="bold red")
 
 
 def _left_out(made: Made) -> str:
@@ -259,17 +250,3 @@ def _left_out(made: Made) -> str:
         f"{made.duplicates:,} duplicates, {made.unreadable:,} unreadable,"
         f" {made.too_large:,} too large for a demo"
     )
-
-
-def _console() -> Console:
-    return Console(highlight=False)
-
-
-def _step(title: str) -> None:
-    _say("")
-    _say(printable(title), style="bold cyan")
-
-
-def _say(text: str, style: str = "") -> None:
-    _console().print(Text(text, style=style), soft_wrap=True)
-    sys.stdout.flush()

@@ -18,6 +18,7 @@ from ntt_backup.errors import (
     BackupError,
     RemoteCannotStore,
     RemoteDenied,
+    RemoteNonsense,
     RemoteUnreachable,
     Unsupported,
 )
@@ -106,12 +107,12 @@ def refusal(code: str, text: str) -> BackupError:
         )
     if code == "protocol":
         # The banner has settled the version: what arrives there is not what was sent.
-        return RemoteUnreachable(
+        return RemoteNonsense(
             "the receiver there does not understand what reaches it",
             detail=text,
             hint="if this happens again: something between here and there alters what it carries",
         )
-    return RemoteUnreachable("the receiver there gave up", detail=f"{code}: {text}")
+    return RemoteNonsense("the receiver there gave up", detail=f"{code}: {text}")
 
 
 def _banner(said: re.Match[bytes]) -> Banner:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ntt_backup.config import RunSettings
-from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.errors import BackupError, RemoteNonsense, RemoteUnreachable, Unsupported
 from ntt_backup.remote import asking, frames
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.strategy import handshake
@@ -68,7 +68,7 @@ class Taker(Protocol):
 class ReadingSession:
     """One connection. Methods raise BackupError; a session that has raised is of no use any more.
 
-    answers counts the frames that came.
+    answers counts the frames that came, settled the pieces of work that its user is done with.
     """
 
     def __init__(self, reach: Reach) -> None:
@@ -78,6 +78,7 @@ class ReadingSession:
         self._unread: deque[memoryview] = deque()
         self._asked: deque[tuple[bytes, ...]] = deque()
         self.answers = 0
+        self.settled = 0
         self._channel = Channel(reach.transport, command)
         try:
             timeout = reach.transport.connect_timeout
@@ -361,4 +362,4 @@ class ReadingSession:
 
     def _nonsense(self, said: str) -> BackupError:
         self.abort()
-        return RemoteUnreachable("the remote answers nonsense", detail=said[:200])
+        return RemoteNonsense("the remote answers nonsense", detail=said[:200])

@@ -11,13 +11,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ntt_backup import demo
-from ntt_backup.demo import scratch, store, story
+from ntt_backup.demo import loss, scratch, store, story
+from ntt_backup.demo.postgres import Postgres
+from ntt_backup.demo.scratch import Scratch
 from ntt_backup.errors import ConfigError, SourceError
 from tests.site import wait_until
 
@@ -132,10 +135,25 @@ def assert_told_in_full(output: str, workers: int) -> None:
     assert "Warning" not in output
 
 
-def test_demo_shows_a_whole_backup_and_leaves_nothing(place: Path, files: Path) -> None:
-    code, output = run(place, "--from", files, "--workers", "2")
+def assert_all_came_back(output: str) -> None:
+    lost, back = output.index("gone: the database"), output.index("Everything came back")
+    typed = [line for line in output[lost:back].splitlines() if line.startswith("$ ")]
+    wanted = ("restore --catalog", "restore '", "verify --local", "reconcile")
+    assert len(typed) == len(wanted)
+    assert all(command in line for line, command in zip(typed, wanted, strict=True)), typed
+    said = " ".join(output[lost:].split())
+    assert f"store {BLOBS} files, byte for byte the same" in said
+    assert f"remote {BLOBS} files, byte for byte the same" in said
+    assert f"public.blobs {BLOBS + 7} rows, all equal" in said
+    assert "public.albums" in said
+    assert "NOT" not in output
+
+
+def test_demo_shows_a_whole_backup_and_a_drill_and_leaves_nothing(place: Path, files: Path) -> None:
+    code, output = run(place, "--from", files, "--workers", "2", "--drill")
     assert code == 0, output
     assert_told_in_full(output, workers=2)
+    assert_all_came_back(output)
     assert_nothing_left(place, output)
 
 
@@ -249,6 +267,71 @@ def test_damage_is_found_and_told(
     assert f"{BLOBS - 1} the same, 0 different, 1 missing, 0 too many" in output
     assert "NOT as it should be" in output
     assert not (tmp_path / "demo").exists()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_drill_fails_where_the_remote_has_a_byte_wrong(
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One in a blob, one in the newest dump: an older one comes back in its place."""
+
+    def lose(scratch: Scratch, postgres: Postgres) -> None:
+        lose_all(scratch, postgres)
+        blobs = [path for path in scratch.destination.rglob("*") if path.is_file()]
+        flip(max(blobs, key=lambda path: path.stat().st_size))
+        flip(sorted(scratch.remote.glob("pgdump/*.dump"))[-1])
+
+    lose_all = loss.lose
+    monkeypatch.setattr(loss, "lose", lose)
+    assert demo.run(source=files, directory=tmp_path / "demo", workers=1, drill=True) == 7
+    output = capfd.readouterr().out
+    said = " ".join(output[output.index("Is all of it back?") :].split())
+    assert f"store {BLOBS - 1} the same, 0 different, 1 missing, 0 too many" in said
+    assert f"remote {BLOBS - 1} the same, 1 different, 0 missing, 0 too many" in said
+    assert "public.albums NOT equal" in said
+    assert "public.blobs NOT equal" in said
+    assert "Everything came back" not in output
+    assert "NOT everything came back" in output
+    assert not (tmp_path / "demo").exists()
+
+
+SAME = store.Comparison(same=3, missing=[], extra=[], different=[])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"store": replace(SAME, missing=["x"])},
+        {"remote": replace(SAME, different=["x"])},
+        {"remote": replace(SAME, extra=["x"])},
+        {"store": replace(SAME, same=0)},
+        {"after": {}},
+        {"after": {"blobs": "3 rows, y"}},
+        {"after": {"blobs": "3 rows, x", "more": "0 rows, none"}},
+        {"code": 7},
+    ],
+)
+def test_each_thing_that_is_wrong_fails_the_drill(wrong: dict[str, Any]) -> None:
+    rows = {"blobs": "3 rows, x"}
+    right = loss.Recovery(rows, dict(rows), SAME, SAME, {"catalog back": 1.0}, 0)
+    assert right.good
+    assert not replace(right, **wrong).good
+
+
+def test_listings_tell_what_became_of_a_tree(tmp_path: Path) -> None:
+    for name in ("same", "changed", "gone"):
+        (tmp_path / name).write_text(name)
+    before = store.list_tree(tmp_path)
+    (tmp_path / "changed").write_text("chanced")
+    (tmp_path / "gone").unlink()
+    (tmp_path / "new").symlink_to("same")
+    found = store.Comparison.of_listings(before, store.list_tree(tmp_path))
+    assert found == store.Comparison(same=1, missing=["gone"], extra=["new"], different=["changed"])
 
 
 @contextmanager

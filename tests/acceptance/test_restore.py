@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,50 @@ def test_a_link_that_drops_is_waited_out(site: Site, remote: Sshd) -> None:
             remote.server.kill_sessions()
         assert process.wait(120) == 0
     assert tree(back) == site.in_store()
+
+
+def stand_in_for_ssh(site: Site, script: str) -> Path:
+    """Have script run before each ssh of the program; the directory where it may leave marks."""
+    tools, marks = site.root / "tools", site.root / "marks"
+    tools.mkdir()
+    marks.mkdir()
+    real = shutil.which("ssh")
+    (tools / "ssh").write_text(f'#!/bin/sh\nmarks={marks}\n{script}\nexec {real} "$@"\n')
+    (tools / "ssh").chmod(0o755)
+    site.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
+    return marks
+
+
+def test_all_connections_are_opened_side_by_side(site: Site) -> None:
+    backed_up(site, 20)
+    gather = """
+    : >"$marks/$$"
+    for try in $(seq 400); do
+        [ "$(ls "$marks" | wc -l)" -lt 3 ] || break
+        sleep 0.02
+    done
+    [ "$(ls "$marks" | wc -l)" -ge 3 ] || exit 255
+    """
+    stand_in_for_ssh(site, gather)
+    restored(site, "--workers", "2")
+    assert tree(site.root / "back") == site.in_store()
+
+
+def test_a_connection_that_fails_at_first_is_waited_for_where_another_one_stands(
+    site: Site,
+) -> None:
+    backed_up(site, 20)
+    stand_in_for_ssh(site, 'mkdir "$marks/failed" 2>/dev/null && exit 255')
+    restored(site, "--workers", "2")
+    assert tree(site.root / "back") == site.in_store()
+
+
+def test_a_remote_that_is_not_there_is_not_waited_for_and_leaves_nothing_here(site: Site) -> None:
+    site.write_config(remote={"port": 1})
+    done = site.run("restore", str(site.root / "back"), timeout=30)
+    assert done.returncode == 5
+    assert "again in" not in done.stderr
+    assert not (site.root / "back").exists()
 
 
 def test_nothing_is_written_where_links_lead(site: Site) -> None:

@@ -31,6 +31,7 @@ from ntt_backup.catalog import (
     status,
     update_run,
 )
+from ntt_backup.catalog.checks import record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.planner import prefix_ranges
@@ -373,7 +374,28 @@ def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
         unsized=1,
         without_blobid=3,
         failed_by_reason={"missing": 1, "wrong-size": 1},
+        pending_by_reason={},
     )
+
+
+def test_what_a_check_made_pending_is_counted_by_its_reason_until_it_is_copied(
+    catalog: Connection,
+) -> None:
+    add(catalog, "a", "b", "c", "d", "e")
+    book = Ledger(catalog, TARGET)
+    book.record([Blob(one) for one in "abcd"], [Failure("e", Reason.MISSING)])
+    lost = [Failure(one, Reason.REMOTE_MISSING) for one in "ab"]
+    record_checks(catalog, TARGET, ["d"], [*lost, Failure("c", Reason.REMOTE_CORRUPT)])
+
+    totals = status(catalog, TARGET)
+    assert totals.pending == 3
+    assert totals.pending_by_reason == {"remote-missing": 2, "remote-corrupt": 1}
+    assert totals.failed_by_reason == {"missing": 1}
+    init_db(catalog, "second")
+    assert status(catalog, "second").pending_by_reason == {}
+
+    book.record([Blob("a"), Blob("c")], [])
+    assert status(catalog, TARGET).pending_by_reason == {"remote-missing": 1}
 
 
 def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:

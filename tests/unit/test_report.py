@@ -36,6 +36,7 @@ TOTALS = Totals(
     unsized=4,
     without_blobid=2,
     failed_by_reason={"missing": 2, "wrong-size": 1},
+    pending_by_reason={"remote-missing": 5},
 )
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
@@ -85,6 +86,7 @@ def test_the_json_is_plain_and_complete() -> None:
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
     assert said["pending_bytes"] == 5_000_000
     assert said["failed_by_reason"] == {"missing": 2, "wrong-size": 1}
+    assert said["pending_by_reason"] == {"remote-missing": 5}
     assert said["last_run"]["run_id"] == str(UUID(int=7))
     assert datetime.fromisoformat(said["last_run"]["started_at"]) == NOW
     assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
@@ -140,6 +142,14 @@ def test_words_from_the_catalog_are_no_markup() -> None:
     text = drawn(run, [Holder(1, "[/who]", 5, None)], totals)
     for words in ("1 [/reason] :bomb:", "on [/host]: [bold]odd", "[/who] (PID 5)"):
         assert words in text
+
+
+def test_reasons_stand_below_the_state_that_they_explain() -> None:
+    said = [line.split() for line in drawn().splitlines()]
+    names = [line[0] for line in said if line]
+    assert names.index("5") == names.index("pending") + 1
+    assert names.index("failed") + 1 == names.index("2")
+    assert ["5", "remote-missing"] in said
 
 
 # --- the plan -------------------------------------------------------------------------------------

@@ -23,6 +23,15 @@ select current_database(), current_setting('server_version'),
         )
     ) else '' end;
 
+-- name: first_relation
+-- Any table, view or sequence that somebody made in this database.
+select concat_ws('.', n.nspname, c.relname)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p', 'v', 'm', 'S', 'f')
+    and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+order by 1
+limit 1;
+
 -- name: note_dump
 -- Notes a dump that was made, or why none was.
 insert into ntt_backup.dumps (target, started_at, name, bytes, sha256, error)

@@ -38,6 +38,16 @@ where {uncopied} and {copy_failed} and blobs.blobid is not null
 group by 1
 order by 2 desc, 1;
 
+-- name: pending_by_reason
+-- Pending blobs that are pending for a reason: what a check did not find, or not right. Goes from
+-- our few reasons to their rows, not through the table.
+select f.reason, count(*)
+from ntt_backup.failures f
+join blobs on blobs.blobid = f.blobid
+where f.target = %(target)s and {pending}
+group by 1
+order by 2 desc, 1;
+
 -- name: pending_in_ranges
 -- The pending blobs of the given ranges: how many, their known bytes, and how many lack a size.
 select coalesce(sum(one.blobs), 0)::bigint,

@@ -1,0 +1,131 @@
+"""`drill`: it says that everything would come back only where that is so, and touches nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.postgres import Postgres
+from tests.site import Site
+
+
+@pytest.fixture
+def scratch_url(postgres: Postgres) -> Iterator[str]:
+    """An empty database for what comes back."""
+    name = sql.Identifier("drill_scratch")
+    postgres.execute(sql.SQL("create database {}").format(name))
+    yield postgres.url("drill_scratch")
+    postgres.execute(sql.SQL("drop database {} with (force)").format(name))
+
+
+@pytest.fixture
+def backed_up(site: Site, postgres: Postgres) -> Site:
+    """Two runs with a dump in between: what the second sent is not copied in the newest dump."""
+    assert postgres.server.bin_path is not None
+    site.write_config(dump={"bin": str(postgres.server.bin_path)})
+    site.fill(60, size=lambda chance: chance.randrange(1, 20_000))
+    assert site.run("run").returncode == 0
+    site.fill(5, seed=2, size=lambda chance: chance.randrange(1, 20_000))
+    site.register([f"{number:064x}" for number in range(3)])  # never were in the store
+    assert site.run("dump").returncode == 0
+    site.put(b"younger than the dump")
+    assert site.run("run").returncode == 7
+    return site
+
+
+def drilled(site: Site, url: str, *options: str, code: int) -> dict[str, Any]:
+    done = site.run("drill", "--scratch", str(back(site)), "--database", url, "--json", *options)
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["proved"] is (code == 0)
+    return found
+
+
+def back(site: Site) -> Path:
+    return site.root / "scratch"
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def on_remote(site: Site, blobid: str) -> Path:
+    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
+
+
+def test_all_that_is_copied_comes_back_and_production_is_not_touched(
+    backed_up: Site, scratch_url: str
+) -> None:
+    site = backed_up
+    rows, store = site.query("select * from blobs order by 1"), site.in_store()
+    remote = tree(site.remote.local)
+
+    found = drilled(site, scratch_url, code=0)
+
+    assert (found["rows"], found["copied"]) == (68, 60)
+    assert (found["restored"], found["right"]) == (66, 66)
+    assert (found["later"], found["unsent"]) == (1, 3)
+    assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
+    assert tree(back(site)) == store
+    assert found["bytes"] == sum(map(len, store.values()))
+    with psycopg.connect(scratch_url) as conn:
+        copied = conn.execute("select count(*) from blobs where remote_copied").fetchall()
+    assert copied == [(60,)]
+    assert site.query("select * from blobs order by 1") == rows
+    assert site.in_store() == store
+    assert tree(site.remote.local) == remote
+
+
+def test_what_is_lost_or_wrong_on_the_remote_is_seen(backed_up: Site, scratch_url: str) -> None:
+    site = backed_up
+    lost, rotten = sorted(site.copied())[:2]
+    on_remote(site, lost).unlink()
+    content = bytearray(on_remote(site, rotten).read_bytes())
+    content[-1] ^= 1
+    on_remote(site, rotten).write_bytes(content)
+
+    done = site.run("drill", "--scratch", str(back(site)), "--database", scratch_url)
+
+    assert done.returncode == 7, done.stderr
+    assert "NOT PROVED" in done.stdout
+    assert "1 remote-corrupt: not restored" in done.stdout
+    assert "copied, says the catalog, and did not come back" in done.stdout
+    assert lost in done.stdout
+    assert rotten in done.stdout
+
+
+def test_a_prefix_is_a_drill_in_small(backed_up: Site, scratch_url: str) -> None:
+    site = backed_up
+    prefix = min(site.copied())[:1]
+    wanted = {name: data for name, data in site.in_store().items() if name.startswith(prefix)}
+
+    found = drilled(site, scratch_url, "--prefix", prefix, code=0)
+
+    assert tree(back(site)) == wanted
+    assert found["right"] == len(wanted)
+    assert found["rows"] < 68
+
+
+def test_what_somebody_keeps_is_no_scratch_space(site: Site, scratch_url: str) -> None:
+    site.fill(5)
+
+    def refused(scratch: Path, url: str) -> str:
+        done = site.run("drill", "--scratch", str(scratch), "--database", url)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    before = site.in_store(), site.query("select * from blobs order by 1")
+    assert "the database" in (said := refused(back(site), site.url))
+    assert "is not empty" in said
+    assert "lies in the store" in refused(site.store / "new", scratch_url)
+    assert f"{site.root} is not empty" in refused(site.root, scratch_url)
+    assert (site.in_store(), site.query("select * from blobs order by 1")) == before
+    assert not back(site).exists()

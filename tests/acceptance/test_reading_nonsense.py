@@ -1,0 +1,68 @@
+"""A remote that answers nonsense each time it is asked: told of once, and not asked for ever."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.liar import LIAR
+from tests.site import Site
+
+PROJECT = Path(__file__).resolve().parents[2]
+ATTEMPTS = 3
+NONSENSE = "say(asking.given(7))"
+GIVES_UP = "say(frames.error('internal', 'a defect'))"
+HALF_AN_ANSWER = "say(asking.names([(B, 1), (A, 1)]))"
+
+
+@pytest.fixture
+def lied_to(site: Site) -> Site:
+    """A backup whose remote is, from now on, what `lie` makes of it."""
+    site.fill(20, size=lambda chance: chance.randrange(100, 1000))
+    assert site.run("run").returncode == 0
+    return site
+
+
+def lie(site: Site, answer: str) -> Path:
+    """Have every connection lead to a liar; the file that has a line for each."""
+    program, tools = site.root / "liar.py", site.root / "tools"
+    program.write_text(LIAR.replace("{answer}", answer))
+    tools.mkdir()
+    connections = site.root / "connections"
+    (tools / "ssh").write_text(
+        f"#!/bin/sh\necho >>{connections}\nPYTHONPATH={PROJECT} exec {sys.executable} {program}\n"
+    )
+    (tools / "ssh").chmod(0o755)
+    site.environ["PATH"] = f"{tools}:/usr/bin:/bin"
+    return connections
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (["verify"], NONSENSE),
+        (["verify"], GIVES_UP),
+        (["verify", "--download"], NONSENSE),
+        (["restore", "back"], NONSENSE),
+        (["restore", "back"], HALF_AN_ANSWER),
+        (["reconcile"], HALF_AN_ANSWER),
+    ],
+)
+def test_a_remote_that_answers_nonsense_is_not_asked_for_ever(
+    lied_to: Site, command: list[str], answer: str
+) -> None:
+    connections = lie(lied_to, answer)
+    lied_to.write_config(run={"attempts": ATTEMPTS})
+    command = [str(lied_to.root / one) if one == "back" else one for one in command]
+
+    done = lied_to.run(*command, timeout=60)
+
+    assert done.returncode == 5, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert f"{ATTEMPTS} times in a row" in told
+    assert "Traceback" not in done.stderr
+    # Each thread tries for itself until the first gives up.
+    assert ATTEMPTS <= len(connections.read_text().splitlines()) <= 5 * ATTEMPTS + 1
+    assert lied_to.status()["copied"] == 20
