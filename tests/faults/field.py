@@ -38,6 +38,12 @@ class Disk:
     local: Path
     small: bool
 
+    @property
+    def struck(self) -> bool:
+        """Whether it is full, or read-only: to be both could not be undone in any order."""
+        read_only = os.statvfs(self.local).f_flag & os.ST_RDONLY
+        return bool(read_only) or (self.local / BALLAST).exists()
+
     def fill(self) -> None:
         """Leave no byte. What the receivers free meanwhile they may use."""
         with (self.local / BALLAST).open("ab", buffering=0) as ballast, suppress(OSError):

@@ -166,11 +166,15 @@ def _flip_in_flight(field: Field) -> Undo:
 
 
 def _fill(field: Field) -> Undo:
+    if field.disk.struck:
+        raise Missed
     field.disk.fill()
     return field.disk.free
 
 
 def _read_only(field: Field) -> Undo:
+    if field.disk.struck:
+        raise Missed
     for _ in range(50):  # not while a file is open for writing
         if field.disk.remount("ro"):
             break
