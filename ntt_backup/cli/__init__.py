@@ -311,7 +311,7 @@ def _unforeseen(
 
 
 def main() -> NoReturn:
-    """The entry point `ntt-backup-remote`."""
+    """All of a command, from its first signal handler to the exit code."""
     _mind_streams()
     _mind_signals()
     try:
@@ -347,8 +347,10 @@ def _mind_streams() -> None:
 def _mind_signals() -> None:
     """Have SIGTERM and SIGHUP end a command as Ctrl-C does, which takes its temporary files along.
 
-    `run` and `demo` have handlers of their own.
+    `run` and `demo` have handlers of their own, as has the time before this.
     """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(signum, _stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -377,3 +378,14 @@ def test_install_receiver_does_nothing_unasked(site: Site) -> None:
     done = site.run("install-receiver")
     assert done.returncode == 2
     assert "--print" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_it_is_being_loaded_it_says_nothing(site: Site, signum: int) -> None:
+    (site.root / "psycopg.py").write_text(
+        f"import os, time\nos.kill(os.getpid(), {int(signum)})\ntime.sleep(60)\n"
+    )
+    site.environ["PYTHONPATH"] = os.pathsep.join([str(site.root), *filter(None, sys.path)])
+    stopped = site.run("status")
+    assert stopped.returncode in (128 + signum, -signum)
+    assert (stopped.stdout, stopped.stderr) == ("", "")
