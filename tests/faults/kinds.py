@@ -23,6 +23,7 @@ from tests.faults.field import Field
 
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
+_CHILD_SECONDS = 3.0
 
 Undo = Callable[[], object]
 
@@ -60,9 +61,14 @@ def _worker(field: Field) -> None:
 
 def _child(name: str) -> Callable[[Field], None]:
     def strike(field: Field) -> None:
-        of_workers = [field.site.children(worker) for worker in field.workers()]
-        found = [pid for children in of_workers for pid, comm in children.items() if comm == name]
-        _must(field.kill(sorted(found)))
+        """One lives for as long as a batch takes to be read: it has to be waited for."""
+        end = time.monotonic() + _CHILD_SECONDS
+        while time.monotonic() < end and field.run is not None and field.run.poll() is None:
+            of_workers = [field.site.children(worker) for worker in field.workers()]
+            found = [pid for some in of_workers for pid, comm in some.items() if comm == name]
+            if field.kill(sorted(found)):
+                return
+        raise Missed
 
     return strike
 
