@@ -160,6 +160,16 @@ def test_scratch_space_that_cannot_be_made_is_told_before_the_catalog_comes(
         assert f"cannot use {place}" in done.stderr
 
 
+def test_what_an_extension_brings_is_nothing_that_somebody_keeps(
+    backed_up: Site, scratch_url: str
+) -> None:
+    """As a new database has it where template1 has it."""
+    with psycopg.connect(scratch_url) as conn:
+        conn.execute("create view brought as select 1")
+        conn.execute("alter extension plpgsql add view brought")
+    drilled(backed_up, scratch_url, code=0)
+
+
 def test_a_prefix_is_a_drill_in_small(backed_up: Site, scratch_url: str) -> None:
     site = backed_up
     prefix = min(site.copied())[:1]
