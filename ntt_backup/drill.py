@@ -13,6 +13,7 @@ be there; both are told of, and neither is wrong. Called by `cli.drill`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.recall import restore_catalog
 from ntt_backup.dump.record import Stored
 from ntt_backup.errors import BackupError, ConfigError
-from ntt_backup.model import Blob, Failure, Reason, is_blobid
+from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.planner import prefix_ranges
 from ntt_backup.restore import Everything, Restored, restore
 from ntt_backup.store import Store
@@ -59,18 +60,24 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What came of a drill. dump: where the catalog came from, in catalog_s seconds."""
+    """What came of a drill. dump: where the catalog came from, in catalog_s seconds; bad_dumps:
+    what is wrong with each that is newer.
+    """
 
     dump: Stored
+    bad_dumps: tuple[str, ...]
     catalog_s: float
     restored: Restored
     proof: Proof
 
     @property
     def proved(self) -> bool:
-        """Whether all of it is right. Nothing at all proves nothing."""
+        """Whether all of it is right. Nothing at all proves nothing, and what is older than the
+        newest dump is not what should have come back.
+        """
         proof = self.proof
-        return not (self.restored.wrong or proof.lost or proof.wrong) and proof.right > 0
+        bad = self.bad_dumps or self.restored.wrong or proof.lost or proof.wrong
+        return not bad and proof.right > 0 and proof.rows > 0
 
     @property
     def exit_code(self) -> int:
@@ -99,7 +106,13 @@ def drill(
     with db.connect(settings.catalog.url, application) as conn:
         dumps.require_empty(conn)
     started = time.monotonic()
-    dump = restore_catalog(settings, telling.warning)
+    bad_dumps: list[str] = []
+
+    def passed_over(text: str) -> None:
+        bad_dumps.append(text)
+        telling.warning(text)
+
+    dump = restore_catalog(settings, passed_over)
     catalog_s = time.monotonic() - started
     telling.dump(dump)
     restored = restore(
@@ -114,7 +127,7 @@ def drill(
     with db.connect(settings.catalog.url, application) as conn:
         verify_schema(conn, settings.target)
         proof = prove(conn, settings.target, scratch, prefix, telling.proof)
-    return Drilled(dump, catalog_s, restored, proof)
+    return Drilled(dump, tuple(bad_dumps), catalog_s, restored, proof)
 
 
 def prove(
@@ -127,11 +140,9 @@ def prove(
     ranges = [one for one in prefix_ranges() if f"{one.index:02x}".startswith(prefix[:2])]
     with store.tree() as tree:
         for number, one in enumerate(ranges, 1):
-            rows = {
-                row.blobid: row
-                for row in rows_in(conn, target, one)
-                if is_blobid(row.blobid) and row.blobid.startswith(prefix)
-            }
+            # Also those whose blobid is none: what they call copied cannot be there.
+            found = rows_in(conn, target, one)
+            rows = {row.blobid: row for row in found if row.blobid.startswith(prefix)}
             proof.rows += len(rows)
             proof.copied += sum(row.copied for row in rows.values())
             for blobid in _names(tree, f"{one.index:02x}"):
@@ -173,14 +184,18 @@ def _tell(proof: Proof, failure: Failure) -> None:
 def _require_room(settings: RemoteConfig, scratch: Path) -> None:
     """The scratch space is nobody's: absent or empty, and not within the store."""
     store = settings.source.root if settings.source is not None else None
-    if store is not None and scratch.resolve().is_relative_to(store.resolve()):
-        raise ConfigError(f"{scratch} lies in the store", hint="name a directory elsewhere")
     try:
-        taken = scratch.exists() and any(scratch.iterdir())
-    except OSError as error:
-        raise ConfigError(f"cannot use {scratch}", detail=error.strerror or str(error)) from error
-    if taken:
-        raise ConfigError(
-            f"{scratch} is not empty",
-            hint="a drill works in a directory of its own: name a new one",
-        )
+        if store is not None and scratch.resolve().is_relative_to(store.resolve()):
+            raise ConfigError(f"{scratch} lies in the store", hint="name a directory elsewhere")
+        if not os.path.lexists(scratch):
+            # That it cannot be made is better known now than when the catalog has come.
+            scratch.mkdir()
+            scratch.rmdir()
+        elif any(scratch.iterdir()):
+            raise ConfigError(
+                f"{scratch} is not empty",
+                hint="a drill works in a directory of its own: name a new one",
+            )
+    except (OSError, RuntimeError) as error:  # The latter is a loop of links.
+        said = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot use {scratch}", detail=said) from error

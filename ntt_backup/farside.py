@@ -27,7 +27,13 @@ from typing import Final, TypeVar
 
 from ntt_backup import identity
 from ntt_backup.config import RemoteConfig, Settings
-from ntt_backup.errors import BackupError, RemoteDenied, RemoteNonsense, Unsupported
+from ntt_backup.errors import (
+    BackupError,
+    RemoteDenied,
+    RemoteNonsense,
+    RemoteUnreachable,
+    Unsupported,
+)
 from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.remote import asking
 from ntt_backup.strategy.reading import Reach, ReadingSession
@@ -39,6 +45,8 @@ _TICK_SECONDS: Final = 0.2
 # Names asked for at once: what a worker holds of a listing.
 _PAGE: Final = 8000
 _JOIN_SECONDS: Final = 5.0
+# Connections in a row on which frames came, and nothing was done: something there ends them all.
+FRUITLESS: Final = 100
 
 
 class Cancelled(Exception):
@@ -186,7 +194,8 @@ class FarSide:
 class Reader:
     """One thread's way to the remote: does work with a session, and again with another one.
 
-    attempts: how many sessions in a row may end in nonsense without one piece of work settled.
+    attempts: how many sessions in a row may end in nonsense without one piece of work settled. Of
+    those that end without a word of what is wrong it is FRUITLESS: that may be the link.
     """
 
     def __init__(
@@ -201,6 +210,7 @@ class Reader:
         self._wait = wait
         self._attempts = attempts
         self._nonsense = 0
+        self._fruitless = 0
         self._session: ReadingSession | None = None
 
     def do(self, work: Callable[[ReadingSession], T]) -> T:
@@ -213,13 +223,10 @@ class Reader:
             try:
                 if self._session is None:
                     self._session = self._open()
-                done = self._work(self._session, work)
-                self._nonsense = 0
-                return done
+                return self._work(self._session, work)
             except BackupError as error:
                 self._drop()
-                if isinstance(error, RemoteNonsense):
-                    self._count(error)
+                self._require_hope(error)
                 wait_s = self._clock.next_wait(time.monotonic()) if error.retryable else None
                 if wait_s is None:
                     raise
@@ -250,16 +257,27 @@ class Reader:
     def _work(self, session: ReadingSession, work: Callable[[ReadingSession], T]) -> T:
         answers, settled = session.answers, session.settled
         try:
-            return work(session)
+            done = work(session)
+            session.settled += 1
+            return done
         finally:
-            if session.answers > answers:
-                self._clock.over()
             if session.settled > settled:
-                self._nonsense = 0
+                self._clock.over()
+                self._nonsense = self._fruitless = 0
+            elif session.answers > answers:
+                self._clock.answered()
+                self._fruitless += 1
 
-    def _count(self, error: RemoteNonsense) -> None:
-        """One more in a row. Frames may come each time, so the clock alone would never end it."""
-        self._nonsense += 1
+    def _require_hope(self, error: BackupError) -> None:
+        """Frames may come each time, so the clock alone would never end it."""
+        self._nonsense += isinstance(error, RemoteNonsense)
+        if self._fruitless >= FRUITLESS:
+            raise RemoteUnreachable(
+                error.message,
+                detail=f"{FRUITLESS} connections in a row, and nothing was done on any of them;"
+                f" last: {error.detail}",
+                hint=error.hint,
+            ) from error
         if self._nonsense >= self._attempts:
             raise RemoteDenied(
                 error.message,

@@ -101,8 +101,12 @@ class OutageClock:
 
     def over(self) -> None:
         """The side has answered: the next failure is a new outage."""
-        self._since = None
+        self.answered()
         self.attempt = 0
+
+    def answered(self) -> None:
+        """The side is there, but nothing came of it: the waits grow on."""
+        self._since = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,10 +205,14 @@ class Child:
         self.drain_stderr()
         return self.status
 
-    def kill(self) -> int:
-        """End it now (SIGKILL), release its pipes, and return the exit status."""
+    def end(self) -> None:
+        """End it now (SIGKILL); what it has said can still be read."""
         if self.status is None:
             self._process.kill()
+
+    def kill(self) -> int:
+        """End it now, release its pipes, and return the exit status."""
+        self.end()
         self.drain_stderr()
         return self.release()
 

@@ -228,6 +228,7 @@ class Fetching:
         self._next: deque[Batch] = deque()
         self._under_way: deque[Batch] = deque()
         self._damaged: deque[bytes] = deque()
+        self._resumed = 0
 
     def work(self, session: ReadingSession) -> None:
         """All that is left."""
@@ -261,7 +262,12 @@ class Fetching:
         resumable = len(digests) == 1 and self._landing.has_part(digests[0])
         if resumable and self._under_way:
             return False
-        session.ask_contents(digests, self._landing.resume(digests[0]) if resumable else 0)
+        offset = 0
+        if resumable:
+            offset = self._landing.resume(digests[0])
+            session.settled += offset > self._resumed  # So much of it will not be asked for again.
+            self._resumed = offset
+        session.ask_contents(digests, offset)
         self._under_way.append(self._next.popleft())
         return True
 

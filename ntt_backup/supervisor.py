@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -79,7 +80,7 @@ class SupervisedWorker:
         OSError where that cannot be.
         """
         if self._child is not None and self._told != self.orders:
-            self._end_group(self._child.pid)
+            self._end_group(self._child)
             self._child.kill()
             self._child = None
         if self._child is None:
@@ -132,7 +133,7 @@ class SupervisedWorker:
 
     def _ended(self, child: Child) -> Iterator[dict[str, Any]]:
         child.wait(5.0)
-        self._end_group(child.pid)
+        self._end_group(child)
         status = child.kill()
         self._child = None
         if not self._said_goodbye:
@@ -152,7 +153,7 @@ class SupervisedWorker:
         """End it and all that it started, now."""
         self.due = None
         if self._child is not None:
-            self._end_group(self._child.pid)
+            self._end_group(self._child)
 
     def plan_restart(self, now: float, random: float) -> float:
         """Count a restart and set when it is due; seconds until then. Raises WorkerFailed at the
@@ -178,8 +179,7 @@ class SupervisedWorker:
                 return  # It has ended; `hear` will say so.
 
     @staticmethod
-    def _end_group(pid: int) -> None:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+    def _end_group(child: Child) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.end()  # A copy that has only just been made leads no group yet.

@@ -108,9 +108,9 @@ class Remote:
 
     def reach(self) -> None:
         """Connect ahead. What is in the way will be seen, and told, when a session is wanted."""
-        self._since = time.monotonic()
         with suppress(BackupError):
             self._ahead = reach(self._strategy, self._plan)
+        self._since = time.monotonic()
 
     def connect(self) -> Session:
         ahead, self._ahead = self._ahead, None

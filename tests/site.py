@@ -31,6 +31,13 @@ from tests.sshd import RemoteDir, Sshd
 WAIT_SECONDS = 60.0
 # In the environment of all that a site's CLI starts, so that none of it can hide.
 _MARK = "ACCEPTANCE_SITE"
+# A `wrapper`: some starters leave that behind, and it is inherited.
+IGNORING_CHILDREN = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+    " os.execv(sys.argv[1], sys.argv[1:])",
+]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = WAIT_SECONDS) -> None:

@@ -347,8 +347,10 @@ def _mind_streams() -> None:
 def _mind_signals() -> None:
     """Have SIGTERM and SIGHUP end a command as Ctrl-C does, which takes its temporary files along.
 
-    `run` and `demo` have handlers of their own, as has the time before this.
+    `run` and `demo` have handlers of their own, as has the time before this. And have the kernel
+    tell how children end: a starter may have left that ignored, and every status would be lost.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):

@@ -99,6 +99,7 @@ def as_object(found: Drilled, target: str, prefix: str) -> dict[str, Any]:
         "proved": found.proved,
         "dump": found.dump.name,
         "dump_begun": found.dump.begun.isoformat(),
+        "bad_dumps": list(found.bad_dumps),
         "rows": proof.rows,
         "copied": proof.copied,
         "restored": restored.restored,
@@ -152,9 +153,12 @@ def _verdict(found: Drilled) -> list[str]:
         said += [f"{number:>10,} {text}"] if number else []
     if not proof.right:
         said.append("nothing came back at all")
+    if not proof.rows:
+        said.append("the catalog that came back knows no blob")
+    said += [f"  {printable(text)}" for text in found.bad_dumps]
     failures = (*restored.failures, *proof.failures)
     for one in failures[:_SHOWN]:
-        said.append(f"  {one.blobid} {one.reason} {printable(one.detail)}")
+        said.append(f"  {printable(one.blobid)} {one.reason} {printable(one.detail)}")
     if len(failures) > _SHOWN:
         said.append("  and more; --json tells of the first 1000")
     if restored.wrong or proof.lost:

@@ -106,7 +106,11 @@ class Ground:
         return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
 
     def place(self) -> None:
-        """Make `by-hash` where it is missing. Raises Refusal."""
+        """Make `by-hash` where it was missing: never below a session that has had one. Raises
+        Refusal.
+        """
+        if self.placed:
+            return
         made = self._below_root(BY_HASH, create=True)
         os.dup2(made, self.by_hash, inheritable=False)
         os.close(made)

@@ -226,7 +226,7 @@ class Receiver:
                 }
             )
         else:
-            self._handlers[frames.BATCH] = _not_allowed
+            self._handlers.update({frames.BATCH: _not_allowed, frames.PLACE: _not_allowed})
 
     def _ready(self, ground: Ground) -> None:
         free, total = ground.free()

@@ -102,6 +102,74 @@ def test_what_is_lost_or_wrong_on_the_remote_is_seen(backed_up: Site, scratch_ur
     assert rotten in done.stdout
 
 
+def test_a_row_that_no_blob_can_have_is_not_called_back(backed_up: Site, scratch_url: str) -> None:
+    """Somebody's upper case, and a row that would repaint the terminal."""
+    site = backed_up
+    names = [f"{'AB' * 32}", "\x1b[2Jall is well"]
+    for name in names:
+        site.query("insert into blobs (blobid, remote_copied) values (%s, true)", name)
+    assert site.run("dump").returncode == 0
+
+    done = site.run("drill", "--scratch", str(back(site)), "--database", scratch_url)
+
+    assert done.returncode == 7, done.stderr
+    assert "NOT PROVED" in done.stdout
+    assert "2 copied, says the catalog, and did not come back" in done.stdout
+    assert names[0] in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_a_newer_dump_that_is_damaged_is_no_proof(backed_up: Site, scratch_url: str) -> None:
+    """The catalog that comes back then is not the one that should."""
+    site = backed_up
+    assert site.run("dump", "--force").returncode == 0
+    old, new = sorted((site.remote.local / "pgdump").glob("*.dump"))[-2:]
+    new.write_bytes(new.read_bytes()[:-1] + b"!")
+
+    found = drilled(site, scratch_url, code=7)
+
+    assert found["dump"] == old.name
+    assert len(found["bad_dumps"]) == 1
+    assert new.name in found["bad_dumps"][0]
+    assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
+
+
+def test_a_catalog_that_knows_nothing_is_no_proof(
+    site: Site, postgres: Postgres, scratch_url: str
+) -> None:
+    """As it is when somebody has emptied the table, and the dump was made after it."""
+    assert postgres.server.bin_path is not None
+    site.write_config(dump={"bin": str(postgres.server.bin_path)})
+    site.fill(5)
+    assert site.run("run").returncode == 0
+    site.query("delete from blobs")
+    assert site.run("dump", "--force").returncode == 0
+    found = drilled(site, scratch_url, code=7)
+    assert (found["right"], found["rows"], found["lost"]) == (5, 0, 0)
+
+
+def test_scratch_space_that_cannot_be_made_is_told_before_the_catalog_comes(
+    site: Site, scratch_url: str
+) -> None:
+    (site.root / "loop").symlink_to("loop")
+    (site.root / "file").touch()
+    for scratch in ("no/such", "loop", "loop/new", "file/new", "file"):
+        place = str(site.root / scratch)
+        done = site.run("drill", "--scratch", place, "--database", scratch_url)
+        assert done.returncode == 2, (scratch, done.stderr)
+        assert f"cannot use {place}" in done.stderr
+
+
+def test_what_an_extension_brings_is_nothing_that_somebody_keeps(
+    backed_up: Site, scratch_url: str
+) -> None:
+    """As a new database has it where template1 has it."""
+    with psycopg.connect(scratch_url) as conn:
+        conn.execute("create view brought as select 1")
+        conn.execute("alter extension plpgsql add view brought")
+    drilled(backed_up, scratch_url, code=0)
+
+
 def test_a_prefix_is_a_drill_in_small(backed_up: Site, scratch_url: str) -> None:
     site = backed_up
     prefix = min(site.copied())[:1]

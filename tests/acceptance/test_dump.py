@@ -20,7 +20,7 @@ from ntt_backup.config import Settings, load
 from ntt_backup.dump import job
 from tests.link import Link
 from tests.postgres import Postgres
-from tests.site import Site, wait_until
+from tests.site import IGNORING_CHILDREN, Site, wait_until
 from tests.sshd import Sshd
 
 MADE = ["dump_start", "dump_complete"]
@@ -384,6 +384,17 @@ def test_a_pg_dump_that_fails_stops_no_blob(
     ended = dumping.run("dump")
     assert ended.returncode == 7
     assert "pg_dump failed: oh no" in ended.stderr
+
+
+def test_a_pg_dump_that_fails_at_its_end_is_seen_whoever_has_started_us(
+    dumping: Site, postgres: Postgres, tmp_path: Path
+) -> None:
+    """Where the end of children is ignored, which is inherited, nobody is told of its status."""
+    dumping.fill(10)
+    dumping.wrapper = IGNORING_CHILDREN
+    stand_in(dumping, postgres, tmp_path, '"$real" "$@"; exit 1')
+    assert failure(dumping)["message"] == "pg_dump failed"
+    assert dumps(dumping) == []
 
 
 def test_a_dump_without_the_table_is_none(

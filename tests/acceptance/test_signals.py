@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.link import Link
-from tests.site import Site, wait_until
+from tests.site import IGNORING_CHILDREN, Site, wait_until
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -215,3 +215,17 @@ def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
         assert list(scratch.iterdir()) == []
         assert "Traceback" not in site.output()
         assert "unforeseen" not in site.output()
+
+
+def test_whoever_starts_it_may_ignore_the_end_of_children(site: Site) -> None:
+    """Such a thing is inherited, and then the kernel tells nobody how a child has ended."""
+    site.wrapper = IGNORING_CHILDREN
+    site.fill_slowly()
+    with site.running("run") as run:
+        site.await_event("batch_complete")
+        victim = min(pid for pid, name in site.children(run.pid).items() if "worker" in name)
+        os.kill(victim, signal.SIGKILL)
+        assert run.wait(60) == 0, site.output()
+    (restart,) = site.events("worker_restart")
+    assert (restart["pid"], restart["status"]) == (victim, -signal.SIGKILL)
+    assert site.on_remote() == site.in_store()

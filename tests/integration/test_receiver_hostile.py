@@ -32,6 +32,7 @@ END = frames.end(frames.COMPLETE, ZERO)
 COMMIT = frames.numbered(frames.COMMIT, 1)
 ABORT = frames.numbered(frames.ABORT, 1)
 BYE = frames.frame(frames.BYE)
+PLACE = frames.frame(frames.PLACE)
 
 
 @pytest.fixture
@@ -225,12 +226,24 @@ def test_a_root_with_a_nul_or_half_a_character(root: Path) -> None:
             assert_refused(far, "root")
 
 
-def test_what_is_not_allowed_is_refused(root: Path) -> None:
+@pytest.mark.parametrize("said", [BATCH, PLACE])
+def test_what_is_not_allowed_is_refused(root: Path, said: bytes) -> None:
     with FarSide(root, forced_command("--root", str(root), "--allow", "list,verify")) as far:
         far.hello(place=False)
-        far.write(BATCH)
+        far.write(said)
         assert "--allow" in assert_refused(far, "refused")
     assert names_under(root) == set()
+    assert not (root / "by-hash").exists()
+
+
+def test_a_session_does_not_change_over_to_another_by_hash(far: FarSide, root: Path) -> None:
+    """What has a name in the one before would be answered for as if it had it in this one."""
+    far.hello()
+    (root / "by-hash").rename(root / "taken-away")
+    far.write(PLACE + far.batch(1, [b"blob"]))
+    assert far.answer()[0] == frames.READY
+    assert_refused(far, "gone")
+    assert not (root / "by-hash").exists()
 
 
 # --- good content, and what is planted in its way

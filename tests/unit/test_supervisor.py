@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,17 @@ def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> N
     *_, died = listen(worker)
     assert died["status"] == -signal.SIGKILL
     wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "the child to end")
+
+
+def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of us that has just been made, and has not come so far."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(os, "setsid", signal.pause)
+    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
+    worker.start(0.0)
+    worker.kill()
+    (died,) = listen(worker)
+    assert died["status"] == -signal.SIGKILL
 
 
 def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:

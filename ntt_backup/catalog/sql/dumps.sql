@@ -24,11 +24,16 @@ select current_database(), current_setting('server_version'),
     ) else '' end;
 
 -- name: first_relation
--- Any table, view or sequence that somebody made in this database.
+-- Any table, view or sequence that somebody made in this database. What an extension brings is
+-- nobody's: a new database has it where template1 has it.
 select concat_ws('.', n.nspname, c.relname)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p', 'v', 'm', 'S', 'f')
     and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+    and not exists (
+        select from pg_depend d
+        where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
+    )
 order by 1
 limit 1;
 

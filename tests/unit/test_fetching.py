@@ -1,0 +1,64 @@
+"""What a restore counts as done while a large blob comes over a link that keeps dropping."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.landing import Landing
+from ntt_backup.restore import Batch, Fetching, _Work
+from ntt_backup.strategy.reading import ReadingSession
+
+
+class Shared:
+    """One large blob is wanted, and not there."""
+
+    def __init__(self) -> None:
+        self._batches = [Batch([(bytes(32), 1 << 40)], 1.0)]
+
+    def take(self, *, wait: bool) -> Batch | None:
+        return self._batches.pop() if self._batches else None
+
+    def has(self, landing: Landing, entry: object) -> bool:
+        return False
+
+
+class Kept:
+    """What is there of it, each time it is looked at."""
+
+    def __init__(self, *sizes: int) -> None:
+        self._sizes = iter(sizes)
+
+    def forget(self) -> None: ...
+
+    def has_base(self, digest: bytes) -> bool:
+        return False
+
+    def has_part(self, digest: bytes) -> bool:
+        return True
+
+    def resume(self, digest: bytes) -> int:
+        return next(self._sizes)
+
+
+class Lost:
+    """A connection that is lost when something is asked for."""
+
+    settled = 0
+
+    def ask_contents(self, digests: list[bytes], offset: int) -> None:
+        raise RemoteUnreachable("the connection to the remote was lost")
+
+
+def test_what_was_kept_of_it_is_done_once() -> None:
+    landing = cast(Landing, Kept(0, 100, 100, 200, 200))
+    fetching = Fetching(cast(_Work, Shared()), landing)
+    done = []
+    for _ in range(5):
+        session = Lost()
+        with pytest.raises(RemoteUnreachable):
+            fetching.work(cast(ReadingSession, session))
+        done.append(session.settled)
+    assert done == [0, 1, 0, 1, 0]
