@@ -180,7 +180,7 @@ class StreamSession(PipelinedSession[_Flight]):
     def _flush(self, flight: _Flight) -> None:
         self._begin(flight)
         if not self._packer.empty:
-            self._write_content(flight, *self._packer.take())
+            self._write(flight, *self._packer.take())
 
     def _begin(self, flight: _Flight) -> None:
         if not flight.begun:
@@ -196,13 +196,6 @@ class StreamSession(PipelinedSession[_Flight]):
                 return  # It failed there: the rest of it need not travel.
             self._send(part)
             flight.wire_bytes += len(part)
-
-    def _write_content(self, flight: _Flight, *parts: bytes | memoryview) -> None:
-        """The same, and have the codec know how fast the link is."""
-        began = time.perf_counter()
-        before = flight.wire_bytes
-        self._write(flight, *parts)
-        self._codec.sent(flight.wire_bytes - before, time.perf_counter() - began)
 
     def _put_large(self, reader: Reader, flight: _Flight, blob: Blob) -> None:
         """A blob in pieces, hashed as it goes; withdrawn at its end if it is not what it should
@@ -228,8 +221,7 @@ class StreamSession(PipelinedSession[_Flight]):
                     number, parts = self._codec.encode([piece])
                     prefix = frames.part_prefix(number, count)
                     length = len(prefix) + sum(map(len, parts))
-                    head = frames.head(frames.DATA, length)
-                    self._write_content(flight, head + prefix, *parts)
+                    self._write(flight, frames.head(frames.DATA, length) + prefix, *parts)
         except OSError as error:
             self._withdraw(flight, blob, reader.failure(blob, error))
             return
