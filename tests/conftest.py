@@ -29,6 +29,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return processes(config)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also what takes ten seconds and more")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is long, unless it was asked for, also by its name."""
+    if config.getoption("--long") or any("::" in place for place in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A build may run in the background, where these are ignored, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

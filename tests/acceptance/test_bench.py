@@ -63,6 +63,7 @@ def test_scenarios(site: Site) -> None:
     assert_untouched(site)
 
 
+@pytest.mark.long
 def test_strategies_beside_a_backup(site: Site) -> None:
     blobs = site.fill(30, size=lambda chance: chance.randrange(900))
     assert site.run("run", "--once").returncode == 0
@@ -95,6 +96,7 @@ def test_ctrl_c_ends_it_and_leaves_the_remote_empty(site: Site) -> None:
     assert_untouched(site)
 
 
+@pytest.mark.long
 def test_a_remote_that_is_cut_off_is_said_and_its_leftovers_go_with_a_later_check(
     site: Site, remote: Sshd, link: Link
 ) -> None:

@@ -71,6 +71,7 @@ def _held_up(site: Site) -> list[tuple[int]]:
     )
 
 
+@pytest.mark.long
 def test_no_database_at_the_start(site: Site, postgres: Postgres) -> None:
     site.fill(3)
     postgres.stop()
@@ -85,6 +86,7 @@ def test_no_database_at_the_start(site: Site, postgres: Postgres) -> None:
     assert site.copied() == set()
 
 
+@pytest.mark.long
 def test_an_outage_that_lasts_too_long_ends_the_run(site: Site, postgres: Postgres) -> None:
     blobids = site.fill_slowly()
     site.write_config(run={"outage_timeout": 0.5})
@@ -103,6 +105,7 @@ def test_an_outage_that_lasts_too_long_ends_the_run(site: Site, postgres: Postgr
     site.assert_complete()
 
 
+@pytest.mark.long
 def test_told_to_stop_while_the_database_is_away(site: Site, postgres: Postgres) -> None:
     site.fill_slowly()
     with site.running("run") as run:

@@ -140,6 +140,7 @@ def test_any_number_of_workers_sends_every_blob_once(site: Site, workers: int) -
     site.assert_complete()
 
 
+@pytest.mark.long
 def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
     """Those that find no connection wait for one; it is nobody's failure."""
     blobids = site.fill(250)
@@ -180,6 +181,7 @@ def test_a_batch_is_told_after_its_commit(site: Site) -> None:
     assert _copied(site) == len(blobids)
 
 
+@pytest.mark.long
 def test_status_shows_who_holds_which_range(site: Site) -> None:
     site.fill_slowly()
     host = os.uname().nodename[:30]
@@ -207,7 +209,7 @@ def test_no_password_is_shown_anywhere(site: Site) -> None:
     secret = "correct-horse-battery"
     url = psycopg.conninfo.make_conninfo(site.url, password=secret)
     site.write_config(catalog={"url": url})
-    site.fill_slowly(60)
+    site.fill_slowly(12)
     said = [site.run(*command).stdout for command in (["status"], ["check"], ["run", "--dry-run"])]
     with site.running("-v", "run") as run:
         while run.poll() is None:

@@ -30,6 +30,7 @@ def test_a_killed_worker_takes_its_children_along_and_is_started_again(site: Sit
     site.assert_complete()
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_again_and_again_ends_the_run(site: Site) -> None:
     site.fill(5)
     site.write_config(run={"workers": 1})
@@ -59,6 +60,7 @@ def test_a_killed_tar_fails_its_batch_only(site: Site) -> None:
     site.assert_complete()
 
 
+@pytest.mark.long
 def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, link: Link) -> None:
     """The session is given up, and its batches in flight are sent again by another one."""
     site.through(site.sshd.through(link.port))

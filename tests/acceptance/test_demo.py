@@ -157,6 +157,7 @@ def test_demo_shows_a_whole_backup_and_a_drill_and_leaves_nothing(place: Path, f
     assert_nothing_left(place, output)
 
 
+@pytest.mark.long
 def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: Path) -> None:
     own = place / "own"
     own.mkdir(mode=0o700)
@@ -169,6 +170,7 @@ def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: P
     assert_nothing_left(place, output)
 
 
+@pytest.mark.long
 def test_two_demos_at_the_same_time(place: Path, files: Path) -> None:
     both = [start(place, "--from", files, "--workers", "1") for _ in range(2)]
     ends = [one.wait() for one in both]
@@ -220,6 +222,7 @@ def test_killed_demo_leaves_files_but_no_process(
             shutil.rmtree(postgres.resolve(), ignore_errors=True)
 
 
+@pytest.mark.long
 def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
     code, output = run(place, "--from", files, "--workers", "2", "--keep")
     assert code == 0, output
@@ -275,6 +278,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 def test_drill_fails_where_the_remote_has_a_byte_wrong(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,7 @@ def test_no_dump_is_made_while_nothing_changes(dumping: Site) -> None:
     assert len(dumps(dumping)) == 2
 
 
+@pytest.mark.long
 def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Site) -> None:
     dumping.fill(5)
     assert dumping.run("run").returncode == 0
@@ -198,6 +199,7 @@ def test_an_old_dump_is_made_anew(dumping: Site) -> None:
     assert len(dumps(dumping)) == 2
 
 
+@pytest.mark.long
 def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
     dumping.write_config(dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0})
     assert make(dumping) == MADE
@@ -406,6 +408,7 @@ def test_a_dump_without_the_table_is_none(
     assert dumps(dumping) == []
 
 
+@pytest.mark.long
 def test_what_is_no_dump_is_none(dumping: Site, postgres: Postgres, tmp_path: Path) -> None:
     dumping.fill(10)
     stand_in(dumping, postgres, tmp_path, "echo no dump")
@@ -431,6 +434,7 @@ def test_a_user_that_may_not_read_everything(
     assert "pg_read_all_data" in event["hint"]
 
 
+@pytest.mark.long
 def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
     dumping: Site, tmp_path: Path, postgres: Postgres
 ) -> None:
@@ -478,6 +482,7 @@ def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd) -> None:
     assert remote.run(f"ls -A {full.path}/pgdump").stdout == b""
 
 
+@pytest.mark.long
 def test_a_link_that_is_cut_in_the_middle(dumping: Site, link: Link) -> None:
     dumping.query(
         "create table of_others as select random()::text as t from generate_series(1, 200000)"

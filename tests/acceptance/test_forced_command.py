@@ -176,6 +176,7 @@ def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
     assert place_of(site.remote.local, bytes.fromhex(good)).read_bytes() == b"good content"
 
 
+@pytest.mark.long
 def test_it_can_list_and_hash_and_gives_nothing_back(
     site: Site, forced: list[str], remote: Sshd, startup: Path
 ) -> None:

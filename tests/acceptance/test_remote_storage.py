@@ -112,6 +112,7 @@ def test_a_by_hash_that_belongs_to_somebody_else(site: Site, command: str) -> No
 # --- what is there already
 
 
+@pytest.mark.long
 def test_a_disk_that_is_not_mounted_stops_the_run_and_nothing_is_written_below_it(
     site: Site,
 ) -> None:
@@ -161,6 +162,7 @@ def test_what_is_there_and_wrong_is_replaced(site: Site) -> None:
     site.assert_complete()
 
 
+@pytest.mark.long
 def test_a_link_in_a_blobs_place_is_replaced_and_not_followed(site: Site) -> None:
     blobs = site.fill(30, size=lambda chance: chance.randrange(1, 5000))
     right = site.path(blobs[0]).read_bytes()
@@ -182,6 +184,7 @@ def test_a_link_in_a_blobs_place_is_replaced_and_not_followed(site: Site) -> Non
     assert left == {"same": right, "file": b"precious\n"}
 
 
+@pytest.mark.long
 def test_what_dead_sessions_left_goes_and_what_others_left_stays(
     site: Site, remote: Sshd, link: Link
 ) -> None:

@@ -88,7 +88,7 @@ def test_what_is_wrong_here_is_replaced_and_what_is_right_stays(site: Site) -> N
     assert kept.stat().st_ino == inode
 
 
-@pytest.mark.parametrize("size", [5 * MIB + 77, 70 * MIB + 1])
+@pytest.mark.parametrize("size", [5 * MIB + 77, pytest.param(70 * MIB + 1, marks=pytest.mark.long)])
 def test_a_large_blob_that_is_wrong_is_mended_by_the_blocks_that_differ(
     site: Site, size: int
 ) -> None:
@@ -171,6 +171,7 @@ def test_a_part_of_it_comes_back(site: Site, tmp_path: Path) -> None:
     assert "line 1" in done.stderr
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_it_leaves_no_wrong_name_and_goes_on(site: Site) -> None:
     site.fill(20, size=lambda chance: chance.randrange(1, 200_000))
     site.fill(1, seed=2, size=lambda chance: 90 * MIB)

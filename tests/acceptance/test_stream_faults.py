@@ -66,6 +66,7 @@ def kill_here(site: Site, name: str, chance: random.Random) -> None:
             os.kill(chance.choice(victims), signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_is_killed_at_whatever_moment(
     streaming: Site, remote: Sshd, link: Link, seed: int

@@ -173,6 +173,7 @@ def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> N
         assert run.wait(20) == 143
 
 
+@pytest.mark.long
 def test_a_catalog_that_froze_does_not_keep_it_from_ending(
     watching: Site, postgres: Postgres
 ) -> None:
