@@ -74,9 +74,9 @@ def test_memory_does_not_grow_with_what_is_pending(large: Site) -> None:
         def enough() -> bool:
             for pid in [run.pid, *(line["pid"] for line in site.events("worker_start"))]:
                 peaks[pid] = max(peaks.get(pid, 0), _peak_kib(pid))
-            return len(site.events("batch_complete")) >= 30
+            return len(peaks) == 4 and len(site.events("batch_complete")) >= 30
 
-        wait_until(enough, "30 batches")
+        wait_until(enough, "30 batches, and all workers at work")
         run.send_signal(signal.SIGTERM)
         assert run.wait(60) == 143, site.output()
     assert len(peaks) == 4
