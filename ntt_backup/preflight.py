@@ -90,9 +90,10 @@ def require(
                 raise step.error
             if step.warning:
                 warnings.append(f"{step.name}: {step.warning}")
-            between(look.pending, look.strategy if look.reached else None)
+            between(look.pending, look.strategy)
     finally:
         look.close()
+    assert look.strategy is not None  # Every step passed.
     return Findings(look.strategy, warnings)
 
 
@@ -120,9 +121,8 @@ class _Look:
         )
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
-        self.strategy: str = settings.run.strategy
+        self.strategy: str | None = None
         self.pending = False
-        self.reached = False
 
     def steps(self) -> Iterator[Step]:
         source = _guarded("source", lambda: Step("", self._store.probe()))
@@ -183,7 +183,6 @@ class _Look:
         self.strategy, self._probe, found = open_probe(
             self._settings.run.strategy, self._plan, will_try_out=self._try_out
         )
-        self.reached = True
         facts.append(found)
         host = self._settings.remote.host
         return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")

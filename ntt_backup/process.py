@@ -108,7 +108,6 @@ class Child:
         new_session: bool = False,
         death_signal: int = signal.SIGKILL,
     ) -> None:
-        self.argv = tuple(argv)
         die_with_us = die_with_parent(death_signal)
         # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
@@ -119,7 +118,7 @@ class Child:
 
         try:
             process = subprocess.Popen(
-                self.argv,
+                tuple(argv),
                 stdin=subprocess.PIPE if stdin is None else stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -164,6 +163,11 @@ class Child:
         return _open_fd(self._process.stderr)
 
     @property
+    def fds(self) -> list[int]:
+        """What becomes readable when there is news of it: stdout and stderr, while open."""
+        return [fd for fd in (self.stdout_fd, self.stderr_fd) if fd >= 0]
+
+    @property
     def status(self) -> int | None:
         """The exit status, negative for a signal, None while it runs."""
         return self._process.poll()
@@ -197,8 +201,7 @@ class Child:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            fds = [fd for fd in (self.stdout_fd, self.stderr_fd) if fd >= 0]
-            ready = wait_for(reading=fds, timeout=min(left, 0.05))
+            ready = wait_for(reading=self.fds, timeout=min(left, 0.05))
             if self.stdout_fd in ready and self.read() == b"" and self._process.stdout is not None:
                 self._process.stdout.close()
             self.drain_stderr()
@@ -295,8 +298,7 @@ def output_of(argv: Sequence[str], timeout: float) -> str:
     deadline = time.monotonic() + timeout
     try:
         while (left := deadline - time.monotonic()) > 0:
-            fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
-            wait_for(reading=fds, timeout=left)
+            wait_for(reading=child.fds, timeout=left)
             child.drain_stderr()
             data = child.read()
             if data == b"":

@@ -62,9 +62,7 @@ class SupervisedWorker:
     @property
     def fds(self) -> list[int]:
         """What becomes readable when there is news of the process."""
-        if self._child is None:
-            return []
-        return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
+        return [] if self._child is None else self._child.fds
 
     def start(self, now: float) -> None:
         """Have it do its orders, in a process that is started if need be. now: monotonic seconds.

@@ -89,7 +89,7 @@ class _Helper:
 
     @property
     def fds(self) -> list[int]:
-        return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
+        return self._child.fds
 
     def tell(self, line: str) -> None:
         data = memoryview(line.encode() + b"\n")

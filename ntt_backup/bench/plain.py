@@ -54,8 +54,7 @@ def archive(store: Path, items: Sequence[Item], codec: str) -> Iterator[bytes]:
             if data is not None:
                 yield data
                 continue
-            fds = [fd for fd in (tar.stdout_fd, tar.stderr_fd) if fd >= 0]
-            wait_for(reading=fds, timeout=1.0)
+            wait_for(reading=tar.fds, timeout=1.0)
             tar.drain_stderr()
         _require(tar)
 

@@ -42,9 +42,7 @@ class DumpChild:
     @property
     def fds(self) -> list[int]:
         """What becomes readable when there is news of it."""
-        if self._child is None:
-            return []
-        return [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
+        return [] if self._child is None else self._child.fds
 
     def start_if_due(self, now: float) -> None:
         """Start one, if it is time to. now: monotonic seconds."""

@@ -196,8 +196,7 @@ class _Job:
                             hint="see pg_stat_activity there; run.receipt_timeout is the patience",
                         )
                     upload.look()
-                    fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
-                    wait_for(reading=fds, timeout=1.0)
+                    wait_for(reading=child.fds, timeout=1.0)
                     continue
                 digest.update(data)
                 size += len(data)
@@ -291,8 +290,7 @@ def _list(pg_restore: Path, head: bytes) -> bytes:
             while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
                 listed += data or b""
                 if data is None:
-                    fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
-                    wait_for(reading=fds, timeout=left)
+                    wait_for(reading=child.fds, timeout=left)
                     child.drain_stderr()
             status = child.wait(max(1.0, deadline - time.monotonic()))
         finally:

@@ -113,8 +113,7 @@ def _feed(child: Child, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         child.drain_stderr()
-        fds = [fd for fd in (child.stdout_fd, child.stderr_fd) if fd >= 0]
-        wait_for(reading=fds, writing=[child.stdin_fd], timeout=_WAIT_SECONDS)
+        wait_for(reading=child.fds, writing=[child.stdin_fd], timeout=_WAIT_SECONDS)
         try:
             rest = rest[write(child.stdin_fd, rest) :]
         except BrokenPipeError:

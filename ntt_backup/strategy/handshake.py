@@ -4,14 +4,14 @@ There are two beginnings. An account with a shell runs our loader, which asks fo
 program; a forced command (`ntt-backup-receive`) runs the installed one, whatever we asked for. The
 loader's line is the only difference, so the program is sent when it has been seen, and not before.
 
-Called by `strategy.stream`. The lines are described in docs/protocol.md.
+Called by `strategy.stream` and `strategy.reading`. The lines are described in docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from ntt_backup import __version__
 from ntt_backup.errors import (
@@ -22,6 +22,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
+from ntt_backup.remote import frames
 from ntt_backup.remote.frames import PROTOCOL, banner_sum
 from ntt_backup.transport.channel import Channel
 from ntt_backup.transport.storage import explain_batch, explain_gone, explain_root
@@ -50,6 +51,33 @@ class Banner:
     def hash(self) -> str:
         """The one to use: BLAKE3 proves the name itself, so it goes before all others."""
         return "blake3" if "blake3" in self.hashes else "sha256"
+
+
+class Caller(Protocol):
+    """Who asks for which root: what both kinds of session name themselves by."""
+
+    @property
+    def root(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def slot(self) -> str: ...
+
+
+def hello(caller: Caller, banner: Banner, **more: frames.Field) -> bytes:
+    """The HELLO frame. more: what only one kind of session says."""
+    fields: dict[str, frames.Field] = {
+        "protocol": PROTOCOL,
+        "root": caller.root,
+        "owner": caller.owner,
+        "run": caller.run_id,
+        "slot": caller.slot,
+        "hash": banner.hash,
+        **more,
+    }
+    return frames.fields(frames.HELLO, fields)
 
 
 def greet(channel: Channel, program: bytes, patience: float) -> Banner:

@@ -285,17 +285,7 @@ class ReadingSession:
 
     def _hello(self) -> None:
         reach = self._reach
-        hello: dict[str, frames.Field] = {
-            "protocol": frames.PROTOCOL,
-            "root": reach.root,
-            "owner": reach.owner,
-            "run": reach.run_id,
-            "slot": reach.slot,
-            "hash": self.banner.hash,
-            "sync": "syncfs",
-            "reading": 1,
-        }
-        self._send(frames.fields(frames.HELLO, hello))
+        self._send(handshake.hello(reach, self.banner, sync="syncfs", reading=1))
         kind, payload = self._next()
         if kind != frames.READY:
             raise self._nonsense("no READY")

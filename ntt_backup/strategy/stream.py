@@ -134,16 +134,7 @@ class StreamSession(PipelinedSession[_Flight]):
     def hello(self) -> dict[str, frames.Field]:
         """Have the far side open its root, with or without by-hash; what it says about itself."""
         plan = self._plan
-        hello: dict[str, frames.Field] = {
-            "protocol": frames.PROTOCOL,
-            "root": plan.root,
-            "owner": plan.owner,
-            "run": plan.run_id,
-            "slot": plan.slot,
-            "hash": self.banner.hash,
-            "sync": plan.sync,
-        }
-        return self._await_ready(frames.fields(frames.HELLO, hello))
+        return self._await_ready(handshake.hello(plan, self.banner, sync=plan.sync))
 
     def place(self) -> None:
         """Have it make by-hash."""

@@ -175,8 +175,7 @@ class Channel:
         raise self.lost()
 
     def _poll(self, writing: list[int], timeout: float, beside: Iterable[int]) -> None:
-        fds = [fd for fd in (self._child.stdout_fd, self._child.stderr_fd) if fd >= 0]
-        wait_for(reading=[*fds, *beside], writing=writing, timeout=timeout)
+        wait_for(reading=[*self._child.fds, *beside], writing=writing, timeout=timeout)
         self._child.drain_stderr()
 
     def _write(self, chunk: memoryview) -> int:

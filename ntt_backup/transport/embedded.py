@@ -22,7 +22,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -161,7 +161,7 @@ class _Session(threading.Thread):
     def run(self) -> None:
         environment = _environment()
         home = environment["HOME"]
-        with closing(self._channel):
+        try:
             try:
                 process = subprocess.Popen(
                     [b"/bin/sh", b"-c", self._command],
@@ -184,6 +184,9 @@ class _Session(threading.Thread):
                 _start(self._drain, process.stdout, self._channel.sendall),
                 _start(self._drain, process.stderr, self._channel.sendall_stderr),
             )
+        finally:
+            with suppress(OSError, EOFError):  # the client may be gone by now
+                self._channel.close()
 
     def _await_end(self, process: subprocess.Popen[bytes], *outputs: threading.Thread) -> None:
         """Send the exit status once outputs and command have ended; end them if the client goes.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from ntt_backup.transport import embedded
@@ -200,6 +201,26 @@ def test_killed_client_takes_its_command_along(
         pid = read_pid(pid_file)
         ssh.kill()
     wait_until(lambda: not is_running(pid), "the command has ended")
+
+
+def test_client_that_goes_in_the_last_moment_breaks_no_session(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[object] = []
+    close = paramiko.Channel.close
+
+    def late(channel: paramiko.Channel) -> None:
+        close(channel)
+        raise EOFError
+
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    monkeypatch.setattr(paramiko.Channel, "close", late)
+    assert client.run("true").returncode == 0
+    wait_until(
+        lambda: all(thread.name != "ssh-session" for thread in threading.enumerate()),
+        "the session to end",
+    )
+    assert broken == []
 
 
 def test_server_that_ran_out_of_descriptors_takes_the_next_client(
