@@ -168,7 +168,7 @@ class Ground:
             os.close(fd)
 
     def _remove_stage(self) -> None:
-        _remove(self.incoming, self._name)
+        remove_tree(self.incoming, self._name)
         with contextlib.suppress(OSError):
             os.rmdir(PARTIAL, dir_fd=self.incoming)
         with contextlib.suppress(OSError):
@@ -219,14 +219,14 @@ class Ground:
             if parts[1] == run and parts[2] != slot:
                 continue  # Alive, maybe, with no lock to tell: the tar strategy holds none.
             if _is_dead(self.incoming, name):
-                _remove(self.incoming, name, self._alive)
+                remove_tree(self.incoming, name, self._alive)
             elif parts[1:3] == [run, slot]:
                 # A worker has one session at a time, so that one's client is gone, and nobody has
                 # told it: the link died in silence. Without the name of its lock it ends.
                 self._supersede(name)
         for name in os.listdir(self.root):
             if name.startswith(f"{_SCRATCH}{owner}.") and self._is_old_directory(name):
-                _remove(self.root, name, self._alive)
+                remove_tree(self.root, name, self._alive)
 
     def _supersede(self, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -328,7 +328,7 @@ def _is_dead(incoming: int, name: str) -> bool:
     return True
 
 
-def _remove(parent: int, name: str, alive: Callable[[], None] = lambda: None) -> None:
+def remove_tree(parent: int, name: str, alive: Callable[[], None] = lambda: None) -> None:
     """A tree, by descriptors, best effort: what cannot be removed now is tried again by the next
     session. alive is called after every some files: a stage may hold hundreds of thousands.
     """

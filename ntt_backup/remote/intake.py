@@ -1,8 +1,7 @@
 """Taking in one batch after the other: frames become files in the session's stage.
 
-Most blobs are a few kilobytes, and there are millions of them, so what happens once a blob is one
-open, one write and one close, from a view of the buffer that the frame was read into. Content that
-does not fit its checksum never gets as far as a name.
+Small blobs come many in a frame and are written by `stow`, a large one comes in pieces. Content
+that does not fit its checksum never gets as far as a name.
 
 When storing fails, the batch is answered at once, and what still comes of it is dropped: a client
 on a slow link hears of a full disk before it has sent the rest. Used by the receiver.
@@ -30,15 +29,15 @@ from ntt_backup.remote.frames import (
     ProtocolError,
 )
 from ntt_backup.remote.ground import Ground
-from ntt_backup.remote.large import LargeBlob, Offers, write_all
+from ntt_backup.remote.large import LargeBlob, Offers
 from ntt_backup.remote.partial import open_partial
 from ntt_backup.remote.staged import StagedBatch
+from ntt_backup.remote.stow import CREATE, Stowage
 
 if TYPE_CHECKING:
     from ntt_backup.remote.codec import Decompress
     from ntt_backup.remote.hashing import Hasher, NewHasher
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Each holds two descriptors until its batch is settled, and there may be eight such batches.
 _MOST_PARTIALS = 32
 
@@ -65,6 +64,7 @@ class Intake:
         self._new_hasher = new_hasher
         self._codecs = codecs
         self._by_file = by_file
+        self._stowage = Stowage(ground, new_hasher if self._by_blob else None, by_file)
         self._offers = Offers(ground, self._begin_hash, alive)
         self._on_failure = on_failure
         self._counter = 0
@@ -105,14 +105,11 @@ class Intake:
             return
         digests, sizes, begin = frames.read_table(raw)
         self._check_room(batch, len(sizes), len(raw) - begin)
-        first = batch.first + batch.blobs
+        first = batch.blobs
         batch.add(digests, len(raw) - begin)
         self._counter = batch.first + batch.blobs
         try:
-            if self._by_blob:
-                self._write_checked(batch, first, raw, digests, sizes, begin)
-            else:
-                self._write(first, raw, sizes, begin)
+            self._stowage.put(batch, first, raw, digests, sizes, begin)
         except OSError as problem:
             self.fail(problem)
 
@@ -130,14 +127,14 @@ class Intake:
             partial = open_partial(self._ground, announced.digest)
         batch.add(announced.digest, announced.size)
         self._counter = batch.first + batch.blobs
+        name = batch.lay(batch.blobs - 1)
         try:
             if partial is not None:
                 batch.add_partial(partial)
                 partial.cut(announced.offset)
                 fd = partial.fd
             else:
-                name = batch.name(batch.blobs - 1)
-                fd = os.open(name, _CREATE, 0o644, dir_fd=self._ground.stage)
+                fd = os.open(name, CREATE, 0o644, dir_fd=self._ground.stage)
         except OSError as problem:
             self._dropping_large = True
             self.fail(problem)
@@ -264,51 +261,10 @@ class Intake:
             raise ProtocolError(f"codec {codec} was not offered")
         return memoryview(decompress(part, raw_length))
 
-    def _write(self, first: int, raw: memoryview, sizes: tuple[int, ...], at: int) -> None:
-        # The inner loop: a blob is three system calls, and nothing is looked up twice.
-        open_, write, close, stage = os.open, os.write, os.close, self._ground.stage
-        by_file = self._by_file
-        number = first
-        for size in sizes:
-            fd = open_(b"%d" % number, _CREATE, 0o644, dir_fd=stage)
-            try:
-                if size:
-                    written = write(fd, raw[at : at + size])
-                    if written != size:
-                        write_all(fd, raw[at + written : at + size])
-                if by_file:
-                    os.fsync(fd)
-            finally:
-                close(fd)
-            at += size
-            number += 1
-
-    def _write_checked(
-        self,
-        batch: StagedBatch,
-        first: int,
-        raw: memoryview,
-        digests: bytes,
-        sizes: tuple[int, ...],
-        at: int,
-    ) -> None:
-        new_hasher = self._new_hasher
-        right_from, begin = 0, at
-        for index, size in enumerate(sizes):
-            digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-            if new_hasher(raw[at : at + size]).digest() != digest:
-                batch.except_for(first + index - batch.first, MISMATCH, "")
-                self._write(first + right_from, raw, sizes[right_from:index], begin)
-                right_from, begin = index + 1, at + size
-            at += size
-        self._write(first + right_from, raw, sizes[right_from:], begin)
-
     def _leave_out(self, batch: StagedBatch, large: LargeBlob, verdict: int) -> None:
         position = batch.blobs - 1
         batch.except_for(position, verdict, "")
         large.close()
         self._large = None
-        if large.partial is None:
-            with contextlib.suppress(OSError):
-                os.unlink(batch.name(position), dir_fd=self._ground.stage)
-        batch.drop_partial(position)
+        with contextlib.suppress(OSError):
+            batch.drop(position, self._ground.stage, batch.name(position))

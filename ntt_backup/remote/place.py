@@ -19,10 +19,11 @@ from binascii import hexlify
 
 from ntt_backup.remote.frames import PRESENT, REFUSED, REPLACED
 from ntt_backup.remote.ground import Ground, words
-from ntt_backup.remote.staged import Entry, StagedBatch
+from ntt_backup.remote.staged import Entry, NewDirectory, StagedBatch
 from ntt_backup.remote.syscalls import kind_of, open_beneath, rename_new
 
 _CHUNK = 1 << 18
+_STAGED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # These say something about the one name; every other error is about the disk or the account, and
 # fails the batch as a whole.
@@ -44,39 +45,66 @@ class Places:
     def place(self, batch: StagedBatch) -> set[str]:
         """Name every staged blob of the batch; the directories that must be synced.
 
+        Directories that are new go first, each as a whole: what is staged by itself may belong in
+        one of them.
+
         Raises OSError when the batch fails as a whole; what is named by then is complete and right.
         """
         directories = _Directories(self._ground)
         try:
-            for entry in batch.entries():
-                try:
-                    directory = directories.enter(entry.digest)
-                    self._put(batch, entry, directory, hexlify(entry.digest))
-                except OSError as problem:
-                    if problem.errno not in _OF_ONE_NAME:
-                        raise
-                    self._refuse(batch, entry, words(problem))
+            for new in batch.directories:
+                if not self._move(new, directories):
+                    self._empty(batch, new, directories)
+            for entry in batch.entries(self._ground.stage):
+                self._place(batch, entry, directories)
         finally:
             directories.close()
         return directories.entered
 
-    def _put(self, batch: StagedBatch, entry: Entry, directory: int, name: bytes) -> None:
-        source = entry.partial.directory if entry.partial is not None else self._ground.stage
+    def _move(self, new: NewDirectory, directories: _Directories) -> bool:
+        """Place a directory with all that is in it; False where that cannot be, or where there is
+        one by now.
+        """
         try:
-            rename_new(source, entry.name, directory, name)
+            directories.move(self._ground.stage, new.name, new.prefix)
+        except OSError:  # What is wrong is met again, and told, file by file.
+            return False
+        return True
+
+    def _empty(self, batch: StagedBatch, new: NewDirectory, directories: _Directories) -> None:
+        stage = self._ground.stage
+        fd = os.open(new.name, _STAGED, dir_fd=stage)
+        try:
+            for entry in batch.entries_in(new, fd):
+                self._place(batch, entry, directories)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            os.rmdir(new.name, dir_fd=stage)
+
+    def _place(self, batch: StagedBatch, entry: Entry, directories: _Directories) -> None:
+        try:
+            directory = directories.enter(entry.digest)
+            self._put(batch, entry, directory, hexlify(entry.digest))
+        except OSError as problem:
+            if problem.errno not in _OF_ONE_NAME:
+                raise
+            self._refuse(batch, entry, words(problem))
+
+    def _put(self, batch: StagedBatch, entry: Entry, directory: int, name: bytes) -> None:
+        try:
+            rename_new(entry.directory, entry.name, directory, name)
         except FileExistsError:
-            self._settle_taken(batch, entry, source, directory, name)
+            self._settle_taken(batch, entry, directory, name)
         else:
             if entry.partial is not None:
                 batch.take_partial(entry.position)
 
-    def _settle_taken(
-        self, batch: StagedBatch, entry: Entry, source: int, directory: int, name: bytes
-    ) -> None:
+    def _settle_taken(self, batch: StagedBatch, entry: Entry, directory: int, name: bytes) -> None:
         there = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISREG(there.st_mode):
             try:
-                same = self._same(source, entry.name, directory, name)
+                same = self._same(entry.directory, entry.name, directory, name)
             except PermissionError as problem:
                 self._refuse(batch, entry, words(problem))
                 return
@@ -88,7 +116,7 @@ class Places:
         else:
             found = kind_of(there.st_mode)
         if self._may_replace and not stat.S_ISDIR(there.st_mode):
-            os.rename(entry.name, name, src_dir_fd=source, dst_dir_fd=directory)
+            os.rename(entry.name, name, src_dir_fd=entry.directory, dst_dir_fd=directory)
             batch.take_partial(entry.position)
             batch.except_for(entry.position, REPLACED, f"{found} stood there")
         else:
@@ -100,10 +128,7 @@ class Places:
             self._drop(batch, entry)
 
     def _drop(self, batch: StagedBatch, entry: Entry) -> None:
-        if entry.partial is not None:
-            batch.drop_partial(entry.position)
-        else:
-            os.unlink(entry.name, dir_fd=self._ground.stage)
+        batch.drop(entry.position, entry.directory, entry.name)
 
     def _same(self, source: int, staged: bytes, directory: int, name: bytes) -> bool:
         ours = os.open(staged, _READ, dir_fd=source)
@@ -146,17 +171,28 @@ class _Directories:
         self._leave_below()
         self._leave_above()
 
+    def move(self, source: int, name: str, prefix: bytes) -> None:
+        """Put a directory in its place, never over anything. Raises OSError."""
+        self._ascend(prefix[:1])
+        below = prefix[1:].hex()
+        rename_new(source, name.encode(), self._above_fd, below.encode())
+        self.entered.add(f"{prefix[:1].hex()}/{below}")
+
     def _enter(self, prefix: bytes) -> None:
+        self._ascend(prefix[:1])
+        below = prefix[1:].hex()
+        self._below_fd = self._open_or_make(self._above_fd, below)
+        self._below = prefix
+        self.entered.add(f"{prefix[:1].hex()}/{below}")
+
+    def _ascend(self, above: bytes) -> None:
+        """Have `aa` open, and nothing below it."""
         self._leave_below()
-        above, below = prefix[:1], prefix[1:]
         if above != self._above:
             self._leave_above()
             self._above_fd = self._open_or_make(self._ground.by_hash, above.hex())
             self._above = above
             self.entered.add(above.hex())
-        self._below_fd = self._open_or_make(self._above_fd, below.hex())
-        self._below = prefix
-        self.entered.add(f"{above.hex()}/{below.hex()}")
 
     def _open_or_make(self, parent: int, name: str) -> int:
         device = self._ground.device

@@ -1,27 +1,44 @@
 """One batch as the receiver holds it: which staged file has which digest, and what went otherwise.
 
 Kept as lean as the frames are: 32 bytes a blob, one run of digests a pack, file names implied by a
-counter. Used by `intake`, which fills it, and by `settle` and `place`, which empty it.
+counter or by the digest. Used by `intake` and `stow`, which fill it, and by `settle` and `place`,
+which empty it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from binascii import hexlify
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ntt_backup.remote.frames import DIGEST_BYTES, Exceptional
+from ntt_backup.remote.ground import remove_tree
 from ntt_backup.remote.partial import Partial
 
 
 class Entry(NamedTuple):
-    """A staged file: name lies in the session's stage, or it is a partial file."""
+    """A staged file: its name in a directory, by descriptor. partial: it can be resumed."""
 
     digest: bytes
     position: int
+    directory: int
     name: bytes
     partial: Partial | None
+
+
+class NewDirectory:
+    """A directory `aa/bb` in the making: it lies in the stage under its own name, and holds blobs
+    of the batch under their final ones, between the positions begin and end.
+    """
+
+    __slots__ = ("begin", "end", "name", "prefix")
+
+    def __init__(self, prefix: bytes, name: str, position: int) -> None:
+        self.prefix = prefix
+        self.name = name
+        self.begin = self.end = position
 
 
 class StagedBatch:
@@ -35,7 +52,9 @@ class StagedBatch:
         self.blobs = 0
         self.bytes = 0
         self.exceptions: list[Exceptional] = []
+        self.directories: list[NewDirectory] = []
         self._digests = bytearray()
+        self._loose: set[int] = set()
         self._partials: dict[int, Partial] = {}
         self._missing: set[int] = set()
 
@@ -62,20 +81,34 @@ class StagedBatch:
     def name(self, position: int) -> bytes:
         return b"%d" % (self.first + position)
 
-    def entries(self) -> Iterator[Entry]:
-        """What is staged, in order of digest, so that each directory is opened once."""
-        digests = bytes(self._digests)
-        order = sorted(
-            (digests[at : at + DIGEST_BYTES], at // DIGEST_BYTES)
-            for at in range(0, len(digests), DIGEST_BYTES)
-        )
-        missing, partials, first = self._missing, self._partials, self.first
-        for digest, position in order:
-            if position in missing:
+    def lay(self, position: int) -> bytes:
+        """The name for a blob that is staged by itself, or else is a partial file."""
+        self._loose.add(position)
+        return self.name(position)
+
+    def begin_directory(self, prefix: bytes, position: int) -> NewDirectory:
+        """One more directory in the stage, still to be made."""
+        directory = NewDirectory(prefix, f"d{self.first + position}", position)
+        self.directories.append(directory)
+        return directory
+
+    def entries(self, stage: int) -> Iterator[Entry]:
+        """What is staged by itself, in order of digest, so that each directory is opened once."""
+        for digest, position in sorted((self._digest(at), at) for at in self._loose):
+            if position in self._missing:
                 continue
-            partial = partials.get(position)
-            name = b"%d" % (first + position) if partial is None else partial.name
-            yield Entry(digest, position, name, partial)
+            partial = self._partials.get(position)
+            if partial is None:
+                yield Entry(digest, position, stage, self.name(position), None)
+            else:
+                yield Entry(digest, position, partial.directory, partial.name, partial)
+
+    def entries_in(self, directory: NewDirectory, fd: int) -> Iterator[Entry]:
+        """What is staged in that directory, which is open as fd."""
+        for position in range(directory.begin, directory.end):
+            if position not in self._missing and position not in self._loose:
+                digest = self._digest(position)
+                yield Entry(digest, position, fd, hexlify(digest), None)
 
     def take_partial(self, position: int) -> None:
         """The partial file of this blob was moved into place."""
@@ -83,20 +116,29 @@ class StagedBatch:
         if partial is not None:
             partial.moved()
 
-    def drop_partial(self, position: int) -> None:
-        """The partial file of this blob is of no use any more."""
+    def drop(self, position: int, directory: int, name: bytes) -> None:
+        """The file of this blob is of no use any more: its partial file, or else the one of that
+        name. Raises OSError.
+        """
         partial = self._partials.pop(position, None)
-        if partial is not None:
+        if partial is None:
+            os.unlink(name, dir_fd=directory)
+        else:
             partial.remove()
 
     def discard(self, stage: int, keep_partials: bool) -> None:
         """Leave nothing of it in the stage, whatever was and was not placed."""
-        for position in range(self.blobs):
+        for position in self._loose:
             with contextlib.suppress(OSError):
                 os.unlink(self.name(position), dir_fd=stage)
+        for directory in self.directories:
+            remove_tree(stage, directory.name)
         for partial in self._partials.values():
             if keep_partials:
                 partial.close()
             else:
                 partial.remove()
         self._partials.clear()
+
+    def _digest(self, position: int) -> bytes:
+        return bytes(self._digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])

@@ -71,6 +71,7 @@ _ORDER: Final = (
     "place",
     "settle",
     "large",
+    "stow",
     "intake",
     "stock",
     "listing",

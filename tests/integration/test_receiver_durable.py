@@ -106,12 +106,23 @@ def lock_only(root: Path) -> bool:
     return lock == f"{stage}/lock"
 
 
+def make_directories(root: Path, *contents: bytes) -> None:
+    """Those where these blobs belong, as earlier batches have left them."""
+    for content in contents:
+        place_of(root, digest_of(content)).parent.mkdir(parents=True)
+
+
 # --- the order
 
 
-def test_written_synced_named_synced_answered(trace: Trace, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [False, True], ids=["new directories", "directories are there"])
+def test_written_synced_named_synced_answered(
+    trace: Trace, root: Path, tmp_path: Path, there: bool
+) -> None:
     with FarSide(root, trace("-y", "-e", "trace=write,syncfs,renameat2")) as far:
         (root / "by-hash").mkdir()
+        if there:
+            make_directories(root, b"a", b"b", b"c")
         assert far.hello()["sync"] == "syncfs"
         far.write(far.batch(1, [b"a", b"b", b"c"]))
         assert far.receipt().stored == 3
@@ -132,10 +143,13 @@ def test_written_synced_named_synced_answered(trace: Trace, root: Path, tmp_path
     assert seen.count("syncfs", "", ready, receipt) == 2
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["new directories", "directories are there"])
 def test_without_syncfs_every_file_and_directory_is_synced(
-    trace: Trace, root: Path, tmp_path: Path
+    trace: Trace, root: Path, tmp_path: Path, there: bool
 ) -> None:
     kept = put(root, digest_of(b"kept"), b"kept")
+    if there:
+        make_directories(root, b"a", b"b")
     with FarSide(root, trace("-y", "-e", "trace=write,close,fsync,syncfs,renameat2")) as far:
         assert far.hello(sync="fsync")["sync"] == "fsync"
         far.write(far.batch(1, [b"a", b"b", b"kept"]))
@@ -230,6 +244,7 @@ def test_one_name_that_may_not_be_given(trace: Trace, root: Path) -> None:
     # As for a name in a directory that was made immutable.
     refusing = ("-e", "inject=renameat2:error=EPERM:when=1", "-e", "inject=linkat:error=EPERM")
     rename = ("-e", "inject=renameat:error=EPERM:when=1")
+    make_directories(root, b"a", b"b")
     with FarSide(root, trace(*refusing, *rename)) as far:
         far.hello()
         far.write(far.batch(1, [b"a", b"b"]))
