@@ -71,6 +71,13 @@ def ids(taken: list[tuple[Blob, int]]) -> list[str]:
     return [blob.blobid for blob, _ in taken]
 
 
+def entries_read(conn: Connection) -> int:
+    """How many index entries have been read in this database until now."""
+    conn.execute("select pg_stat_force_next_flush()")
+    (row,) = conn.execute("select sum(idx_tup_read)::bigint from pg_stat_user_indexes").fetchall()
+    return int(row[0])
+
+
 @pytest.fixture
 def other(catalog_url: str) -> Iterator[Connection]:
     with connect(catalog_url, "other") as conn:
@@ -111,6 +118,20 @@ def test_no_more_ranges_are_held_than_needed(catalog: Connection) -> None:
     assert {one.index for one in holders(catalog, "remote")} == first
     assert len(first) < 8
     assert claims.exhausted() == first - {max(first)}
+
+
+def test_a_claim_reads_no_more_than_it_needs(catalog: Connection) -> None:
+    """Also where the statistics are of a time when next to nothing was pending."""
+    add_hashes(catalog, 50_000)
+    catalog.execute("update blobs set remote_copied = true")
+    catalog.execute("analyze blobs")
+    catalog.execute("update blobs set remote_copied = null")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    before = entries_read(catalog)
+
+    assert len(claims.take(1000)) == 1000
+
+    assert entries_read(catalog) - before < 5000
 
 
 def test_a_range_that_was_emptied_before_we_locked_it_is_given_back(

@@ -7,24 +7,13 @@
 -- Of the given ranges, those that nobody holds and that have pending blobs: in the given order,
 -- only as many as it takes to fill `limit`. One probe of the index for a range without pending
 -- blobs.
-select found.index
-from (
-    select r.index, r.nth
+--
+-- In two steps, and the second without an order of its own: else the planner, where its statistics
+-- know of few pending blobs, would look into every range and sort what it found.
+with free as materialized (
+    select r.index, r.lo, r.hi, r.nth
     from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[])
         with ordinality as r (index, lo, hi, nth)
-    cross join lateral (
-        (
-            select 1 from blobs
-            where {pending} and blobid >= r.lo and blobid < r.hi
-            order by blobid limit %(limit)s
-        )
-        union all
-        (
-            select 1 from blobs
-            where {pending} and blobid >= r.lo and r.hi is null
-            order by blobid limit %(limit)s
-        )
-    ) as one
     where not exists (
         select from pg_locks l
         where l.locktype = 'advisory' and l.objsubid = 2
@@ -33,10 +22,25 @@ from (
             and l.objid::bigint = r.index
     )
     order by r.nth
+), found as (
+    select free.index, free.nth
+    from free
+    cross join lateral (
+        (
+            select 1 from blobs
+            where {pending} and blobid >= free.lo and blobid < free.hi
+            order by blobid limit %(limit)s
+        )
+        union all
+        (
+            select 1 from blobs
+            where {pending} and blobid >= free.lo and free.hi is null
+            order by blobid limit %(limit)s
+        )
+    ) as one
     limit %(limit)s
-) as found
-group by found.index, found.nth
-order by found.nth;
+)
+select index from found group by index, nth order by nth;
 
 -- name: lock_ranges
 -- Takes the locks of the given ranges, as far as they are free. Returns those taken.
