@@ -1,11 +1,15 @@
-"""The beginning of `ntt-backup-remote`, and of `python -m ntt_backup`.
+"""The beginning of `ntt-backup-remote`, and of `python -m ntt_backup`, and their end.
 
 Loading the rest takes a third of a second. A Ctrl-C in that time ends the program as it does later,
-and shows nobody the inside of it.
+and shows nobody the inside of it. What is loaded stays, so nothing is looked through for what could
+be thrown away, neither then nor when all of it would be taken apart at the end: together that is a
+fifth of a second of every command, and more than a short one does.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from types import FrameType
@@ -16,9 +20,14 @@ def main() -> NoReturn:
     """Load the command line, and do what it says."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+    gc.disable()
     from ntt_backup import cli
 
-    cli.main()
+    gc.freeze()
+    gc.enable()
+    code = cli.main()
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def _end(signum: int, _frame: FrameType | None) -> NoReturn:
