@@ -186,6 +186,17 @@ def test_text_goes_compressed_unless_that_is_switched_off(
     assert shrunk is (codec != "none")
 
 
+def test_auto_shrinks_text_as_far_as_level_3_does(here: Rig, well_equipped: Machine) -> None:
+    sizes: dict[str, int] = {}
+    for codec in ("auto", "zstd-1", "zstd-3"):
+        batch = here.batch(codec, *(TEXT[n : n + 20_000] for n in range(0, 2_000_000, 20_000)))
+        session = here.open(transport=well_equipped, codec=codec)
+        session.put(batch)
+        (outcome,) = settle(session)
+        sizes[codec] = receipt_of(outcome).wire_bytes
+    assert sizes["auto"] == sizes["zstd-3"] < sizes["zstd-1"]
+
+
 @pytest.mark.parametrize("codec", ["auto", "zstd-1"])
 def test_what_does_not_compress_goes_as_it_is(
     here: Rig, well_equipped: Machine, codec: str
