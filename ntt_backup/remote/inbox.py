@@ -20,6 +20,8 @@ from ntt_backup.remote.frames import (
     require_sum,
 )
 
+_LITTLE = 1 << 16
+
 
 class Inbox:
     """Bytes in, whole frames out. lengths: the types that may come, each with its bounds.
@@ -41,7 +43,8 @@ class Inbox:
     def space(self) -> memoryview:
         """Where the next bytes go; never empty."""
         rest = self._end - self._begin
-        if rest == 0 or len(self._view) - self._end < MAX_CHUNK // 2:
+        # Early, while there is little to move: a buffer that is small in use stays in the cache.
+        if self._begin and (rest < _LITTLE or len(self._view) - self._end < MAX_CHUNK // 2):
             self._view[:rest] = self._view[self._begin : self._end]
             self._begin, self._end = 0, rest
         return self._view[self._end :]

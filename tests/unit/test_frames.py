@@ -187,6 +187,27 @@ def test_frames_come_out_whole_however_they_arrive(sent: list[bytes], cuts: list
     assert inbox.waiting == 0
 
 
+def test_only_as_much_of_the_buffer_is_used_as_frames_need() -> None:
+    """Reads of 64 KiB that end anywhere within frames of 1 MiB; the whole buffer is nine times as
+    large, and would not stay in a processor's cache.
+    """
+    inbox = Inbox(frames.TO_RECEIVER)
+    whole = len(inbox.space())
+    frame = frames.frame(frames.PACK, bytes(2**20))
+    stream = memoryview(frame * 20)
+    least = whole
+    while stream:
+        space = inbox.space()
+        least = min(least, len(space))
+        count = min(2**16 - 1, len(stream))
+        space[:count] = stream[:count]
+        stream = stream[count:]
+        inbox.filled(count)
+        while inbox.next() is not None:
+            pass
+    assert whole - least < len(frame) + 2**17
+
+
 @pytest.mark.parametrize(
     ("kind", "length"),
     [
