@@ -222,10 +222,9 @@ def run(
 
     view = make_view(sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=mode == "watch", view=view)
-    with suppress(OSError):
-        _flush(
-            sys.stdout
-        )  # A run is as good as its log says, whether somebody could read along or not.
+    _flush(
+        sys.stdout
+    )  # A run is as good as its log says, whether somebody could read along or not.
     sys.exit(code)
 
 
@@ -313,17 +312,24 @@ def main() -> int:
     """All of a command, from its first signal handler to the exit code."""
     _mind_streams()
     _mind_signals()
+    unprinted: OSError | None = None
     try:
         code = _run_command()
-    except BaseException:
-        with suppress(OSError):
-            _flush(sys.stdout)
-        raise
+    except OSError:
+        unprinted = _flush(sys.stdout)
+        if unprinted is None:
+            raise
+        code = 1
+    else:
+        unprinted = _flush(sys.stdout)
     finally:
-        with suppress(OSError):
-            _flush(sys.stderr)
-    _flush(sys.stdout)
-    return code
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+    if unprinted is None:
+        return code
+    if not isinstance(unprinted, BrokenPipeError):  # Nobody reads on, and nobody need be told.
+        _complain(f"cannot write to standard output: {unprinted.strerror}")
+    return code or 1
 
 
 def _mind_streams() -> None:
@@ -388,13 +394,14 @@ def _complain(text: str) -> None:
         click.echo(text, err=True)
 
 
-def _flush(stream: TextIO) -> None:
-    """Hand over what was printed. Left to the interpreter's end, a full disk or a closed pipe there
-    would turn every exit code into 120. Raises OSError; nothing is left to hand over then.
+def _flush(stream: TextIO) -> OSError | None:
+    """Hand over what was printed; why that cannot be, and then nothing is left to hand over. Left
+    to the interpreter's end, a full disk or a closed pipe would turn every exit code into 120.
     """
     try:
         stream.flush()
-    except OSError:
+    except OSError as problem:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
-        raise
+        return problem
+    return None

@@ -99,10 +99,13 @@ def test_a_misspelt_variable_is_pointed_out(site: Site) -> None:
 
 
 def test_a_traceback_is_for_the_unforeseen_and_on_request(site: Site) -> None:
-    """Standard output on a full disk stands for all that nobody has thought of."""
-    quiet, verbose = (_onto_a_full_disk(site, *flags, "status") for flags in ([], ["-v"]))
+    """A library that is broken stands for all that nobody has thought of."""
+    (site.root / "sitecustomize.py").write_text("import json; json.dumps = None")
+    inherited = os.environ.get("PYTHONPATH", "")
+    site.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site.root), inherited)))
+    quiet, verbose = (site.run(*flags, "status", "--json") for flags in ([], ["-v"]))
     assert (quiet.returncode, verbose.returncode) == (1, 1)
-    assert "unforeseen OSError: " in quiet.stderr
+    assert "unforeseen TypeError: " in quiet.stderr
     assert "hint: " in quiet.stderr
     assert "Traceback" not in quiet.stderr
     assert "Traceback" in verbose.stderr
@@ -160,6 +163,33 @@ def _complaining_to_a_full_disk(site: Site, *args: str) -> subprocess.CompletedP
             timeout=60,
             check=False,
         )
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "status", "status --json"])
+def test_what_cannot_be_printed_is_said_in_one_line(site: Site, command: str) -> None:
+    done = _onto_a_full_disk(site, *command.split())
+    assert done.returncode == 1
+    assert done.stderr == "cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", ["--help", "status", "status --json"])
+def test_nobody_is_told_that_nobody_reads_on(site: Site, command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            site.argv(*command.split()),
+            env=site.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("command", ["status", "run --dry-run", "run"])
