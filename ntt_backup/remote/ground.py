@@ -29,6 +29,8 @@ _PARTIAL_DAYS = 7
 _SCRATCH = ".ntt-check-"
 _SCRATCH_SECONDS = 3600
 _ALIVE_EVERY = 256
+# What the name of a directory that is being removed begins with.
+_TAKEN = "-"
 
 
 class Refusal(Exception):
@@ -331,17 +333,24 @@ def _is_dead(incoming: int, name: str) -> bool:
 def remove_tree(parent: int, name: str, alive: Callable[[], None] = lambda: None) -> None:
     """A tree, by descriptors, best effort: what cannot be removed now is tried again by the next
     session. alive is called after every some files: a stage may hold hundreds of thousands.
+
+    A session that is taken for dead may be alive, and move a directory of its stage below by-hash
+    while it is emptied here. So each gets another name first, under which nobody looks for it.
     """
     with contextlib.suppress(OSError):
-        for _, directories, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
-            for number, file in enumerate(files):
+        fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            with os.scandir(fd) as found:
+                entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+            for number, (below, is_directory) in enumerate(entries):
                 with contextlib.suppress(OSError):
-                    os.unlink(file, dir_fd=fd)
+                    if is_directory:
+                        os.rename(below, _TAKEN + below, src_dir_fd=fd, dst_dir_fd=fd)
+                        remove_tree(fd, _TAKEN + below, alive)
+                    else:
+                        os.unlink(below, dir_fd=fd)
                 if number % _ALIVE_EVERY == 0:
                     alive()
-            for directory in directories:
-                try:
-                    os.rmdir(directory, dir_fd=fd)
-                except NotADirectoryError:  # A symlink to one.
-                    os.unlink(directory, dir_fd=fd)
+        finally:
+            os.close(fd)
         os.rmdir(name, dir_fd=parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -128,6 +129,25 @@ def test_there_are_signs_of_life_while_a_large_stage_is_removed(root: Path) -> N
     ground.leave()
     assert len(signs) >= 3
     assert signs == sorted(signs, reverse=True)
+    assert not (root / ".ntt-incoming").exists()
+
+
+def test_what_leaves_a_stage_while_it_is_removed_stays_whole(root: Path) -> None:
+    """A session that is taken for dead may still give names: its last sync has taken long."""
+    new = root / ".ntt-incoming" / "0123456789ab.run.0.1" / "d0"
+    new.mkdir(parents=True)
+    for number in range(3):
+        (new / str(number)).touch()
+    place = root / "by-hash" / "3f" / "07"
+    place.parent.mkdir(parents=True)
+
+    def move() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            new.rename(place)
+
+    Ground(str(root), "0123456789ab", "run2", "0", move).leave()
+
+    assert not place.exists() or len(list(place.iterdir())) == 3
     assert not (root / ".ntt-incoming").exists()
 
 
