@@ -15,6 +15,7 @@ Used by `intake`.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from binascii import hexlify
@@ -107,7 +108,13 @@ class Stowage:
         if not self._vacancies.take(prefix):
             return None
         new = batch.begin_directory(prefix, position)
-        os.mkdir(new.name, 0o755, dir_fd=self._stage)
+        try:
+            os.mkdir(new.name, 0o755, dir_fd=self._stage)
+        except OSError as problem:
+            if problem.errno != errno.EMLINK:  # As many as this file system has in one directory.
+                raise
+            batch.directories.pop()
+            return None
         return new
 
 

@@ -240,6 +240,16 @@ def test_no_room_for_a_directory(trace: Trace, root: Path, name: str, hashed: st
         assert far.receipt().stored == 2
 
 
+def test_no_more_directories_in_one(trace: Trace, root: Path) -> None:
+    """A file system may limit them, and a batch may have more. The first of two does not fit."""
+    with FarSide(root, trace("-e", "inject=mkdirat,mkdir:error=EMLINK:when=4")) as far:
+        far.hello()
+        far.write(far.batch(1, [b"a", b"b"]))
+        assert far.receipt().stored == 2
+        assert lock_only(root)
+    assert names_under(root) == {digest_of(b"a").hex(), digest_of(b"b").hex()}
+
+
 def test_one_name_that_may_not_be_given(trace: Trace, root: Path) -> None:
     # As for a name in a directory that was made immutable.
     refusing = ("-e", "inject=renameat2:error=EPERM:when=1", "-e", "inject=linkat:error=EPERM")
