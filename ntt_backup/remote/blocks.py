@@ -17,10 +17,8 @@ from ntt_backup.remote import asking
 from ntt_backup.remote.ground import words
 from ntt_backup.remote.stock import Stock, Trouble, forget, trouble
 
-_Frames = Generator[bytes, None, None]
 
-
-def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> _Frames:
+def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> Generator[bytes, None, None]:
     """The hashes of all blocks of one blob, in order; alive is called while they are made."""
     try:
         fd, size = stock.open(digest)
@@ -46,7 +44,7 @@ def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> _Frames:
     yield asking.given(1)
 
 
-def blocks(stock: Stock, digest: bytes, numbers: Sequence[int]) -> _Frames:
+def blocks(stock: Stock, digest: bytes, numbers: Sequence[int]) -> Generator[bytes, None, None]:
     """Some blocks of one blob, in the order they were asked for."""
     try:
         fd, size = stock.open(digest)

@@ -56,6 +56,31 @@ def test_what_travels_is_python_3_8_and_needs_only_its_library(name: str) -> Non
             assert ours or standard or imported in FOREIGN, imported
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_types_with_parameters_are_never_evaluated(name: str) -> None:
+    """Generator[bytes, None, None] is an error in Python 3.8, except where nobody reads it."""
+    tree = ast.parse((PACKAGE / name).read_text("utf-8"))
+    unread: set[ast.AST] = set()
+    types = {"dict", "frozenset", "list", "set", "tuple", "type"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "collections.abc":
+            types.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            unread.update(ast.walk(node))
+        for field in ("annotation", "returns"):
+            if annotation := getattr(node, field, None):
+                unread.update(ast.walk(annotation))
+    read = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in types
+        and node not in unread
+    ]
+    assert read == []
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__.py"])
 def test_every_module_travels(name: str) -> None:
     _, data = bundle()
