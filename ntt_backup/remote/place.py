@@ -89,7 +89,7 @@ class Places:
         except OSError as problem:
             if problem.errno not in _OF_ONE_NAME:
                 raise
-            self._refuse(batch, entry, words(problem))
+            self._except(batch, entry, REFUSED, words(problem))
 
     def _put(self, batch: StagedBatch, entry: Entry, directory: int, name: bytes) -> None:
         try:
@@ -106,11 +106,10 @@ class Places:
             try:
                 same = self._same(entry.directory, entry.name, directory, name)
             except PermissionError as problem:
-                self._refuse(batch, entry, words(problem))
+                self._except(batch, entry, REFUSED, words(problem))
                 return
             if same:
-                batch.except_for(entry.position, PRESENT, "")
-                self._drop(batch, entry)
+                self._except(batch, entry, PRESENT, "")
                 return
             found = "other content"
         else:
@@ -120,15 +119,12 @@ class Places:
             batch.take_partial(entry.position)
             batch.except_for(entry.position, REPLACED, f"{found} stood there")
         else:
-            self._refuse(batch, entry, f"{found} stands in its place")
+            self._except(batch, entry, REFUSED, f"{found} stands in its place")
 
-    def _refuse(self, batch: StagedBatch, entry: Entry, text: str) -> None:
-        batch.except_for(entry.position, REFUSED, text)
-        with contextlib.suppress(OSError):
-            self._drop(batch, entry)
-
-    def _drop(self, batch: StagedBatch, entry: Entry) -> None:
-        batch.drop(entry.position, entry.directory, entry.name)
+    def _except(self, batch: StagedBatch, entry: Entry, verdict: int, text: str) -> None:
+        batch.except_for(entry.position, verdict, text)
+        with contextlib.suppress(OSError):  # The end of the session removes it too.
+            batch.drop(entry.position, entry.directory, entry.name)
 
     def _same(self, source: int, staged: bytes, directory: int, name: bytes) -> bool:
         ours = os.open(staged, _READ, dir_fd=source)

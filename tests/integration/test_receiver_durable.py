@@ -265,6 +265,18 @@ def test_one_name_that_may_not_be_given(trace: Trace, root: Path) -> None:
         assert lock_only(root)
 
 
+def test_what_was_there_and_cannot_be_dropped_is_told_of_once(trace: Trace, root: Path) -> None:
+    put(root, digest_of(b"a"), b"a")
+    with FarSide(root, trace("-e", "inject=unlinkat,unlink:error=EPERM:when=1")) as far:
+        far.hello()
+        far.write(far.batch(1, [b"a"]))
+        assert [tuple(each)[:2] for each in far.receipt().exceptions] == [(0, frames.PRESENT)]
+        far.write(far.batch(2, [b"b"]))
+        assert far.receipt().stored == 1
+        assert far.bye() == 0
+    assert not (root / ".ntt-incoming").exists()
+
+
 # --- a system that lacks something
 
 
