@@ -177,16 +177,7 @@ def test_nobody_is_told_that_nobody_reads_on(site: Site, command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            site.argv(*command.split()),
-            env=site.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = _printing_to(writing, site, *command.split())
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
@@ -207,16 +198,20 @@ def test_letters_that_the_output_does_not_know_are_escaped(site: Site, command: 
 
 def _onto_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
-        return subprocess.run(
-            site.argv(*args),
-            env=site.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return _printing_to(full.fileno(), site, *args)
+
+
+def _printing_to(stdout: int, site: Site, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        site.argv(*args),
+        env=site.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 # --- the commands ---------------------------------------------------------------------------------
