@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psycopg
 import pytest
@@ -222,13 +222,20 @@ class Site:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         return {**kept, "COLUMNS": "200", _MARK: str(self.root), **self.environ}
 
-    def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(
+        self,
+        *args: str,
+        timeout: float = 120,
+        stdout: int | IO[str] = subprocess.PIPE,
+        stderr: int | IO[str] = subprocess.PIPE,
+    ) -> subprocess.CompletedProcess[str]:
         """A command of the CLI, to its end."""
         return subprocess.run(
             self.argv(*args),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             timeout=timeout,
             check=False,

@@ -1,22 +1,16 @@
-"""The command line: parses, calls, prints errors, exits. No decision is taken here.
+"""The command line: parses, calls, prints. No decision is taken here.
 
-Every command ends through `main`, which turns an error into one line of what happened and one of
-what to do, and into the exit code of the contract. What only one command needs, and takes long to
-load, is loaded by that command: the others are asked for a quick answer.
+How a command begins and ends as a process is in `program`. What only one command needs, and takes
+long to load, is loaded by that command: the others are asked for a quick answer.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import signal
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Literal, NoReturn, TextIO
+from typing import Literal
 
 import click
 from rich.console import Console
@@ -24,8 +18,9 @@ from rich.console import Console
 from ntt_backup import __version__, demo
 from ntt_backup.catalog import claim, dumps, figures, ledger, runs, schema, verify_schema
 from ntt_backup.cli.common import Common, connect
-from ntt_backup.config import CatalogConfig, Settings, StoreConfig, misspelt
-from ntt_backup.console import ScanView, make_view, render_error
+from ntt_backup.cli.program import flush, unforeseen
+from ntt_backup.config import CatalogConfig, Settings, StoreConfig
+from ntt_backup.console import ScanView, make_view
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Reason
 from ntt_backup.report import plan, plan_lines, scan_lines, status_json, status_table
@@ -69,7 +64,7 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
     """
     context.obj = Common(config, target)
     if not verbose:
-        sys.excepthook = _unforeseen
+        sys.excepthook = unforeseen
 
 
 @cli.command()
@@ -222,9 +217,7 @@ def run(
 
     view = make_view(sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=mode == "watch", view=view)
-    _flush(
-        sys.stdout
-    )  # A run is as good as its log says, whether somebody could read along or not.
+    flush(sys.stdout)  # A run is as good as its log says, whether somebody could read along or not.
     sys.exit(code)
 
 
@@ -296,112 +289,3 @@ def show_demo(
             drill=drill,
         )
     )
-
-
-def _unforeseen(
-    kind: type[BaseException], error: BaseException, _traceback: TracebackType | None
-) -> None:
-    click.echo(
-        f"unforeseen {kind.__name__}: {printable(str(error))}\n"
-        "hint: this is a defect; the same command with -v shows where it happened",
-        err=True,
-    )
-
-
-def main() -> int:
-    """All of a command, from its first signal handler to the exit code."""
-    _mind_streams()
-    _mind_signals()
-    unprinted: OSError | None = None
-    try:
-        code = _run_command()
-    except OSError:
-        unprinted = _flush(sys.stdout)
-        if unprinted is None:
-            raise
-        code = 1
-    else:
-        unprinted = _flush(sys.stdout)
-    finally:
-        _flush(sys.stdout)
-        _flush(sys.stderr)
-    if unprinted is None:
-        return code
-    if not isinstance(unprinted, BrokenPipeError):  # Nobody reads on, and nobody need be told.
-        _complain(f"cannot write to standard output: {unprinted.strerror}")
-    return code or 1
-
-
-def _mind_streams() -> None:
-    """Have a command not end over a stream that is closed, or a letter that its encoding lacks.
-
-    What is closed becomes /dev/null. Else the next file or socket would get its descriptor, and
-    with it what is printed.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(nowhere, True)
-            setattr(sys, name, os.fdopen(nowhere, mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it anyway
-
-
-def _mind_signals() -> None:
-    """Have SIGTERM and SIGHUP end a command as Ctrl-C does, which takes its temporary files along.
-
-    `run` and `demo` have handlers of their own, as has the time before this. And have the kernel
-    tell how children end: a starter may have left that ignored, and every status would be lost.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(signum, _stop)
-
-
-def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signum)
-
-
-def _run_command() -> int:
-    """Do what the command line says; the exit code."""
-    for warning in misspelt(os.environ):
-        _complain(f"warning: {warning}")
-    try:
-        cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
-    except BackupError as error:
-        _complain(render_error(error))
-        return error.exit_code
-    except click.ClickException as error:
-        with suppress(OSError):
-            error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted")
-        return 130
-    except SystemExit as end:
-        if isinstance(end.code, int):
-            return end.code
-        raise
-    return 0
-
-
-def _complain(text: str) -> None:
-    """Print to stderr. Where that cannot be, the exit code says enough."""
-    with suppress(OSError):
-        click.echo(text, err=True)
-
-
-def _flush(stream: TextIO) -> OSError | None:
-    """Hand over what was printed; why that cannot be, and then nothing is left to hand over. Left
-    to the interpreter's end, a full disk or a closed pipe would turn every exit code into 120.
-    """
-    try:
-        stream.flush()
-    except OSError as problem:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
-        return problem
-    return None

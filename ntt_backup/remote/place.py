@@ -20,10 +20,9 @@ from binascii import hexlify
 from ntt_backup.remote.frames import PRESENT, REFUSED, REPLACED
 from ntt_backup.remote.ground import Ground, words
 from ntt_backup.remote.staged import Entry, NewDirectory, StagedBatch
-from ntt_backup.remote.syscalls import kind_of, open_beneath, rename_new
+from ntt_backup.remote.syscalls import DIRECTORY, kind_of, open_beneath, rename_new
 
 _CHUNK = 1 << 18
-_STAGED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # These say something about the one name; every other error is about the disk or the account, and
 # fails the batch as a whole.
@@ -73,7 +72,7 @@ class Places:
 
     def _empty(self, batch: StagedBatch, new: NewDirectory, directories: _Directories) -> None:
         stage = self._ground.stage
-        fd = os.open(new.name, _STAGED, dir_fd=stage)
+        fd = os.open(new.name, DIRECTORY, dir_fd=stage)
         try:
             for entry in batch.entries_in(new, fd):
                 self._place(batch, entry, directories)

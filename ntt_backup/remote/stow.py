@@ -25,12 +25,12 @@ from ntt_backup.remote.frames import DIGEST_BYTES, MISMATCH
 from ntt_backup.remote.ground import Ground
 from ntt_backup.remote.large import write_all
 from ntt_backup.remote.staged import NewDirectory, StagedBatch
+from ntt_backup.remote.syscalls import DIRECTORY
 
 if TYPE_CHECKING:
     from ntt_backup.remote.hashing import NewHasher
 
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Stowage:
@@ -74,7 +74,7 @@ class Stowage:
                         directory = -1
                     new = self._new_directory(batch, prefix, position + index)
                     if new is not None:
-                        directory = open_(new.name, _DIRECTORY, dir_fd=stage)
+                        directory = open_(new.name, DIRECTORY, dir_fd=stage)
                 fd = -1
                 if new is not None:
                     try:
@@ -147,7 +147,7 @@ class _Vacancies:
         that is made in the stage does not. Raises OSError.
         """
         try:
-            fd = os.open(above, _DIRECTORY, dir_fd=self._ground.by_hash)
+            fd = os.open(above, DIRECTORY, dir_fd=self._ground.by_hash)
         except FileNotFoundError:
             found = set()
             alike = _legacy(self._ground.by_hash) == _legacy(self._ground.stage)

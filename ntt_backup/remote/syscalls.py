@@ -19,7 +19,7 @@ _OPENAT2 = 437
 _RENAME_NOREPLACE = 1
 # RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
 _RESOLVE = 0x01 | 0x04 | 0x08
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A kernel without the call; a container's filter that does not know it; a file system without it.
 _LACKING = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -32,7 +32,7 @@ class _OpenHow(ctypes.Structure):
     )
 
 
-_HOW = _OpenHow(_DIRECTORY, 0, _RESOLVE)
+_HOW = _OpenHow(DIRECTORY, 0, _RESOLVE)
 
 
 def _libc() -> Any:
@@ -163,7 +163,7 @@ def _open_by_steps(directory: int, path: str, device: int) -> int:
     current = os.dup(directory)
     try:
         for name in path.split("/"):
-            below = os.open(name, _DIRECTORY, dir_fd=current)
+            below = os.open(name, DIRECTORY, dir_fd=current)
             os.close(current)
             current = below
             if os.fstat(current).st_dev != device:

@@ -153,16 +153,7 @@ def test_an_error_that_nobody_hears_has_its_exit_code(site: Site, mistake: list[
 
 def _complaining_to_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
-        return subprocess.run(
-            site.argv(*args),
-            env=site.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=full,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return site.run(*args, stderr=full)
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "status", "status --json"])
@@ -177,7 +168,7 @@ def test_nobody_is_told_that_nobody_reads_on(site: Site, command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = _printing_to(writing, site, *command.split())
+        done = site.run(*command.split(), stdout=writing)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
@@ -198,20 +189,7 @@ def test_letters_that_the_output_does_not_know_are_escaped(site: Site, command: 
 
 def _onto_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
-        return _printing_to(full.fileno(), site, *args)
-
-
-def _printing_to(stdout: int, site: Site, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        site.argv(*args),
-        env=site.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+        return site.run(*args, stdout=full)
 
 
 # --- the commands ---------------------------------------------------------------------------------
