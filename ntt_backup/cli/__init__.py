@@ -18,7 +18,7 @@ from rich.console import Console
 from ntt_backup import __version__, demo
 from ntt_backup.catalog import claim, dumps, figures, ledger, runs, schema, verify_schema
 from ntt_backup.cli.common import Common, connect
-from ntt_backup.cli.program import flush, unforeseen
+from ntt_backup.cli.program import unforeseen
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
 from ntt_backup.console import ScanView, make_view
 from ntt_backup.errors import BackupError
@@ -217,7 +217,6 @@ def run(
 
     view = make_view(sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=mode == "watch", view=view)
-    flush(sys.stdout)  # A run is as good as its log says, whether somebody could read along or not.
     sys.exit(code)
 
 

@@ -40,22 +40,17 @@ def main(command: click.Command) -> int:
     """All of a command, from its first signal handler to the exit code."""
     _mind_streams()
     _mind_signals()
-    code = 1
-    unprinted: OSError | None = None
     try:
-        code = _run(command)
-    except OSError:
-        unprinted = flush(sys.stdout)
-        if unprinted is None:
+        return _run(command)
+    except OSError:  # A reader who went away is click's to deal with, and ends with 1 in silence.
+        problem = _flush(sys.stdout)
+        if problem is None:
             raise
+        _complain(f"cannot write to standard output: {problem.strerror}")
+        return 1
     finally:
-        unprinted = unprinted or flush(sys.stdout)
-        flush(sys.stderr)
-    if unprinted is None:
-        return code
-    if not isinstance(unprinted, BrokenPipeError):  # Nobody reads on, and nobody need be told.
-        _complain(f"cannot write to standard output: {unprinted.strerror}")
-    return code or 1
+        _flush(sys.stdout)
+        _flush(sys.stderr)
 
 
 def _mind_streams() -> None:
@@ -120,7 +115,7 @@ def _complain(text: str) -> None:
         click.echo(text, err=True)
 
 
-def flush(stream: TextIO) -> OSError | None:
+def _flush(stream: TextIO) -> OSError | None:
     """Hand over what was printed; why that cannot be, and then nothing is left to hand over. Left
     to the interpreter's end, a full disk or a closed pipe would turn every exit code into 120.
     """
