@@ -523,6 +523,24 @@ def test_runs_are_remembered(catalog: Connection) -> None:
     assert last_run(catalog, "other") is None
 
 
+def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> None:
+    """A statement that was given up, because a lock held it, is still carried out afterwards."""
+    run_id = uuid4()
+    start(catalog, run_id)
+    update_run(catalog, run_id, copied=7, failed=2, bytes=70)
+    update_run(catalog, run_id, copied=5, failed=1, bytes=50)
+
+    run = last_run(catalog, TARGET)
+    assert run is not None
+    assert (run.copied, run.failed, run.bytes) == (7, 2, 70)
+
+    end_run(catalog, run_id, outcome="done", exit_code=0, copied=9, failed=3, bytes=90)
+    ended = last_run(catalog, TARGET)
+    update_run(catalog, run_id, copied=7, failed=2, bytes=70)
+
+    assert last_run(catalog, TARGET) == ended
+
+
 def start(conn: Connection, run_id: UUID) -> None:
     start_run(conn, run_id, target=TARGET, host="here", pid=42, strategy="tar", workers=4)
 

@@ -6,10 +6,12 @@ insert into ntt_backup.runs (run_id, target, host, pid, strategy, workers)
 values (%(run_id)s, %(target)s, %(host)s, %(pid)s, %(strategy)s, %(workers)s);
 
 -- name: update_run
--- Notes what a run has done so far; a run without a recent update has died.
+-- Notes what a run has done so far; a run without a recent update has died. The figures of a run only
+-- grow: a statement that was given up while a lock held it is carried out later than the next one.
 update ntt_backup.runs
-set updated_at = now(), copied = %(copied)s, failed = %(failed)s, bytes = %(bytes)s
-where run_id = %(run_id)s;
+set updated_at = now(), copied = greatest(copied, %(copied)s),
+    failed = greatest(failed, %(failed)s), bytes = greatest(bytes, %(bytes)s)
+where run_id = %(run_id)s and ended_at is null;
 
 -- name: end_run
 -- Notes how a run ended.
