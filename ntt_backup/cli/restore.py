@@ -24,7 +24,14 @@ _SHOWN: Final = 20
 
 
 @click.command()
-@click.argument("destination", type=click.Path(path_type=Path), metavar="[DEST]", required=False)
+@click.argument("directory", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
+@click.option(
+    "--to",
+    "destination",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the blobs go; DIR may also stand by itself.",
+)
 @click.option(
     "--catalog",
     "of_catalog",
@@ -50,13 +57,14 @@ _SHOWN: Final = 20
 @click.option(
     "--trust-size",
     is_flag=True,
-    help="Take a file of the right size in DEST for right, without hashing it.",
+    help="Take a file of the right size in DIR for right, without hashing it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what came of it at the end.")
 @click.pass_obj
 def restore(
     common: Common,
+    directory: Path | None,
     destination: Path | None,
     of_catalog: bool,
     prefix: str,
@@ -67,18 +75,21 @@ def restore(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Fetch blobs from the remote into DEST/aa/bb/, without the catalog; or, with --catalog, that.
+    """Fetch blobs from the remote into DIR/aa/bb/, without the catalog; or, with --catalog, that.
 
-    Every blob is hashed before its name appears. What DEST has already is left alone, so the same
+    Every blob is hashed before its name appears. What DIR has already is left alone, so the same
     command goes on after an interruption. Exit code 7 when a blob could not be had.
     """
+    if directory is not None and destination is not None:
+        raise click.UsageError("one directory: --to DIR, or DIR by itself")
+    destination = destination or directory
     if of_catalog:
         if destination is not None or prefix or names is not None or blobids:
-            raise click.UsageError("--catalog goes without DEST and without a choice of blobs")
+            raise click.UsageError("--catalog goes without --to and without a choice of blobs")
         _restore_catalog(common, quiet=quiet)
         return
     if destination is None:
-        raise click.UsageError("restore needs DEST, or --catalog")
+        raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
         raise click.UsageError("one of --prefix, --list and --blobid")
     wanted: Wanted = Everything(prefix)

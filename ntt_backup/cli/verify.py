@@ -148,7 +148,7 @@ def lines(found: Findings, question: Question, again: str, root: str) -> list[st
         said.append(f"  and {count - _SHOWN:,} more; `verify --json` tells of the first 1000")
     if question.way == "local":
         names = " ".join(f"--blobid {one.blobid}" for one in found.failures[:3])
-        said.append(f"fetch them from the remote: {again} restore {shlex.quote(root)} {names}")
+        said.append(f"fetch them from the remote: {again} restore --to {shlex.quote(root)} {names}")
         return said
     if found.requeued:
         said.append(f"{found.requeued:,} are pending again; to mend them: {again} run")

@@ -166,7 +166,7 @@ def come_back(
     postgres.create()
     for name, arguments in (
         ("catalog back", ("restore", "--catalog")),
-        ("store back", ("restore", str(scratch.source))),
+        ("store back", ("restore", "--to", str(scratch.source))),
         ("verify --local", ("verify", "--local")),
         ("reconcile", ("reconcile",)),
     ):

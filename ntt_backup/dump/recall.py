@@ -61,7 +61,7 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stor
         "there is no good dump of the catalog on the remote",
         detail=f"{len(ours)} dumps of target {settings.target} were looked at in"
         f" {settings.remote.path}/pgdump",
-        hint="blobs come back without a catalog: ntt-backup-remote restore DEST, init-db, scan",
+        hint="blobs come back without a catalog: ntt-backup-remote restore --to DIR, init-db, scan",
     )
 
 

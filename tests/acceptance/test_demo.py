@@ -138,7 +138,7 @@ def assert_told_in_full(output: str, workers: int) -> None:
 def assert_all_came_back(output: str) -> None:
     lost, back = output.index("gone: the database"), output.index("Everything came back")
     typed = [line for line in output[lost:back].splitlines() if line.startswith("$ ")]
-    wanted = ("restore --catalog", "restore '", "verify --local", "reconcile")
+    wanted = ("restore --catalog", "restore --to '", "verify --local", "reconcile")
     assert len(typed) == len(wanted)
     assert all(command in line for line, command in zip(typed, wanted, strict=True)), typed
     said = " ".join(output[lost:].split())

@@ -194,7 +194,7 @@ def test_it_can_list_and_hash_and_gives_nothing_back(
     assert site.run("verify").returncode == 0
     site.assert_complete()
 
-    for command in (["verify", "--download"], ["restore", str(site.root / "back")]):
+    for command in (["verify", "--download"], ["restore", "--to", str(site.root / "back")]):
         refused = site.run(*command)
         assert refused.returncode == 5, refused.stderr
         assert "may not get" in refused.stderr

@@ -45,8 +45,8 @@ def lie(site: Site, answer: str) -> Path:
         (["verify"], NONSENSE),
         (["verify"], GIVES_UP),
         (["verify", "--download"], NONSENSE),
-        (["restore", "back"], NONSENSE),
-        (["restore", "back"], HALF_AN_ANSWER),
+        (["restore", "--to", "back"], NONSENSE),
+        (["restore", "--to", "back"], HALF_AN_ANSWER),
         (["reconcile"], HALF_AN_ANSWER),
     ],
 )

@@ -33,7 +33,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def restored(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
-    done = site.run("restore", str(site.root / "back"), "--json", *options)
+    done = site.run("restore", "--to", str(site.root / "back"), "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -65,7 +65,7 @@ def test_everything_comes_back_from_the_remote_alone(site: Site) -> None:
     assert found["bytes"] == sum(map(len, before.values()))
     again = restored(site)
     assert (again["restored"], again["right"], again["bytes"]) == (0, len(before), 0)
-    done = site.run("restore", str(site.root / "back"))
+    done = site.run("restore", str(site.root / "back"))  # The directory may stand by itself.
     assert "restored 0 blobs" in done.stdout
 
 
@@ -141,7 +141,7 @@ def test_a_corrupt_blob_is_told_of_and_the_rest_comes(site: Site) -> None:
     for blobid in (rotten, large):
         del expected[str(site.path(blobid).relative_to(site.store))]
     assert tree(site.root / "back") == expected
-    done = site.run("restore", str(site.root / "back"))
+    done = site.run("restore", "--to", str(site.root / "back"))
     assert done.returncode == 7
     assert f"{rotten} remote-corrupt" in done.stdout
 
@@ -166,7 +166,7 @@ def test_a_part_of_it_comes_back(site: Site, tmp_path: Path) -> None:
     expected = {one for one in blobids if one.startswith(prefix)} | {*chosen, blobids[100]}
     assert {Path(one).name for one in tree(back)} == expected
     listing.write_text("not a blobid\n")
-    done = site.run("restore", str(back), "--list", str(listing))
+    done = site.run("restore", "--to", str(back), "--list", str(listing))
     assert done.returncode == 2
     assert "line 1" in done.stderr
 
@@ -182,7 +182,7 @@ def test_killed_at_any_moment_it_leaves_no_wrong_name_and_goes_on(site: Site) ->
     def some_of_it() -> bool:
         return any(path.stat().st_size > 20 * MIB for path in partial.glob("*"))
 
-    with site.running("restore", str(back)) as process:
+    with site.running("restore", "--to", str(back)) as process:
         wait_until(some_of_it, "a part of the large blob")
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -212,7 +212,7 @@ def test_a_link_that_drops_is_waited_out(site: Site, remote: Sshd) -> None:
     site.fill(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
     assert site.run("run").returncode == 0
     back = site.root / "back"
-    with site.running("restore", str(back), "--workers", "3") as process:
+    with site.running("restore", "--to", str(back), "--workers", "3") as process:
         for _ in range(5):
             remote.server.kill_sessions()
         assert process.wait(120) == 0
@@ -257,7 +257,7 @@ def test_a_connection_that_fails_at_first_is_waited_for_where_another_one_stands
 
 def test_a_remote_that_is_not_there_is_not_waited_for_and_leaves_nothing_here(site: Site) -> None:
     site.write_config(remote={"port": 1})
-    done = site.run("restore", str(site.root / "back"), timeout=30)
+    done = site.run("restore", "--to", str(site.root / "back"), timeout=30)
     assert done.returncode == 5
     assert "again in" not in done.stderr
     assert not (site.root / "back").exists()
@@ -270,7 +270,7 @@ def test_nothing_is_written_where_links_lead(site: Site) -> None:
     back = site.root / "back"
     back.mkdir()
     (back / blobids[0][:2]).symlink_to(elsewhere)
-    done = site.run("restore", str(back))
+    done = site.run("restore", "--to", str(back))
     assert done.returncode == 6, done.stderr
     assert "links below the destination are not followed" in done.stderr
     assert list(elsewhere.iterdir()) == []
@@ -278,12 +278,20 @@ def test_nothing_is_written_where_links_lead(site: Site) -> None:
 
 def test_a_destination_that_cannot_be_is_said_so(site: Site) -> None:
     backed_up(site, 3)
-    done = site.run("restore", str(site.root / "no" / "such"))
+    done = site.run("restore", "--to", str(site.root / "no" / "such"))
     assert done.returncode == 6, done.stderr
     file = site.root / "file"
     file.write_text("x")
-    assert site.run("restore", str(file)).returncode == 6
+    assert site.run("restore", "--to", str(file)).returncode == 6
     assert file.read_text() == "x"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--to", "one", "two"], ["--to", "one", "--catalog"]])
+def test_one_destination_is_needed(site: Site, arguments: list[str]) -> None:
+    done = site.run("restore", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert "--to" in done.stderr
+    assert not (site.root / "one").exists()
 
 
 def test_a_second_restore_into_the_same_place_is_refused(site: Site) -> None:
@@ -294,7 +302,7 @@ def test_a_second_restore_into_the_same_place_is_refused(site: Site) -> None:
     fd = os.open(scratch, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        assert site.run("restore", str(back)).returncode == 3
+        assert site.run("restore", "--to", str(back)).returncode == 3
     finally:
         os.close(fd)
     assert restored(site)["restored"] == 5
@@ -304,7 +312,7 @@ def test_stopped_by_a_signal_it_leaves_what_is_right(site: Site) -> None:
     site.fill(40, size=lambda chance: MIB + chance.randrange(1000))
     assert site.run("run").returncode == 0
     back = site.root / "back"
-    with site.running("restore", str(back)) as process:
+    with site.running("restore", "--to", str(back)) as process:
         wait_until(back.exists, "the destination")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (143, 0)
@@ -319,7 +327,7 @@ def test_a_remote_without_python_says_what_cannot_be_done(
     startup.write_text("PATH=/opt/bare\n")
     if remote.run("command -v python3").returncode == 0 or remote.run("tar --help").returncode:
         pytest.skip("this remote has no directory with all programs but Python")
-    done = site.run("restore", str(site.root / "back"))
+    done = site.run("restore", "--to", str(site.root / "back"))
     assert done.returncode == 5, done.stderr
     assert "restore needs Python 3.8" in done.stderr
     assert "rsync" in done.stderr
