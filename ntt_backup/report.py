@@ -83,7 +83,7 @@ def status_table(
         rows.append(("at work", f"{who}: {_ranges(ranges)}"))
     table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
     table.add_column(justify="right")
-    table.add_column()
+    table.add_column(overflow="fold")
     for name, text in rows:
         # As Text: what others wrote into the catalog is neither markup nor control sequences.
         table.add_row(name, Text(printable(text)))

@@ -29,6 +29,7 @@ from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
 # Commands in modules of their own name, which are loaded only when they are asked for.
+_UNWRAPPED = 100_000
 _ELSEWHERE = ("bench", "drill", "dump", "reconcile", "restore", "verify")
 
 
@@ -148,7 +149,9 @@ def status(common: Common, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status_json(*answers)))
     else:
-        Console(highlight=False).print(status_table(*answers))
+        # A line a row for whoever reads it by grep or in a mail.
+        width = None if sys.stdout.isatty() else _UNWRAPPED
+        Console(highlight=False, width=width).print(status_table(*answers))
 
 
 @cli.command()

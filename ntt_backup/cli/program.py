@@ -65,6 +65,12 @@ def _mind_streams() -> None:
             os.set_inheritable(nowhere, True)
             setattr(sys, name, os.fdopen(nowhere, mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
+        if isinstance(sys.stdout.buffer, io.RawIOBase):
+            # PYTHONUNBUFFERED: what cannot be written would be gone, and `main` could not tell
+            # that it was output. Whoever prints in the middle of things flushes anyway.
+            encoding, terminal = sys.stdout.encoding, sys.stdout.isatty()
+            buffer = io.BufferedWriter(sys.stdout.detach())
+            sys.stdout = io.TextIOWrapper(buffer, encoding, line_buffering=terminal)
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it anyway
 
 

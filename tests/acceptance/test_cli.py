@@ -156,8 +156,12 @@ def _complaining_to_a_full_disk(site: Site, *args: str) -> subprocess.CompletedP
         return site.run(*args, stderr=full)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # as many a service and container has it
 @pytest.mark.parametrize("command", ["--help", "--version", "status", "status --json"])
-def test_what_cannot_be_printed_is_said_in_one_line(site: Site, command: str) -> None:
+def test_what_cannot_be_printed_is_said_in_one_line(
+    site: Site, command: str, unbuffered: str
+) -> None:
+    site.environ["PYTHONUNBUFFERED"] = unbuffered
     done = _onto_a_full_disk(site, *command.split())
     assert done.returncode == 1
     assert done.stderr == "cannot write to standard output: No space left on device\n"
@@ -278,6 +282,12 @@ def test_strays_that_cannot_be_written_end_the_scan(site: Site, place: str) -> N
     assert result.returncode == 2
     assert f"strays cannot be written to {place}" in result.stderr
     assert "unforeseen" not in result.stderr
+
+
+def test_status_has_a_line_for_each_row_where_no_terminal_is(site: Site) -> None:
+    why = "pg_dump is older than the server: " + "/a/long/path" * 20
+    site.query("insert into ntt_backup.dumps values ('remote', now(), now(), '', 0, '', %s)", why)
+    assert any(line.rstrip().endswith(why) for line in site.run("status").stdout.splitlines())
 
 
 def test_status_counts_by_state_and_reason(site: Site) -> None:

@@ -69,14 +69,21 @@ def drawn(
     holders: list[Holder] | None = None,
     totals: Totals = TOTALS,
     dumps: list[DumpRun] | None = None,
+    width: int = 200,
 ) -> str:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=width)
     console.print(report.status_table("remote", totals, last, dumps or [], holders or []))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 # --- status ---------------------------------------------------------------------------------------
+
+
+def test_a_narrow_terminal_loses_nothing_of_why_a_dump_failed() -> None:
+    why = "/opt/postgresql/client/of/a/vendor/bin/pg_dump is version 16.14; the server has 18"
+    shown = drawn(dumps=[replace(A_DUMP, name="", error=why)], width=40)
+    assert why.replace(" ", "") in re.sub(r"\s", "", shown)
 
 
 def test_the_json_is_plain_and_complete() -> None:
