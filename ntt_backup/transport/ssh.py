@@ -126,24 +126,35 @@ class _Explanation:
     error: type[BackupError]
     message: str
     hint: str
+    # Of lines that say more than those of pattern, and nothing where there are only they.
+    better: str = "(?!)"
 
 
 _NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c (see PATH there)"
 
+_KEY_REFUSED = "the remote does not accept our key"
 _EXPLANATIONS = (
     _Explanation(
-        r"host key verification failed|remote host identification has changed|host key is known",
+        r"no (\w+ )?host key is known",
+        RemoteDenied,
+        "the remote's host key is not known here",
+        "log in once by hand as this user and compare the key's fingerprint, or set"
+        " remote.known_hosts (NTT_KNOWN_HOSTS)",
+    ),
+    _Explanation(
+        r"host key verification failed|remote host identification has changed",
         RemoteDenied,
         "the remote's host key is not the one we know",
-        "log in once by hand and compare the key's fingerprint, or set remote.known_hosts; if the"
-        " key changed and nobody changed it on purpose, do not go on",
+        "if nobody changed it on purpose, do not go on; else compare the new key's fingerprint and"
+        " put it into known_hosts (ssh-keygen -R removes the old one)",
     ),
     _Explanation(
         r"permission denied \(|too many authentication failures|no such identity",
         RemoteDenied,
-        "the remote does not accept our key",
+        _KEY_REFUSED,
         "set remote.identity_file (NTT_SSH_KEY) to a key without a passphrase, and put its public"
         " half into ~/.ssh/authorized_keys on the remote",
+        r'load key ".*": ',
     ),
     _Explanation(
         r"bad configuration option:|bad owner or permissions|can't open user config file"
@@ -197,7 +208,8 @@ def explain(status: int | None, stderr: str) -> BackupError:
     last = lines[-1] if lines else ""
     for case in _EXPLANATIONS:
         if telling := [line for line in lines if re.search(case.pattern, line.lower())]:
-            return case.error(case.message, detail=telling[-1], hint=case.hint)
+            better = [line for line in lines if re.search(case.better, line.lower())]
+            return case.error(case.message, detail=(better or telling)[-1], hint=case.hint)
     if status in (126, 127):
         return RemoteDenied(
             "the remote cannot run our command",
@@ -239,4 +251,10 @@ class Ssh:
         return {**kept, "LC_ALL": "C"}
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
-        return explain(status, stderr)
+        error, key = explain(status, stderr), self.remote.identity_file
+        if error.message == _KEY_REFUSED and key is not None and not os.access(key, os.R_OK):
+            # ssh passes over it in silence.
+            return RemoteDenied(
+                _KEY_REFUSED, detail=f"this user cannot read {key}", hint=error.hint
+            )
+        return error

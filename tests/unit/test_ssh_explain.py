@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
-from ntt_backup.transport.ssh import explain
+from ntt_backup.transport.ssh import Ssh, explain
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -21,8 +24,8 @@ Host key verification failed."""
 
 # status, stderr, class, a word of the message. As OpenSSH 7.4 to 10 say it.
 CASES = [
-    (255, CHANGED, RemoteDenied, "host key"),
-    (255, UNKNOWN, RemoteDenied, "host key"),
+    (255, CHANGED, RemoteDenied, "host key is not the one we know"),
+    (255, UNKNOWN, RemoteDenied, "host key is not known here"),
     (255, "backup@vault: Permission denied (publickey).", RemoteDenied, "key"),
     (255, "backup@vault: Permission denied (publickey,password).", RemoteDenied, "key"),
     (
@@ -150,6 +153,22 @@ def test_the_detail_is_one_line_that_ssh_said(
     detail = explain(status, stderr).detail
     assert "\n" not in detail
     assert not stderr or detail in stderr
+
+
+def test_what_ssh_says_of_the_key_file_comes_first() -> None:
+    loading = 'Load key "/k/id": bad permissions'
+    denied = "backup@vault: Permission denied (publickey)."
+    assert explain(255, f"{loading}\n{denied}").detail == loading
+    lost = explain(255, f"{loading}\nConnection to vault closed by remote host.")
+    assert isinstance(lost, RemoteUnreachable)  # Another key was good.
+
+
+def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    denied = "backup@vault: Permission denied (publickey)."
+    for name, said in (("id", denied), ("gone", f"this user cannot read {tmp_path / 'gone'}")):
+        (tmp_path / "id").touch()
+        remote = RemoteSettings(host="vault", path="/srv", identity_file=tmp_path / name)
+        assert Ssh(remote).explain(255, denied).detail == said
 
 
 def test_noise_of_a_login_around_it_does_not_hide_the_reason() -> None:
