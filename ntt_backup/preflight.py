@@ -25,7 +25,8 @@ from ntt_backup import __version__, identity
 from ntt_backup.catalog import Connection, db, figures, verify_schema
 from ntt_backup.config import Settings
 from ntt_backup.dump import programs
-from ntt_backup.errors import BackupError, CatalogError, DumpImpossible, RemoteCannotStore
+from ntt_backup.dump.place import DumpPlace
+from ntt_backup.errors import BackupError, CatalogError, RemoteCannotStore
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.model import Blob, Reason
@@ -69,7 +70,7 @@ def check(settings: Settings) -> Iterator[Step]:
         yield from look.steps()
     finally:
         look.close()
-    yield _guarded("dump", lambda: _dump(settings))
+    yield _guarded("dump", lambda: _dump(settings, reached=look.strategy is not None))
 
 
 def require(
@@ -245,15 +246,19 @@ def _clock(facts: Facts) -> Step:
     return Step("", "the clocks agree")
 
 
-def _dump(settings: Settings) -> Step:
+def _dump(settings: Settings, *, reached: bool) -> Step:
+    """reached: the remote lets us in, so it can be asked whether it takes dumps."""
     if settings.run.skip_pgdump:
         return Step("", "the catalog is not dumped (run.skip_pgdump)")
     try:
         with db.connect(settings.catalog.url, identity.application(settings) + "/check") as conn:
             found = programs.find(settings.dump.bin, conn.info.server_version)
+        if reached:
+            remote, patience = settings.remote, settings.run.receipt_timeout
+            DumpPlace(Ssh(remote), remote.path, patience).contents()
     except CatalogError:
         return Step("", warning="the catalog did not say which pg_dump it needs")
-    except DumpImpossible as error:
+    except BackupError as error:
         return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
     return Step("", f"{found.pg_dump}, version {found.version}")
 

@@ -5,6 +5,7 @@ The line comes from `install-receiver`, the receiver is the one file that it wri
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from ntt_backup.installation import RECEIVER, key_line, write
 from ntt_backup.remote import frames
 from tests.far_side import FarSide, digest_of, place_of
 from tests.hashing import give_blake3
+from tests.postgres import Postgres
 from tests.site import Site
 from tests.sshd import ALIAS, Sshd
 
@@ -62,6 +64,16 @@ def test_a_whole_run_goes_through_it(site: Site, forced: list[str]) -> None:
     assert {line["strategy"] for line in site.events("worker_start")} == {"stream"}
     assert site.failures() == {}
     site.assert_complete()
+
+
+def test_check_says_that_no_dump_goes_through_it(
+    site: Site, forced: list[str], postgres: Postgres
+) -> None:
+    site.fill(1)
+    site.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.server.bin_path)})
+    check = site.run("check")
+    assert check.returncode == 0, check.stdout
+    assert re.search(r"^warning +dump .*forced command.*skip_pgdump", check.stdout, re.MULTILINE)
 
 
 def test_the_tar_strategy_says_that_it_needs_a_shell(site: Site, forced: list[str]) -> None:
