@@ -4,7 +4,8 @@ it.
 Pure: fed with events and the time, asked for figures. The number of pending blobs is not known at
 the start, because counting 42 million rows takes longer than most runs; the coordinator counts
 range by range beside the work, over and over (`count_range`), since other programs insert rows
-meanwhile. Until the first count is complete, `pending` and the ETA are None.
+meanwhile. Until the first count is complete, `pending` and the ETA are None. A daemon that waited
+for hours is no slower for it: the ETA goes by the pace since there was work again.
 
 Called by `coordinator`; the views draw `Snapshot`.
 """
@@ -59,7 +60,10 @@ class _Worker:
 
 
 class Progress:
-    """Adds up a run. Times are monotonic seconds."""
+    """Adds up a run. Times are monotonic seconds.
+
+    out_of_date: work has begun or ended since the last count was begun, so another should be.
+    """
 
     def __init__(self, started: float, workers: int) -> None:
         self._started = started
@@ -70,6 +74,8 @@ class Progress:
         self._sum = 0
         self._pending_then: int | None = None
         self._settled_then = 0
+        self._work_since = (started, 0)
+        self.out_of_date = False
         self.copied = 0
         self.failed = 0
         self.bytes = 0
@@ -79,7 +85,7 @@ class Progress:
         worker = self._workers[index]
         match event["event"]:
             case "tick":
-                worker.state = event["state"]
+                self._turn(worker, event["state"], now)
                 worker.rate.add(now, event["sent"])
                 self._bytes_rate.add(now, event["sent"])
             case "batch_complete":
@@ -94,6 +100,20 @@ class Progress:
             case "worker_stop":
                 worker.state = "stopped"
 
+    def _turn(self, worker: _Worker, state: str, now: float) -> None:
+        """Note what the worker does now, and whether with it work begins or ends for all."""
+        idle = self._all_idle
+        worker.state = state
+        if self._all_idle is idle:
+            return
+        self.out_of_date = True
+        if idle:
+            self._work_since = (now, self._settled)
+
+    @property
+    def _all_idle(self) -> bool:
+        return all(worker.state == "idle" for worker in self._workers)
+
     @property
     def next_range(self) -> int:
         """The index of the range to count next."""
@@ -105,6 +125,8 @@ class Progress:
         What is settled while a count goes on may be in it or not: the figure is that much too high
         until the next count.
         """
+        if self._counted == 0:
+            self.out_of_date = False
         self._counted += 1
         self._sum += pending
         if self._counted < RANGES:
@@ -126,16 +148,16 @@ class Progress:
 
     def snapshot(self, now: float) -> Snapshot:
         """The figures of this moment."""
-        elapsed = now - self._started
+        since, settled_before = self._work_since
         return Snapshot(
-            elapsed_s=elapsed,
+            elapsed_s=now - self._started,
             copied=self.copied,
             failed=self.failed,
             pending=self.pending,
             bytes=self.bytes,
             mb_per_s=self._bytes_rate.rate(now) / 1e6,
             blobs_per_s=self._blobs_rate.rate(now),
-            eta_s=eta_seconds(self.pending, self._settled, elapsed),
+            eta_s=eta_seconds(self.pending, self._settled - settled_before, now - since),
             workers=tuple(
                 WorkerLine(index, one.state, one.batch, one.copied, one.rate.rate(now) / 1e6)
                 for index, one in enumerate(self._workers)

@@ -10,6 +10,7 @@ Called by `coordinator`.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -33,6 +34,7 @@ T = TypeVar("T")
 _COUNT_SECONDS: Final = 0.02
 _COUNT_SHARE: Final = 0.1
 _RECOUNT_SECONDS: Final = 300.0
+_SOON_SECONDS: Final = 10.0
 # Once the run goes, the loop that calls here also answers signals: a locked table, a slow count, or
 # a server that stands still may not hold it up. Limits that the server keeps do not help with the
 # last.
@@ -47,6 +49,7 @@ class RunBook:
         self._run_id = UUID(run_id)
         self._connection: db.Connection | None = None
         self._count_due = 0.0
+        self._counted = math.inf  # When a count last ended, well or not.
         self._started = False
 
     def start(self, strategy: str) -> None:
@@ -68,8 +71,11 @@ class RunBook:
         return Claims(self._open(), self._settings.target, range(RANGES)).any_pending()
 
     def count_some(self, progress: Progress, now: float) -> None:
-        """Count a few ranges, if it is time to."""
-        if now < self._count_due or self._connection is None:
+        """Count a few ranges, if it is time to: sooner where the last count tells little."""
+        due = self._count_due
+        if progress.out_of_date and progress.next_range == 0:
+            due = min(due, self._counted + _SOON_SECONDS)
+        if now < due or self._connection is None:
             return
         complete, took = False, 0.0
         while not complete and took < _COUNT_SECONDS:
@@ -79,6 +85,8 @@ class RunBook:
                 break
             complete = progress.count_range(pending)
             took = time.monotonic() - now
+        if complete or pending is None:
+            self._counted = now
         self._count_due = now + (_RECOUNT_SECONDS if complete else took / _COUNT_SHARE)
 
     def update(self, snapshot: Snapshot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,26 @@ def test_what_is_lost_with_the_connection_is_noted_over_the_next(
     noted = last_run(catalog, "remote")
     assert noted is not None
     assert noted.copied == 7
+
+
+def test_pending_blobs_are_counted_anew_soon_after_work_has_ended(
+    book: RunBook, catalog: Connection
+) -> None:
+    """And not at once, since a daemon may be fed blob by blob."""
+    progress, began = Progress(0.0, 1), time.monotonic() + 1000
+    book.count_some(progress, began)
+    assert progress.pending == 0
+    catalog.execute("insert into blobs (blobid) values (repeat('ab', 32))")
+    book.count_some(progress, began + 60)
+    assert progress.pending == 0
+    for state in ("sending", "idle"):
+        progress.event(0, {"event": "tick", "state": state, "sent": 0}, began + 61)
+    book.count_some(progress, began + 61)
+    assert progress.pending == 1
+    catalog.execute("delete from blobs")
+    for state in ("sending", "idle"):
+        progress.event(0, {"event": "tick", "state": state, "sent": 0}, began + 62)
+    book.count_some(progress, began + 62)
+    assert progress.pending == 1
+    book.count_some(progress, began + 90)
+    assert progress.pending == 0

@@ -116,3 +116,44 @@ def test_the_eta_follows_the_runs_pace() -> None:
     progress.event(0, complete(copied=100), 10.0)
     count_all(progress, 300)
     assert progress.snapshot(10.0).eta_s == pytest.approx(30.0)
+
+
+def test_the_eta_of_new_work_leaves_out_the_time_without_any() -> None:
+    """A daemon that waited for a night is as quick as before."""
+    progress = Progress(0.0, workers=2)
+    progress.event(0, tick("sending"), 0.0)
+    progress.event(0, complete(copied=100), 10.0)
+    for worker in (0, 1):
+        progress.event(worker, tick("idle"), 11.0)
+    progress.event(1, tick("sending"), 30_000.0)
+    count_all(progress, 150)
+    assert progress.snapshot(30_005.0).eta_s is None
+    progress.event(1, complete(copied=50), 30_010.0)
+    assert progress.snapshot(30_010.0).eta_s == pytest.approx(20.0)
+
+
+def test_a_count_is_out_of_date_when_work_begins_or_ends() -> None:
+    progress = Progress(0.0, workers=2)
+    for worker in (0, 1):
+        progress.event(worker, tick("idle"), 1.0)
+    count_all(progress, 0)
+    assert not progress.out_of_date
+    progress.event(0, tick("sending"), 2.0)
+    assert progress.out_of_date
+    count_all(progress, 8)
+    assert not progress.out_of_date
+    progress.event(1, tick("waiting"), 3.0)
+    progress.event(0, tick("idle"), 4.0)
+    assert not progress.out_of_date
+    progress.event(1, tick("idle"), 5.0)
+    assert progress.out_of_date
+
+
+def test_what_begins_during_a_count_calls_for_another() -> None:
+    progress = Progress(0.0, workers=1)
+    progress.event(0, tick("idle"), 1.0)
+    progress.count_range(0)
+    progress.event(0, tick("sending"), 2.0)
+    for _ in range(RANGES - 1):
+        progress.count_range(0)
+    assert progress.out_of_date
