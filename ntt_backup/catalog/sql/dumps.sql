@@ -46,20 +46,22 @@ values (
 on conflict do nothing;
 
 -- name: last_dumps
--- The target's latest good dump, and after it the latest failure that is newer.
+-- The target's latest good dump, and after it the latest failure that is newer. By the time at which
+-- they were noted, which is the server's: a host whose clock was once ahead would hide all failures
+-- until that day comes.
 (
     select started_at, ended_at, name, bytes, sha256, error from ntt_backup.dumps
-    where target = %(target)s and error = '' order by started_at desc limit 1
+    where target = %(target)s and error = '' order by ended_at desc limit 1
 )
 union all
 (
     select started_at, ended_at, name, bytes, sha256, error from ntt_backup.dumps
-    where target = %(target)s and error <> '' and started_at > coalesce(
+    where target = %(target)s and error <> '' and ended_at > coalesce(
         (
-            select max(started_at) from ntt_backup.dumps
+            select max(ended_at) from ntt_backup.dumps
             where target = %(target)s and error = ''
         ),
         '-infinity'
     )
-    order by started_at desc limit 1
+    order by ended_at desc limit 1
 );
