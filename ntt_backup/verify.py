@@ -238,8 +238,8 @@ class _Inquiry:
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
                 detail=f"{self.found.checked} blobs that should be there were looked for",
-                hint="is its disk mounted? Nothing was marked. If the backup is really lost, make"
-                " everything pending in the catalog, and run",
+                hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
+                " 'When the remote has lost its disk' in docs/operations.md",
             )
 
 

@@ -48,7 +48,8 @@ _NOT_LET_IN = re.compile(
 )
 _HINTS = {
     "25006": "this server is read-only, perhaps a standby: point catalog.url at the primary",
-    "3D000": "create the database with createdb, or correct catalog.url (NTT_DB_URL)",
+    "3D000": "create the database with createdb, or correct catalog.url (NTT_DB_URL), or the"
+    " --database of a drill",
     "42P01": "run `ntt-backup-remote init-db`",
     "42703": "run `ntt-backup-remote init-db`",
     "3F000": "run `ntt-backup-remote init-db`",
