@@ -55,10 +55,8 @@ def describe(event: Mapping[str, Any]) -> str | None:
         case "blob_failed":
             text = f"failed, {event['reason']}: {event['blobid']} {event['detail']}"
         case "worker_restart":
-            text = (
-                f"worker {event['worker']} died (status {event['status']}), a new one in"
-                f" {duration(event['wait_s'])}: {event['detail']}"
-            )
+            died = f"worker {event['worker']} died (status {event['status']})"
+            text = _reason(f"{died}, a new one in {duration(event['wait_s'])}", event["detail"])
         case "stopping":
             text = "stopping after what is in flight; a second signal stops at once"
         case "warning":

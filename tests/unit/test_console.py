@@ -173,7 +173,8 @@ def test_plain_lines_tell_the_run() -> None:
         "attempt": 1,
         "wait_s": 0.7,
     }
-    lines = plain(RUN_START, progress, retry, OUTAGE, failed(), restart, RUN_STOP)
+    silent = {**restart, "detail": ""}
+    lines = plain(RUN_START, progress, retry, OUTAGE, failed(), restart, silent, RUN_STOP)
     assert lines == [
         "4 workers, strategy tar, target remote: /srv/store to host:/backup",
         "3,150 copied, 2 failed, 1,848 pending, 212.3 MB, 48.1 MB/s, 812 files/s, about 34 s left",
@@ -181,6 +182,7 @@ def test_plain_lines_tell_the_run() -> None:
         "remote is away, again in 3.2 s: no answer: timed out",
         f"failed, missing: {BLOBID} no such file",
         "worker 3 died (status -9), a new one in 0.7 s: killed",
+        "worker 3 died (status -9), a new one in 0.7 s",
         "some failed: 4,998 copied, 2 failed, 250.0 MB in 12 s (20.0 MB/s), exit code 7",
     ]
 
