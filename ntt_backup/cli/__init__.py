@@ -28,8 +28,8 @@ from ntt_backup.scan import scan as scan_store
 from ntt_backup.store import Store
 from ntt_backup.wording import printable
 
+_UNWRAPPED = 100_000  # Columns; no line is that long.
 # Commands in modules of their own name, which are loaded only when they are asked for.
-_UNWRAPPED = 100_000
 _ELSEWHERE = ("bench", "drill", "dump", "reconcile", "restore", "verify")
 
 
