@@ -49,11 +49,11 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def make_view(stream: TextIO, *, quiet: bool = False, no_color: bool = False) -> View:
+def make_view(stream: TextIO, *, quiet: bool = False) -> View:
     """The view that fits: nothing when quiet, a live picture on a terminal, else plain lines."""
     if quiet:
         return SilentView()
-    console = Console(file=stream, no_color=True if no_color else None, highlight=False)
+    console = Console(file=stream, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console)
     return PlainView(stream)

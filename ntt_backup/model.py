@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-BLOBID_LENGTH: Final = 64
 LARGEST_BLOB: Final = 1 << 60  # as in the protocol; no file system holds one
 _BLOBID = re.compile(r"[0-9a-f]{64}")
 

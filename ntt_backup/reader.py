@@ -15,19 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from blake3 import blake3
 
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.store import Store
 
-CHUNK_BYTES: Final = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """A blob that does not fit the buffer, with its true size in bytes: see `Reader.pieces`."""
+    """A blob that does not fit the buffer, with its true size in bytes: see `Reader.opened`."""
 
     blob: Blob
 

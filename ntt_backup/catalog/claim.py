@@ -99,10 +99,6 @@ class Claims:
         if self._open and self._open.range.index in freed:
             self._open = None
 
-    def release_all(self) -> None:
-        """Free every range that this object holds."""
-        self.release(frozenset(self._held))
-
     def any_pending(self) -> bool:
         """Whether the catalog has a pending blob, claimed by anyone or not."""
         with translated(self._conn, "look for pending blobs"):

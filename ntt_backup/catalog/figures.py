@@ -20,7 +20,7 @@ from ntt_backup.catalog.db import Connection, configure, translated
 from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob, BlobRange
-from ntt_backup.planner import prefix_ranges
+from ntt_backup.planner import RANGES, prefix_ranges
 
 _EVERYTHING = BlobRange(-1, "", None)
 _PAGE = 1000
@@ -63,7 +63,7 @@ class Estimate:
 
     @property
     def exact(self) -> bool:
-        return self.sampled == len(prefix_ranges())
+        return self.sampled == RANGES
 
 
 def status(conn: Connection, target: str) -> Totals:

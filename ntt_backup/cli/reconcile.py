@@ -88,7 +88,6 @@ class _Files:
 
     def __init__(self, directory: Path | None, stack: ExitStack) -> None:
         self._directory = directory
-        self._stack = stack
         self._files: dict[Difference, TextIO] = {}
         try:
             if directory is not None:

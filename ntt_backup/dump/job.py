@@ -25,7 +25,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -55,17 +54,8 @@ _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE
 Tell = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Dumped:
-    """A dump that was made, and the names of the older ones that were removed after it."""
-
-    name: str
-    record: DumpRecord
-    pruned: tuple[str, ...]
-
-
-def dump(settings: RemoteConfig | Settings, tell: Tell, *, force: bool = False) -> Dumped | None:
-    """Make a dump if it is time to; None where the last one is as good as a new one.
+def dump(settings: RemoteConfig | Settings, tell: Tell, *, force: bool = False) -> None:
+    """Make a dump if it is time to, and not where the last one is as good as a new one.
 
     tell is called with the name and the fields of each event. force: whether or not anything has
     changed. Raises BackupError, after it was noted for `status`; DumpImpossible where this machine
@@ -73,7 +63,7 @@ def dump(settings: RemoteConfig | Settings, tell: Tell, *, force: bool = False) 
     """
     job = _Job(settings, tell)
     try:
-        return job.run(force=force)
+        job.run(force=force)
     except BackupError as error:
         job.note("", None, str(error))
         raise
@@ -112,7 +102,7 @@ class _Job:
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
 
-    def run(self, *, force: bool) -> Dumped | None:
+    def run(self, *, force: bool) -> None:
         settings = self._settings
         with self._connect() as conn:
             state = dumps.database_state(conn)
@@ -125,10 +115,10 @@ class _Job:
         reason = due(known, state.fingerprint, self._begun, settings.dump.refresh, force=force)
         if not reason:
             self._tell("dump_skipped", name=known[-1].name)
-            return None
+            return
         self._tell("dump_start", reason=reason, program=found.version)
         name, made = self._make(found, state)
-        return self._settle(name, made, ours)
+        self._settle(name, made, ours)
 
     def _require_nothing_copied(self) -> None:
         """by-hash is missing: at the start of a target's life, or because a disk is not mounted."""
@@ -219,7 +209,7 @@ class _Job:
         child.close_stdin()
         return child
 
-    def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> Dumped:
+    def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> None:
         """Remove what is past retention, and note it. The dump is good, whatever comes of that."""
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
@@ -244,7 +234,6 @@ class _Job:
             kept=len(kept),
             pruned=len(past),
         )
-        return Dumped(name, made, tuple(past))
 
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
         """Write into the catalog what `status` shows. It may be away: then only the log knows."""

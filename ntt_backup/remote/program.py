@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from ntt_backup import __version__
 from ntt_backup.remote import codec, frames, hashing
-from ntt_backup.remote.receiver import ALLOWED, Receiver, Terms, describe
+from ntt_backup.remote.ground import words
+from ntt_backup.remote.receiver import ALLOWED, Receiver, Terms
 
 _IDLE_SECONDS = 3600.0
 _PIPE_BYTES = 1 << 20
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", required=True, help="the only directory it works in")
     parser.add_argument(
         "--allow",
-        type=_words,
+        type=_allowed,
         default=frozenset(("put", "list", "verify", "get")),
         help="what a client may do: " + ",".join(ALLOWED),
     )
@@ -59,7 +60,7 @@ def serve(
         traceback.print_exc()
         os.set_blocking(1, True)
         try:
-            os.write(1, frames.error("internal", describe(problem)))
+            os.write(1, frames.error("internal", _described(problem)))
         except OSError:
             return 1
         return 1
@@ -79,16 +80,23 @@ def _banner(terms: Terms) -> bytes:
         "codec": ",".join(codecs[number] for number in terms.codecs),
         "allow": ",".join(word for word in ALLOWED if word in terms.allow),
     }
-    words = " ".join(f"{name}={value}" for name, value in facts.items())
-    line = f"NTT-RECEIVE {frames.PROTOCOL} {words}".encode("ascii")
+    said = " ".join(f"{name}={value}" for name, value in facts.items())
+    line = f"NTT-RECEIVE {frames.PROTOCOL} {said}".encode("ascii")
     return b"\n%s sum=%s\n" % (line, frames.banner_sum(line).encode("ascii"))
 
 
-def _words(text: str) -> frozenset[str]:
-    words = frozenset(text.split(","))
-    if not words <= frozenset(ALLOWED):
+def _described(problem: Exception) -> str:
+    """What a defect of ours is told as; the rest goes to standard error."""
+    if isinstance(problem, OSError):
+        return words(problem)
+    return f"{type(problem).__name__}: {problem}"
+
+
+def _allowed(text: str) -> frozenset[str]:
+    asked = frozenset(text.split(","))
+    if not asked <= frozenset(ALLOWED):
         raise argparse.ArgumentTypeError(f"any of {','.join(ALLOWED)}")
-    return words
+    return asked
 
 
 def _widen(fd: int) -> None:

@@ -20,12 +20,11 @@ from ntt_backup.remote import asking, frames
 from ntt_backup.remote.answering import Answering
 from ntt_backup.remote.barrier import Barrier
 from ntt_backup.remote.frames import NAME_ALPHABET, ProtocolError
-from ntt_backup.remote.ground import Ground, Refusal, words
+from ntt_backup.remote.ground import Ground, Refusal
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.remote.intake import Intake
 from ntt_backup.remote.place import Places
 from ntt_backup.remote.settle import Settling
-from ntt_backup.remote.staged import StagedBatch
 from ntt_backup.remote.syscalls import can_syncfs
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ class Receiver:
     def _commit(self, payload: memoryview) -> None:
         if self._ground is None or not self._ground.placed:
             raise Refusal("gone", _GONE)
-        batch: StagedBatch | None = self._intake.commit(payload)
+        batch = self._intake.commit(payload)
         if batch is not None:
             self._settling.commit(batch)
 
@@ -359,13 +358,6 @@ class Receiver:
             poll.register(self._writing, select.POLLOUT)
             poll.poll(_LAST_WORDS_SECONDS * 1000)
             self._flush()
-
-
-def describe(problem: BaseException) -> str:
-    """What a defect of ours is told as; the rest goes to standard error."""
-    if isinstance(problem, OSError):
-        return words(problem)
-    return f"{type(problem).__name__}: {problem}"
 
 
 def _text(asked: dict[str, frames.Field], name: str) -> str:

@@ -22,8 +22,7 @@ from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.transport import Transport
 from ntt_backup.transport.channel import Channel
 
-SSH_FAILED: Final = 255
-
+_SSH_FAILED: Final = 255
 _ANSWER: Final = re.compile(rb"^NTT-ANSWER$")
 
 
@@ -64,7 +63,7 @@ def ask(
                     f"the remote says too much: {doing}", detail=f"over {limit} bytes"
                 )
         status = channel.wait(max(0.0, deadline - time.monotonic()))
-        if status in (None, SSH_FAILED):
+        if status in (None, _SSH_FAILED):
             raise channel.lost()
         if status != 0:
             raise RemoteDenied(

@@ -342,9 +342,10 @@ def test_live_picture_ends_in_a_summary() -> None:
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_no_color_means_none(no_color: bool) -> None:
+def test_no_color_means_none(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
     with terminal() as term:
-        view = make_view(term.stream, no_color=no_color)
+        view = make_view(term.stream)
         view.event(OUTAGE)
         view.refresh(SNAPSHOT)
         coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", term.raw()) is not None
@@ -394,7 +395,7 @@ def test_what_others_said_cannot_reach_the_terminal(event: dict[str, Any]) -> No
     assert line.isprintable()
     assert "[red]" in line
     with terminal() as term:
-        view = make_view(term.stream, no_color=True)
+        view = make_view(term.stream)
         view.event(event)
         view.refresh(replace(SNAPSHOT, workers=(WorkerLine(0, "sending", HOSTILE, 0, 0.0),)))
         raw = term.raw()
