@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ntt_backup.remote import asking, blocks
 from ntt_backup.remote.frames import BLAKE3
 from ntt_backup.remote.giving import Giving
-from ntt_backup.remote.ground import Ground, Refusal
+from ntt_backup.remote.ground import Ground, Refusal, gone
 from ntt_backup.remote.listing import Listing
 from ntt_backup.remote.stock import Stock
 from ntt_backup.remote.verifying import Verifying
@@ -105,4 +105,4 @@ class Answering:
         if word not in self._allow:
             raise Refusal("refused", f"this receiver's --allow does not list {word}")
         if not self._ground.placed:
-            raise Refusal("gone", "by-hash is gone: is its disk mounted?")
+            raise gone()

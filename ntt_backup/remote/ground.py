@@ -42,6 +42,11 @@ class Refusal(Exception):
         self.text = text
 
 
+def gone(name: str = BY_HASH) -> Refusal:
+    """What was there, or should be, and is not."""
+    return Refusal("gone", f"{name} is gone: is its disk mounted?")
+
+
 def words(problem: OSError) -> str:
     """An error of the system as the protocol tells it: `ENOSPC: No space left on device: name`."""
     number = problem.errno or 0
@@ -186,7 +191,7 @@ class Ground:
                     os.mkdir(name, 0o755, dir_fd=self.root)
             fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.root)
         except FileNotFoundError:
-            raise Refusal("gone", f"{name} is gone: is its disk mounted?") from None
+            raise gone(name) from None
         except OSError as problem:
             if problem.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise Refusal("place", f"{name} is a symlink, or no directory") from None

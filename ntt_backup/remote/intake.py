@@ -178,10 +178,7 @@ class Intake:
 
     def commit(self, payload: memoryview) -> StagedBatch | None:
         """COMMIT: the batch as it is now staged; None where it was answered already."""
-        number = frames.read_number(payload)
-        batch = self._finish(number)
-        self._batch = None
-        return batch
+        return self._finish(frames.read_number(payload))
 
     def abort(self, payload: memoryview) -> int | None:
         """ABORT: its number, when it is still to be answered. It may come within a large blob."""
@@ -192,7 +189,6 @@ class Intake:
         batch = self._finish(number)
         if batch is None:
             return None
-        self._batch = None
         batch.discard(self._ground.stage, keep_partials=True)
         return number
 
@@ -234,7 +230,7 @@ class Intake:
     def _open_batch(self, what: str) -> StagedBatch | None:
         if self._large is not None or self._dropping_large:
             raise ProtocolError(f"{what} within a large blob")
-        if self._batch is None and self._dropping is None:
+        if self.between_batches:
             raise ProtocolError(f"{what} outside a batch")
         return self._batch
 
@@ -245,7 +241,8 @@ class Intake:
         if number != current:
             raise ProtocolError(f"the end of batch {number} within batch {current}")
         self._dropping = None
-        return self._batch
+        batch, self._batch = self._batch, None
+        return batch
 
     def _check_room(self, batch: StagedBatch, blobs: int, size: int) -> None:
         if batch.blobs + blobs > batch.most_blobs or batch.bytes + size > batch.most_bytes:

@@ -20,7 +20,7 @@ from ntt_backup.remote import asking, frames
 from ntt_backup.remote.answering import Answering
 from ntt_backup.remote.barrier import Barrier
 from ntt_backup.remote.frames import NAME_ALPHABET, ProtocolError
-from ntt_backup.remote.ground import Ground, Refusal
+from ntt_backup.remote.ground import Ground, Refusal, gone
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.remote.intake import Intake
 from ntt_backup.remote.place import Places
@@ -39,7 +39,6 @@ _LOOK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 10.0
 # Answers that the client does not read; beyond this nothing more is read from it either.
 _UNREAD_ANSWERS = 1 << 20
-_GONE = "by-hash is gone: is its disk mounted?"
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
 _FAMILIES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
 
@@ -246,7 +245,7 @@ class Receiver:
 
     def _commit(self, payload: memoryview) -> None:
         if self._ground is None or not self._ground.placed:
-            raise Refusal("gone", _GONE)
+            raise gone()
         batch = self._intake.commit(payload)
         if batch is not None:
             self._settling.commit(batch)
@@ -276,7 +275,7 @@ class Receiver:
 
     def _answer(self, receipt: frames.Receipt) -> None:
         if receipt.outcome == frames.SETTLED and self._ground and not self._ground.in_place:
-            raise Refusal("gone", _GONE)
+            raise gone()
         self._say(frames.receipt(receipt))
 
     def _sync_failed(self, problem: OSError) -> None:
