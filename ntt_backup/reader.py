@@ -19,7 +19,7 @@ from typing import Self
 
 from blake3 import blake3
 
-from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.model import Blob, Failure, Reason, relative_path
 from ntt_backup.store import Store
 
 
@@ -54,7 +54,7 @@ class Reader:
         into must be longer than the blob: one that fills it is TooLarge.
         """
         try:
-            fd = self._tree.open_blob(blob.blobid)
+            fd = self._tree.open(relative_path(blob.blobid))
         except (ValueError, OSError):
             return self._explain(blob, into)
         try:
@@ -90,7 +90,7 @@ class Reader:
     @contextmanager
     def opened(self, blob: Blob) -> Iterator[int]:
         """A descriptor of the blob. Raises OSError."""
-        fd = self._tree.open_blob(blob.blobid)
+        fd = self._tree.open(relative_path(blob.blobid))
         try:
             yield fd
         finally:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from ntt_backup.errors import SourceError
-from ntt_backup.model import is_blobid, relative_path
+from ntt_backup.model import is_blobid
 
 CACHED_DIRECTORIES = 128
 
@@ -106,16 +106,6 @@ class Tree:
         Raises OSError whose `filename` is the part of path that gave it.
         """
         return self._below(path, _FILE)
-
-    def open_blob(self, blobid: str) -> int:
-        """The same for a blob, as quickly as it goes. Raises ValueError for what is no blobid."""
-        if not is_blobid(blobid):
-            raise ValueError(f"not a blobid: {blobid!r}")
-        directory = self._directory(f"{blobid[:2]}/{blobid[2:4]}")
-        try:
-            return _open(blobid, _FILE, directory)
-        except OSError as error:
-            raise self._about(relative_path(blobid), error) from None
 
     def lstat(self, path: str) -> os.stat_result:
         """What lies at path, a link itself and not where it leads. Raises OSError."""
