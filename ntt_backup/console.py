@@ -5,7 +5,7 @@ wants few lines that say something. All three are fed by the same events. A view
 where the terminal or the pipe behind it goes away, it falls silent. There is no thread; the
 coordinator calls `refresh` a few times a second from its own loop.
 
-Called by `cli`, which makes a view and renders errors, and by `coordinator`, which feeds the view.
+Called by `cli`, which makes a view for the coordinator to feed, and wherever an error is shown.
 """
 
 from __future__ import annotations

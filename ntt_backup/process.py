@@ -9,8 +9,9 @@ has a deadline.
 Children die with us: Linux sends them SIGKILL when the process that started them ends, however it
 ends (PR_SET_PDEATHSIG), so that no tar or ssh outlives a worker killed with -9.
 
-Called by `transport`, `strategy`, `preflight`, `dump` and `fork`; `demo`, whose servers are no
-pipelines, takes only `die_with_parent`.
+Called by `transport`, `strategy`, `dump`, `bench`, `preflight` and `fork`, and for its pipes and
+its waiting by the coordinator and the workers; `demo`, whose servers are no pipelines, takes only
+`die_with_parent`.
 """
 
 from __future__ import annotations

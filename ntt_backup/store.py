@@ -7,8 +7,8 @@ batch could be read, some other blob must be readable, or the store as a whole c
 is a `SourceError`, and no blob fails. The root is opened by path anew for every batch, as `tar`
 does it: a disk that came back is seen, and an idle daemon keeps no disk busy.
 
-Called by the worker (`measure`), the strategies (`inspect`, `altered`) and preflight (`probe`). Not
-for several threads at once.
+Called by the worker (`measure`), the strategies (`inspect`, `altered`), preflight and `scan`
+(`probe`), and by whatever reads the store or a copy of it. Not for several threads at once.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ a time. Only the root itself may be a link. `aa` and `bb` may not: whoever can w
 could have any file of this machine sent. A prefix on another disk is a bind mount.
 
 Constant memory: the subdirectories of one `aa` are the most that is held at once. Used by `store`
-(a tree a batch) and `scan` (a tree a walk).
+(a tree a batch), and by `scan`, `reconcile` and `drill` (a tree a walk).
 """
 
 from __future__ import annotations

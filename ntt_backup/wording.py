@@ -3,7 +3,7 @@
 Much of it was said by others: a remote on stderr, a file name, whatever stood in the catalog. So
 every sentence made here is printable: one line stays one line, no escape sequence gets through.
 
-Pure. Called by whatever a person reads: `console`, `report`, `cli` and `demo`.
+Pure. Called by whatever a person reads: `console`, `report`, `meter`, `cli`, `bench` and `demo`.
 """
 
 from __future__ import annotations

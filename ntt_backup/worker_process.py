@@ -184,7 +184,7 @@ def work(orders: Orders) -> int:
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, byte by byte in effect: what follows it belongs to `PipeLine`."""
+    """One line, byte by byte: what follows it belongs to `PipeLine`."""
     data = b""
     while not data.endswith(b"\n"):
         piece = os.read(fd, 1)

@@ -1,6 +1,6 @@
 """The machine and the programs: figures without them cannot be compared with any others.
 
-Called by the benches, and by the comparison with peers in tests/bench.
+Called by `cli`, and by the comparison with peers in tests/bench.
 """
 
 from __future__ import annotations

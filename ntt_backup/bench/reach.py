@@ -6,7 +6,7 @@ of. ssh writes into a file how many bytes it sent, all its own included (`-E`, L
 with ssh's own compression nobody else knows. And the far side leaves the CPU time of its session in
 a file: that of the command from the shell's `times`, that of the sshd above it from /proc.
 
-Called by `streaming`, `sending`, `plain` and `link`.
+Called by `streaming`, `sending`, `plain`, `link` and `scratch`.
 """
 
 from __future__ import annotations

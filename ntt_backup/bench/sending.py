@@ -87,7 +87,7 @@ class SendJob:
 
 
 class FetchJob:
-    """See `tasks.Fetch` and `helper.Job`: a plain tar back, until a restore of our own is here."""
+    """See `tasks.Fetch` and `helper.Job`: a plain tar back."""
 
     def __init__(self, task: Fetch) -> None:
         self._task = task

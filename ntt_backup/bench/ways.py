@@ -3,7 +3,7 @@
 A strategy that registers is measured from then on. The others are plain tars over ssh with one
 thing changed each, so that a difference has one cause.
 
-Pure. Called by `strategies`.
+Pure. Called by `strategies` and `cli`.
 """
 
 from __future__ import annotations

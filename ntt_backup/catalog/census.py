@@ -4,7 +4,7 @@ The obvious way, one query `order by blobid`, puts them in the order of the data
 which need not be that of bytes, and holds a transaction open for as long as the comparing takes.
 So the rows of one range are read at once, and put in order by whoever compares.
 
-Called by `reconcile`.
+Called by `reconcile` and `drill`.
 """
 
 from __future__ import annotations

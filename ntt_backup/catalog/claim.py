@@ -13,7 +13,7 @@ At most one range is open at a time. Exhausted ones stay locked while their blob
 else another worker would send them again. A range that is claimed again starts at its beginning,
 since blobs may have been inserted behind the cursor.
 
-Called by `worker`; `holders` by `status`.
+Called by `worker` and, before there is one, by `runbook`; `holders` by `status`.
 """
 
 from __future__ import annotations

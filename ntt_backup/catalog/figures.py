@@ -4,7 +4,8 @@ Counting 42 million rows takes minutes on a cold cache. `status` may take them; 
 may not, so there is a count of one range, to be added up in small steps, and an estimate within a
 time.
 
-Called by `cli` (`status`, `run --dry-run`), `preflight` (space) and `runbook` (progress).
+Called by `cli` (`status`, `run --dry-run`), `preflight` (space), `runbook` (progress) and `dump`
+(whether anything was ever copied).
 """
 
 from __future__ import annotations

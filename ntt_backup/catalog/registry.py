@@ -2,7 +2,7 @@
 
 The store is listed in directories of any size, the catalog asked in thousands at a time. Rows go in
 by COPY, which is several times faster than INSERT, through a temporary table, because COPY itself
-cannot step over rows that another program inserted meanwhile.
+cannot step over rows that another program inserted meanwhile. Called by `scan`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A run that dies leaves its row without an end. Nothing cleans up after it: `updated_at`, renewed
 with every progress event, shows how long ago it was last seen.
 
-Called by `coordinator`, which owns the row; `last_run` by the CLI.
+Called by `runbook`, which owns the row; `last_run` by the CLI.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 inserted together. Blobids are hashes: a walk along the index from any point meets blobs of all ages
 and sizes as they come. A few walks, spread evenly, are a sample.
 
-Reads only. Called by `bench.strategies`.
+Reads only. Called by `bench.draw`.
 """
 
 from __future__ import annotations

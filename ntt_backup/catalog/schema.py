@@ -6,7 +6,7 @@ briefly and again; columns come without a default, so that nothing is rewritten;
 CONCURRENTLY, and one that an interruption left unfinished is replaced. What is there already is not
 touched, so init-db can be repeated, and two at once take turns.
 
-Called by the CLI, the demo and the tests.
+Called by the CLI.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ is, and what is needed. All problems are reported at once.
 
 `settings` holds the models, `layers` the sources and the names of the environment variables (they
 follow no one scheme, scripts rely on them), `problems` the wording; pydantic-settings merges the
-layers. Called by `cli` only; workers get the finished object as JSON.
+layers. Called by `cli` only; everybody else gets the finished object, the process that dumps as
+JSON.
 """
 
 from __future__ import annotations

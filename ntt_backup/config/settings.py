@@ -4,7 +4,8 @@ pydantic alone is too kind: it takes `true` for 1, reads "1,5GB" as one byte, an
 programmers. So numbers and sizes are read by functions of ours, and every field can say in the
 operator's words what it needs (`needed`); pydantic's own wording is never shown.
 
-Sizes are in bytes, times in seconds. Values are frozen, and survive the way to a worker as JSON.
+Sizes are in bytes, times in seconds. Values are frozen, and survive the way to another process as
+JSON.
 """
 
 from __future__ import annotations
@@ -301,12 +302,12 @@ class StoreConfig(CatalogConfig):
 
 
 class RemoteConfig(CatalogConfig):
-    """What measuring the link needs: the remote."""
+    """What `verify`, `restore`, `dump` and `bench link` need: the remote, and no store."""
 
     remote: RemoteSettings
 
 
 class Settings(StoreConfig):
-    """Everything `run` and `check` need. Travels to the workers as JSON."""
+    """Everything `run` and `check` need. Travels to the process that dumps as JSON."""
 
     remote: RemoteSettings

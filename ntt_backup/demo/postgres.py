@@ -5,7 +5,7 @@ it opens every directory on the way to all users and makes a system user, and it
 machine after ten seconds. Here initdb and postgres are run as they are; by root, as the user
 `nobody`, because PostgreSQL refuses to be root.
 
-Called by `demo` and `demo.play`.
+Called by `story`, for `play` too, and by `loss`.
 """
 
 from __future__ import annotations

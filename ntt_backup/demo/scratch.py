@@ -5,7 +5,7 @@ have to be elsewhere: the path of its socket may have 107 bytes at most, and sta
 works as another user, who must be able to get there. Then the home is a directory of its own below
 /tmp, and a symbolic link leads to it.
 
-Called by `demo` and `demo.play`.
+Called by `story`, `loss` and `play`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ privileges to let in the user who started it. It may still refuse (a locked acco
 that is none), so it is asked to log us in before it is used, and else the server in
 `transport.embedded` takes its place.
 
-Called by `demo` and `demo.play`.
+Called by `story`, for `play` too; `scratch` knows its files.
 """
 
 from __future__ import annotations

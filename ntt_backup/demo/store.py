@@ -5,7 +5,7 @@ the mix of sizes, the empty ones and the duplicates that a real store has. They 
 linked, so nothing the demo does can reach the originals. The comparison shares no code with the
 backup: it reads every byte of both sides.
 
-Called by `demo`.
+Called by `story`, `loss` and `screen`.
 """
 
 from __future__ import annotations

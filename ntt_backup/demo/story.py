@@ -4,7 +4,7 @@ The commands are the real ones, run as processes of their own with nothing but t
 that is printed before. The figures at the end are taken from the files on both sides, from the
 database by its own client and from the log, not from what the commands said.
 
-Called by `demo`.
+Called by `demo` and `play`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ not say what to install. And a machine may have several: Debian keeps one a majo
 /usr/lib/postgresql, and whichever comes first on PATH is often the oldest. So each candidate is
 asked for its version before anything is sent, and the first that is new enough is taken.
 
-Called by `dump.job` and `preflight`.
+Called by `dump.job`, `dump.recall` and `preflight`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ held back until its SHA-256 is right. A dump that is damaged is told of, and the
 taken.
 
 Owners and grants are left out: the roles of the lost server may not exist here. Called by the
-command `restore --catalog`.
+command `restore --catalog` and by `drill`.
 """
 
 from __future__ import annotations

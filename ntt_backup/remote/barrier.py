@@ -6,8 +6,8 @@ nothing from that loop either.
 
 With syncfs there is one descriptor, open from the session's start. Linux (5.8 and later) reports a
 write-back error once to each open file description: one that was opened later could miss an error,
-this one cannot. Without syncfs, files are synced by whoever writes them, and directories here.
-Used by `settle`.
+this one cannot. Without syncfs, files are synced by whoever writes them, and directories here. Made
+by the receiver, used by `settle`.
 """
 
 from __future__ import annotations

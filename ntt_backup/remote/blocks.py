@@ -4,7 +4,8 @@ A file of gigabytes in which a few bytes have rotted need not travel again. The 
 short hash of every block here, compares them with what it has, and asks for the blocks that differ.
 The short hashes only say where to look: the client hashes the whole at the end.
 
-Generators of frames, as in `giving`. Used by `answering`.
+Generators of frames, as in `giving`. Used by `answering`; `block_sum` by `mending` at the other
+end.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Everything below the root is opened once, without following a symlink, and reached from then on only
 through these descriptors: no path is resolved again, so nothing that is swapped meanwhile leads
 elsewhere. A stage lives as long as its lock is held. Whatever a dead session left is removed by the
-next one of the same owner. Used by the receiver.
+next one of the same owner. Used by all of the receiver.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ time, and since both levels are walked in order, all the names come in order. Wh
 counted, and named up to a bound; a link is not followed.
 
 A generator of frames: the receiver takes the next one when the last has gone out, so a client that
-reads slowly holds up the walk and fills no memory. Used by `answering`.
+reads slowly holds up the walk and fills no memory. Used by `answering`; `reconcile` reads the kinds
+of strays.
 """
 
 from __future__ import annotations

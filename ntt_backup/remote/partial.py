@@ -7,7 +7,7 @@ this machine it may cover blocks that never reached the disk. The mark is writte
 needs none itself: an old mark is a smaller one. The prefix is hashed again before it is used, and
 the client compares that hash with its own.
 
-Used by `intake`.
+Used by `intake` and `large`, and held by `staged`.
 """
 
 from __future__ import annotations

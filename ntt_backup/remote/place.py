@@ -6,7 +6,7 @@ at: the same bytes are kept; what differs is replaced only by a session that kno
 is right. Names are made from the 32 bytes of a digest, so they cannot lead anywhere else.
 
 Nothing is placed here that a sync has not covered before; the directories are synced by the caller
-afterwards. Used by `settle`.
+afterwards. Made by the receiver, used by `settle`.
 """
 
 from __future__ import annotations

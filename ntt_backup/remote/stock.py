@@ -4,7 +4,7 @@ A path that is put together and opened in one go follows whatever link stands on
 directory `aa/bb` is reached through no symlink and on the file system of `by-hash`, a file in it is
 opened without following one, without waiting for a FIFO's writer, and must be a regular file. The
 directory is kept open for the next blob: names are asked for in order. Not for several threads at
-once. Used by `verifying` and `giving`.
+once. Used by `verifying`, `giving` and `blocks`.
 """
 
 from __future__ import annotations

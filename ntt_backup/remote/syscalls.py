@@ -2,7 +2,8 @@
 
 Through ctypes, because nothing may be compiled on the remote. Each is tried once where it is first
 needed; a kernel, libc or file system without it is remembered, and the slower way of the same
-meaning is taken from then on. Used by `place`, `ground` and `barrier`.
+meaning is taken from then on. Used by `barrier`, `place`, `stow`, `stock` and `listing`, by the
+receiver, and by `landing` at the other end.
 """
 
 from __future__ import annotations

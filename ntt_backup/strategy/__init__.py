@@ -4,7 +4,7 @@ The worker knows batches, receipts and errors; it does not know tar. A strategy 
 connection, set up once), takes batches one after the other, and gives back an outcome for each. New
 strategies register here and nothing else changes.
 
-Called by `worker` and `preflight`.
+Called by `worker_process`, `preflight` and `bench`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ What follows is a compressed program that defines the modules of `ntt_backup.rem
 source. The names are registered before anything is imported, so an installed version on that
 machine is not mixed in. The same modules as one file are what `install-receiver` writes.
 
-Called by the stream strategy, the preflight and `installation`.
+Called by both kinds of session and `installation`.
 """
 
 from __future__ import annotations

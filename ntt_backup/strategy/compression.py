@@ -5,7 +5,7 @@ obvious switch, one codec for a run, wastes either the CPU or the link. So with 
 each pack is tried, 32 KiB of it, and where samples do not shrink they are taken ever more rarely:
 incompressible data costs almost nothing, and a change is noticed within a few MiB.
 
-Called by `strategy.stream`.
+Called by `strategy.stream` and `strategy.packing`.
 """
 
 from __future__ import annotations

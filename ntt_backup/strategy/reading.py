@@ -8,7 +8,8 @@ Nothing that arrives is believed for what it is called. Contents are handed on w
 were asked by, for the caller to check; an answer to what was not asked ends the session, which the
 caller then opens anew.
 
-The protocol is docs/protocol.md. Called by `farside`.
+The protocol is docs/protocol.md. Opened by `farside`, driven by `checking`, `restore` and
+`mending`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 The obvious `tar | ssh | tar` pays ssh's handshake for every batch; at 28 ms that is most of the
 time for small blobs. Here the connection is set up once. A small loop in the remote's shell
 (`tar_loop.sh`) takes one archive after the other from its stdin; it can tell where each ends
-because we say its length first. The length is known before tar has run: with the GNU format and
-names under 100 characters an archive is a 512-byte header a file, the content padded to 512, two
-empty blocks, and padding to 10 KiB records.
+because we say its length first, which is known before tar has run (see `archive`).
 
 The next batch is sent while the remote still extracts and syncs the last one. After the archive
 comes one more line: `commit`, once the local tar has ended well, its length was as announced, and

@@ -10,7 +10,7 @@ of stderr. A channel whose far side reads no more still gives what was said befo
 prints before the greeting may be a banner that says anything, so its words explain a failure only
 until the greeting has come; whatever ends the channel later is a lost connection.
 
-Called by `transport.shell` and the strategies.
+Called by `transport.shell`, the strategies, `dump` and `bench`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Options that older clients do not know are announced with IgnoreUnknown first. F
 from OpenSSH's own words: it has one exit status (255) for everything from a wrong host key to a cut
 cable.
 
-Called by `strategy` (data) and `preflight` (the same options, on purpose); `bench` varies them.
+Given to sessions, questions and dumps by whoever opens them (the same options for all, on purpose);
+`bench` varies them.
 """
 
 from __future__ import annotations

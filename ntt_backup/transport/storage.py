@@ -5,7 +5,8 @@ those of the C library in the C locale that we ask for. Told apart are what stop
 read-only, no permission, a broken disk, a missing program), what passes (short of resources), and
 the rest, which is the batch's own trouble.
 
-Called by `strategy` (about batches) and `preflight` (about remote.path).
+Called by `strategy` and `bench` (about batches), by the probes, `preflight` and `dump` (about
+remote.path).
 """
 
 from __future__ import annotations
