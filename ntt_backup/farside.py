@@ -26,7 +26,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from ntt_backup import identity
-from ntt_backup.config import RemoteConfig, Settings
+from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import (
     BackupError,
     RemoteDenied,
@@ -62,7 +62,7 @@ class FarSide:
 
     def __init__(
         self,
-        settings: RemoteConfig | Settings,
+        settings: RemoteConfig,
         command: str,
         words: Sequence[str],
         on_outage: Callable[[BackupError, float], None],

@@ -231,7 +231,7 @@ class _Report:
     def __init__(
         self,
         name: str,
-        settings: RemoteConfig | Settings,
+        settings: RemoteConfig,
         options: Mapping[str, Any],
         file: Path | None,
     ) -> None:

@@ -307,7 +307,8 @@ class RemoteConfig(CatalogConfig):
     remote: RemoteSettings
 
 
-class Settings(StoreConfig):
+class Settings(StoreConfig, RemoteConfig):
     """Everything `run` and `check` need. Travels to the process that dumps as JSON."""
 
+    # Of a field that both bases have, pydantic takes the first one's: there it may be missing.
     remote: RemoteSettings
