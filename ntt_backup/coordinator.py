@@ -182,7 +182,7 @@ class _Run:
                     worker=index,
                     run_id=self._run_id,
                     owner=identity.owner(settings),
-                    application=identity.application(settings),
+                    application=identity.application(),
                     strategy=strategy,
                     watch=self._watch,
                 ),

@@ -102,7 +102,7 @@ def drill(
     catalog.url, both empty, and check all of it. Raises BackupError.
     """
     _require_room(settings, scratch)
-    application = f"{identity.application(settings)}/drill"
+    application = identity.application("drill")
     with db.connect(settings.catalog.url, application) as conn:
         dumps.require_empty(conn)
     started = time.monotonic()

@@ -34,6 +34,8 @@ def owner(settings: CatalogConfig) -> str:
     return blake3("\0".join(parts).encode()).hexdigest(length=6)
 
 
-def application(settings: CatalogConfig) -> str:
-    """The start of the application_name of our connections: `ntt-backup-remote/HOST`."""
-    return f"ntt-backup-remote/{socket.gethostname()[:30]}"
+def application(part: str = "") -> str:
+    """The application_name of a connection of ours, `ntt-backup-remote/HOST/PART`. part: the
+    command, or whatever else it is for.
+    """
+    return "/".join(filter(None, ("ntt-backup-remote", socket.gethostname()[:30], part)))

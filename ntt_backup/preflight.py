@@ -151,7 +151,7 @@ class _Look:
 
     def _look_at_catalog(self) -> Step:
         settings = self._settings
-        conn = db.connect(settings.catalog.url, identity.application(settings) + "/check")
+        conn = db.connect(settings.catalog.url, identity.application("check"))
         try:
             warnings = verify_schema(conn, settings.target)
         except BaseException:
@@ -251,7 +251,7 @@ def _dump(settings: Settings, *, reached: bool) -> Step:
     if settings.run.skip_pgdump:
         return Step("", "the catalog is not dumped (run.skip_pgdump)")
     try:
-        with db.connect(settings.catalog.url, identity.application(settings) + "/check") as conn:
+        with db.connect(settings.catalog.url, identity.application("check")) as conn:
             found = programs.find(settings.dump.bin, conn.info.server_version)
         if reached:
             remote, patience = settings.remote, settings.run.receipt_timeout

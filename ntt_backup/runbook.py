@@ -107,9 +107,7 @@ class RunBook:
 
     def _open(self) -> db.Connection:
         if self._connection is None:
-            self._connection = db.connect(
-                self._settings.catalog.url, identity.application(self._settings)
-            )
+            self._connection = db.connect(self._settings.catalog.url, identity.application())
         return self._connection
 
     def _try(self, work: Callable[[db.Connection], T]) -> T | None:

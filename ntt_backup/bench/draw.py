@@ -24,7 +24,7 @@ _POPULATION: Final = 100_000
 
 def population(settings: Settings) -> list[Blob]:
     """Some of the catalog, with the sizes that the store knows. Raises SourceError for none."""
-    conn = db.connect(settings.catalog.url, identity.application(settings) + "/bench")
+    conn = db.connect(settings.catalog.url, identity.application("bench"))
     try:
         verify_schema(conn, settings.target)
         drawn = sample(conn, settings.target, _POPULATION)

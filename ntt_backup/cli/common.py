@@ -28,4 +28,4 @@ class Common:
 
 def connect(settings: CatalogConfig, command: str) -> db.Connection:
     """The catalog, under a name that says which command asks. Raises CatalogError."""
-    return db.connect(settings.catalog.url, f"{identity.application(settings)}/{command}")
+    return db.connect(settings.catalog.url, identity.application(command))

@@ -32,7 +32,7 @@ from typing import Final
 from ntt_backup import identity
 from ntt_backup.catalog import db, dumps, figures
 from ntt_backup.catalog.dumps import DatabaseState
-from ntt_backup.config import RemoteConfig, Settings
+from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import programs, record, retention
 from ntt_backup.dump.place import DumpPlace, Upload
 from ntt_backup.dump.programs import Programs
@@ -54,7 +54,7 @@ _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE
 Tell = Callable[..., None]
 
 
-def dump(settings: RemoteConfig | Settings, tell: Tell, *, force: bool = False) -> None:
+def dump(settings: RemoteConfig, tell: Tell, *, force: bool = False) -> None:
     """Make a dump if it is time to, and not where the last one is as good as a new one.
 
     tell is called with the name and the fields of each event. force: whether or not anything has
@@ -91,10 +91,10 @@ def due(
 class _Job:
     """One dump, from the look at what is there to the removal of what is no longer wanted."""
 
-    def __init__(self, settings: RemoteConfig | Settings, tell: Tell) -> None:
+    def __init__(self, settings: RemoteConfig, tell: Tell) -> None:
         self._settings = settings
         self._tell = tell
-        self._application = identity.application(settings) + "/dump"
+        self._application = identity.application("dump")
         self._place = DumpPlace(
             Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout
         )

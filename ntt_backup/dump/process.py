@@ -49,7 +49,7 @@ def _relied_on(settings: Settings) -> bool:
     if settings.dump.bin is not None:
         return True
     try:
-        with db.connect(settings.catalog.url, identity.application(settings) + "/dump") as conn:
+        with db.connect(settings.catalog.url, identity.application("dump")) as conn:
             return dumps.ever_made(conn, settings.target)
     except CatalogError:
         return True

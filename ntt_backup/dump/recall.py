@@ -39,7 +39,7 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stor
 
     warn is told of each that is damaged. Raises BackupError; the database is as it was then.
     """
-    application = identity.application(settings) + "/restore"
+    application = identity.application("restore")
     with db.connect(settings.catalog.url, application) as conn:
         version = dumps.database_state(conn).server_version
     pg_restore = programs.find(settings.dump.bin, version).pg_restore
