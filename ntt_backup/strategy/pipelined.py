@@ -20,7 +20,6 @@ from typing import Generic, TypeVar
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.strategy.session import Rejection, SessionPlan
-from ntt_backup.transport.channel import PATIENCE_FACTOR
 
 
 @dataclass(slots=True)
@@ -104,17 +103,9 @@ class PipelinedSession(ABC, Generic[F]):
             raise
 
     def _await(self, there: Callable[[], bool], limit: float) -> None:
-        """Hear until it is there, or nothing was heard for limit seconds. Signs of life buy time,
-        but not for ever.
-        """
+        """Hear until it is there, or the channel is silent for limit seconds."""
         asked = time.monotonic()
-        while not there():
-            now = time.monotonic()
-            if (
-                now - max(asked, self._channel.heard) > limit
-                or now - asked > PATIENCE_FACTOR * limit
-            ):
-                return
+        while not there() and not self._channel.is_silent(asked, limit, time.monotonic()):
             self._hear(1.0)
 
     @property
@@ -126,14 +117,8 @@ class PipelinedSession(ABC, Generic[F]):
         return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout
 
     def _check_overdue(self, now: float) -> None:
-        oldest = self._flights[0]
-        limit = self._plan.run.receipt_timeout
-        waited_from = max(oldest.handed_over, self._settled)
-        # Signs of life buy time, but not for ever: a sync that hangs shows them, too.
-        if (
-            now - max(waited_from, self._channel.heard) > limit
-            or now - waited_from > PATIENCE_FACTOR * limit
-        ):
+        oldest, limit = self._flights[0], self._plan.run.receipt_timeout
+        if self._channel.is_silent(max(oldest.handed_over, self._settled), limit, now):
             raise self._overdue(oldest)
 
     def _overdue(self, flight: F) -> BackupError:

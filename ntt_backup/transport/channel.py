@@ -26,8 +26,8 @@ from ntt_backup.process import Child, start, wait_for, write
 from ntt_backup.transport import Transport
 
 NOISE_LIMIT: Final = 256 * 1024
-PATIENCE_FACTOR: Final = 10
-"""Signs of life buy time, but not for ever: how many times as long one may take that shows them."""
+# Signs of life buy time, but not for ever: a sync that hangs shows them, too.
+_PATIENCE_FACTOR: Final = 10
 _CLOSE_SECONDS: Final = 10.0
 _LAST_WORDS_SECONDS: Final = 1.0
 
@@ -115,9 +115,9 @@ class Channel:
     ) -> None:
         """Hand all of data over; what comes back meanwhile goes to hear.
 
-        patience: seconds for which neither direction may move; a far side that only talks, and
-        reads nothing, has PATIENCE_FACTOR times as long. Raises RemoteUnreachable for a
-        stall, or for the end of the channel; then everything that was said before has been heard.
+        patience: see `is_silent`, counted from when something last went out. Raises
+        RemoteUnreachable for a stall, or for the end of the channel; then everything that was said
+        before has been heard.
         """
         moved = time.monotonic()
         while data:
@@ -136,9 +136,7 @@ class Channel:
                 continue
             if pause:
                 moved = now
-            elif (
-                now - max(moved, self.heard) > patience or now - moved > PATIENCE_FACTOR * patience
-            ):
+            elif self.is_silent(moved, patience, now):
                 raise RemoteUnreachable(
                     "the link has stalled",
                     detail=f"no byte went out for {patience:.0f} s; {self.stderr}".rstrip("; "),
@@ -166,6 +164,13 @@ class Channel:
             return data
         self._poll([], timeout, beside)
         return self._read()
+
+    def is_silent(self, since: float, patience: float, now: float) -> bool:
+        """Whether nothing has come back for patience seconds, counted from since on, or nothing
+        but signs of life for ten times as long.
+        """
+        waited = now - since
+        return now - max(since, self.heard) > patience or waited > _PATIENCE_FACTOR * patience
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
         """The far side reads no more: hear what it still said, then raise what became of it."""
