@@ -28,7 +28,7 @@ import sdnotify
 from ntt_backup import __version__, identity, preflight
 from ntt_backup.config import Settings
 from ntt_backup.dump.child import DumpChild
-from ntt_backup.errors import BackupError, SourceError, Stopped, WorkerFailed
+from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.planner import Backoff, OutageClock
@@ -42,7 +42,6 @@ from ntt_backup.worker_process import Orders
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
 _INTERNAL: Final = frozenset({"tick", "fatal", "worker_died"})
-SOME_FAILED: Final = 7
 
 
 class View(Protocol):
@@ -341,13 +340,7 @@ class _Run:
             outcome, code = "stopped", self._error.exit_code
         elif self._error is not None:
             outcome, code = "error", self._error.exit_code
-            self._tell(
-                "error",
-                exit_code=code,
-                message=self._error.message,
-                detail=self._error.detail,
-                hint=self._error.hint,
-            )
+            self._tell("error", **self._error.fields)
         elif snapshot.failed:
             outcome, code = "some_failed", SOME_FAILED
         elif self._dump.failed:

@@ -26,7 +26,7 @@ from ntt_backup.catalog.census import rows_in
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.recall import restore_catalog
 from ntt_backup.dump.record import Stored
-from ntt_backup.errors import BackupError, ConfigError
+from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.planner import prefix_ranges
 from ntt_backup.restore import Everything, Restored, restore
@@ -81,7 +81,7 @@ class Drilled:
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.proved else 7
+        return 0 if self.proved else SOME_FAILED
 
 
 @dataclass(frozen=True, slots=True)

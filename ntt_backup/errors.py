@@ -12,6 +12,11 @@ the edge that met them, and kept as `__cause__`.
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+# All was tried, and some of it failed, or is not as it should be.
+SOME_FAILED: Final = 7
+
 
 class BackupError(Exception):
     """Anything that ends or delays a run.
@@ -27,6 +32,16 @@ class BackupError(Exception):
         self.message = message
         self.detail = detail
         self.hint = hint
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What an event or another process is told of it."""
+        return {
+            "exit_code": self.exit_code,
+            "message": self.message,
+            "detail": self.detail,
+            "hint": self.hint,
+        }
 
     def __str__(self) -> str:
         return f"{self.message}: {self.detail}" if self.detail else self.message
@@ -110,14 +125,14 @@ class DestinationError(BackupError):
 class BatchRejected(BackupError):
     """This one batch failed for itself; others may well pass. Retried, then split."""
 
-    exit_code = 7
+    exit_code = SOME_FAILED
     retryable = True
 
 
 class DumpFailed(BackupError):
     """The catalog could not be dumped, by pg_dump's own fault or the database's."""
 
-    exit_code = 7
+    exit_code = SOME_FAILED
 
 
 class DumpImpossible(ConfigError):

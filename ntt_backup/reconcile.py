@@ -28,7 +28,7 @@ from ntt_backup.catalog import Connection
 from ntt_backup.catalog.census import Row, rows_in
 from ntt_backup.catalog.checks import record_checks
 from ntt_backup.config import Settings
-from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.farside import FarSide, Reader
 from ntt_backup.model import BlobRange, Failure, Reason, is_blobid, relative_path
 from ntt_backup.planner import prefix_ranges
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        return 7 if SERIOUS & self.differences.keys() else 0
+        return SOME_FAILED if SERIOUS & self.differences.keys() else 0
 
 
 def reconcile(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import BackupError
+from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.farside import FarSide, Reader
 from ntt_backup.landing import Landing, Place
 from ntt_backup.mending import mend
@@ -60,7 +60,7 @@ class Restored:
 
     @property
     def exit_code(self) -> int:
-        return 7 if self.wrong else 0
+        return SOME_FAILED if self.wrong else 0
 
 
 class Wanted(Protocol):

@@ -26,7 +26,7 @@ from ntt_backup.catalog import Connection
 from ntt_backup.catalog.checks import Checks, record_checks
 from ntt_backup.checking import Checked, Desk, Job, download, hash_here, hash_there, in_order
 from ntt_backup.config import RemoteConfig, StoreConfig
-from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
+from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.farside import Crew, FarSide
 from ntt_backup.model import Blob, Failure, Reason, is_blobid
 from ntt_backup.planner import cut
@@ -74,7 +74,7 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        return 7 if self.wrong else 0
+        return SOME_FAILED if self.wrong else 0
 
 
 def verify_remote(

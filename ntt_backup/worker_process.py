@@ -171,13 +171,7 @@ def work(orders: Orders) -> int:
     try:
         run(orders, plan, remote, line)
     except BackupError as error:
-        line.emit(
-            "fatal",
-            exit_code=error.exit_code,
-            message=error.message,
-            detail=error.detail,
-            hint=error.hint,
-        )
+        line.emit("fatal", **error.fields)
         return error.exit_code
     line.emit("worker_stop")
     return 0

@@ -74,12 +74,7 @@ def main() -> None:
         try:
             said = _do(TASK.validate_json(line))
         except BackupError as error:
-            said = Said(
-                message=error.message,
-                detail=error.detail,
-                hint=error.hint,
-                exit_code=error.exit_code,
-            )
+            said = Said(**error.fields)
         _say(said)
 
 

@@ -34,13 +34,13 @@ def main() -> int:
     except DumpImpossible as error:
         failed = _relied_on(settings)
         if failed:
-            _tell_failed(error)
+            _tell("dump_failed", **error.fields)
         else:
             text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
             _tell("warning", reason=text)
     except BackupError as error:
         failed = True
-        _tell_failed(error)
+        _tell("dump_failed", **error.fields)
     _tell("dump_over", failed=failed)
     return int(failed)
 
@@ -53,16 +53,6 @@ def _relied_on(settings: Settings) -> bool:
             return dumps.ever_made(conn, settings.target)
     except CatalogError:
         return True
-
-
-def _tell_failed(error: BackupError) -> None:
-    _tell(
-        "dump_failed",
-        exit_code=error.exit_code,
-        message=error.message,
-        detail=error.detail,
-        hint=error.hint,
-    )
 
 
 def _tell(event: str, **fields: Any) -> None:
