@@ -92,9 +92,16 @@ class FarSide:
         while self._first:
             self._first.pop().abort()
 
-    def look(self) -> ReadingSession:
-        """One session, without waiting for a remote that is away. Raises BackupError."""
-        return self._open("look")
+    def is_empty(self) -> bool:
+        """Whether no blob at all is there: before blobs are blamed, their disk is looked for. A
+        session of its own, without waiting for a remote that is away. Raises BackupError.
+        """
+        session = self._open("look")
+        try:
+            pages = session.names(bytes(32), b"\xff" * 32, most=1)
+            return not any(isinstance(page, list) and page for page in pages)
+        finally:
+            session.abort()
 
     def reader(self, slot: str) -> Reader:
         """A place of work with a session of its own."""

@@ -113,8 +113,12 @@ def reconcile(
     try:
         with store.tree() as tree:
             work = _Work(conn, settings.target, tree, reader, apply, on_difference)
-            if apply:
-                work.require_life(far)
+            if apply and far.is_empty():
+                raise RemoteUnreachable(
+                    "by-hash on the remote is empty",
+                    hint="is its disk mounted? Nothing was marked; without --apply the rest is"
+                    " compared",
+                )
             for one in prefix_ranges():
                 work.compare(one)
                 on_progress(work.seen)
@@ -147,20 +151,6 @@ class _Work:
         # The store's directories, in the order of the ranges, and the first that is not read yet.
         self._walk = tree.directories()
         self._next = next(self._walk, None)
-
-    def require_life(self, far: FarSide) -> None:
-        """Before anything is marked: the remote has any blob at all."""
-        session = far.look()
-        try:
-            for page in session.names(bytes(32), b"\xff" * 32, most=1):
-                if isinstance(page, list) and page:
-                    return
-        finally:
-            session.abort()
-        raise RemoteUnreachable(
-            "by-hash on the remote is empty",
-            hint="is its disk mounted? Nothing was marked; without --apply the rest is compared",
-        )
 
     def compare(self, one: BlobRange) -> None:
         """One range, whose index is its two-digit prefix."""

@@ -227,20 +227,14 @@ class _Inquiry:
 
     def _require_life(self, far: FarSide) -> None:
         """Nothing was right so far: the remote must have any blob at all."""
-        session = far.look()
-        try:
-            for page in session.names(bytes(32), b"\xff" * 32, most=1):
-                if isinstance(page, list) and page:
-                    self._alive = True
-        finally:
-            session.abort()
-        if not self._alive:
+        if far.is_empty():
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
                 detail=f"{self.found.checked} blobs that should be there were looked for",
                 hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
                 " 'When the remote has lost its disk' in docs/operations.md",
             )
+        self._alive = True
 
 
 def sample_bound(found: Findings) -> float | None:
