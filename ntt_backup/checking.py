@@ -20,21 +20,16 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.farside import Reader
-from ntt_backup.model import Blob, Failure, Reason, total_size
+from ntt_backup.model import Blob, Failure, total_size
 from ntt_backup.remote import asking
 from ntt_backup.store import Store
-from ntt_backup.strategy.reading import ReadingSession
+from ntt_backup.strategy.reading import ReadingSession, failure_there, mismatch_there
 
 Job = tuple[Blob, ...]
 
 # Questions under way on one connection: while one is hashed, the next is there already.
 _AHEAD: Final = 2
 _WAIT_SECONDS: Final = 0.5
-_REASONS: Final = {
-    asking.MISSING: Reason.REMOTE_MISSING,
-    asking.WRONG: Reason.REMOTE_CORRUPT,
-    asking.UNREADABLE: Reason.REMOTE_UNREADABLE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +146,12 @@ def _more(desk: Desk, under_way: deque[Job], ask: Callable[[Job], None]) -> bool
 
 
 def _judged(job: Job, said: asking.Verdicts) -> Checked:
-    failures: list[Failure] = []
-    for one in said.exceptions:
-        detail = one.text or f"{one.size} bytes there hash to {one.found.hex()}"
-        failures.append(Failure(job[one.position].blobid, _REASONS[one.verdict], detail))
+    failures = (
+        failure_there(
+            job[one.position].blobid, one.verdict, one.text or mismatch_there(one.size, one.found)
+        )
+        for one in said.exceptions
+    )
     return Checked(job, said.bytes, tuple(failures))
 
 
@@ -187,12 +184,11 @@ class _Hashing:
             self._require(self._digest, self._hasher.digest(), self._size)
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
-        self.failures.append(Failure(digest.hex(), _REASONS[verdict], text))
+        self.failures.append(failure_there(digest.hex(), verdict, text))
 
     def _require(self, digest: bytes, found: bytes, size: int) -> None:
         if found != digest:
-            detail = f"{size} bytes there hash to {found.hex()}"
-            self.failures.append(Failure(digest.hex(), Reason.REMOTE_CORRUPT, detail))
+            self.not_given(digest, asking.WRONG, mismatch_there(size, found))
 
 
 def in_order(blobs: Sequence[Blob]) -> Job:

@@ -28,10 +28,11 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.errors import DestinationError, LockHeld
-from ntt_backup.model import Failure, Reason
+from ntt_backup.model import Failure
 from ntt_backup.remote import asking
 from ntt_backup.remote.frames import RESUMABLE
 from ntt_backup.remote.syscalls import can_syncfs, open_beneath, syncfs
+from ntt_backup.strategy.reading import failure_there, mismatch_there
 
 SCRATCH: Final = ".ntt-restore"
 
@@ -40,11 +41,6 @@ _WORTH_MENDING: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_REASONS: Final = {
-    asking.MISSING: Reason.REMOTE_MISSING,
-    asking.WRONG: Reason.REMOTE_CORRUPT,
-    asking.UNREADABLE: Reason.REMOTE_UNREADABLE,
-}
 
 
 class Place:
@@ -219,7 +215,7 @@ class Landing:
         self._on_bytes(len(content))
         found = blake3(content).digest()
         if found != digest:
-            self._corrupt(digest, len(content), found)
+            self.not_given(digest, asking.WRONG, mismatch_there(len(content), found))
             return
         name = self._next_name()
         with destination(self._place.root):
@@ -273,16 +269,12 @@ class Landing:
             if large.resumed:
                 self._again.append(large.digest)  # The part that was here may be what is wrong.
             else:
-                self._corrupt(large.digest, large.size, found)
+                self.not_given(large.digest, asking.WRONG, mismatch_there(large.size, found))
         else:
             self._staged.append((large.digest, large.directory, large.name))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
-        self.failures.append(Failure(digest.hex(), _REASONS[verdict], text))
-
-    def _corrupt(self, digest: bytes, size: int, found: bytes) -> None:
-        detail = f"{size} bytes there hash to {found.hex()}"
-        self.failures.append(Failure(digest.hex(), Reason.REMOTE_CORRUPT, detail))
+        self.failures.append(failure_there(digest.hex(), verdict, text))
 
     def _next_name(self) -> str:
         self._number += 1

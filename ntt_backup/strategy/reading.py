@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, RemoteNonsense, RemoteUnreachable, Unsupported
+from ntt_backup.model import Failure, Reason
 from ntt_backup.remote import asking, frames
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.strategy import handshake
@@ -32,6 +33,11 @@ from ntt_backup.transport.channel import Channel
 from ntt_backup.transport.storage import explain_gone
 
 _POLL_SECONDS: Final = 0.5
+_REASONS: Final = {
+    asking.MISSING: Reason.REMOTE_MISSING,
+    asking.WRONG: Reason.REMOTE_CORRUPT,
+    asking.UNREADABLE: Reason.REMOTE_UNREADABLE,
+}
 # Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
 _MAX_SUMS: Final = (1 << 40) // asking.BLOCK_BYTES * asking.SUM_BYTES
 
@@ -64,6 +70,16 @@ class Taker(Protocol):
         ...
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
+
+
+def failure_there(blobid: str, verdict: int, text: str) -> Failure:
+    """What a verdict of the far side, or about what came from it, says of one blob."""
+    return Failure(blobid, _REASONS[verdict], text)
+
+
+def mismatch_there(size: int, found: bytes) -> str:
+    """What is wrong with content there that does not hash to its name."""
+    return f"{size} bytes there hash to {found.hex()}"
 
 
 class ReadingSession:
