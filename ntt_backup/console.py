@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from rich.console import Console, ConsoleDimensions, Group, JustifyMethod, RenderableType
 from rich.live import Live
@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.errors import BackupError, ConfigError
-from ntt_backup.progress import Snapshot, WorkerLine
+from ntt_backup.progress import Snapshot, View, WorkerLine
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import Stray
 from ntt_backup.wording import describe, duration, printable, size
@@ -39,14 +39,6 @@ _BAR_WIDTH: Final = 40
 _OTHER_LINES: Final = 4 + _RECENT
 _COLUMNS: Final[tuple[JustifyMethod, ...]] = ("left", "left", "right", "right", "left")
 _STATE_STYLES: Final = {"sending": "green", "waiting": "cyan", "outage": "red", "stopped": "dim"}
-
-
-class View(Protocol):
-    """Shows a run. `event` takes what goes into the log, `refresh` the figures of the moment."""
-
-    def event(self, event: Mapping[str, Any]) -> None: ...
-    def refresh(self, snapshot: Snapshot) -> None: ...
-    def close(self) -> None: ...
 
 
 def make_view(stream: TextIO, *, quiet: bool = False) -> View:

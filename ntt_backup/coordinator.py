@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import sdnotify
 
@@ -33,7 +33,7 @@ from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.process import wait_for
-from ntt_backup.progress import Progress, Snapshot
+from ntt_backup.progress import Progress, Snapshot, View
 from ntt_backup.runbook import RunBook
 from ntt_backup.signals import SignalInbox
 from ntt_backup.supervisor import SupervisedWorker
@@ -42,14 +42,6 @@ from ntt_backup.worker_process import Orders
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
 _INTERNAL: Final = frozenset({"tick", "fatal", "worker_died"})
-
-
-class View(Protocol):
-    """What a person sees of the run."""
-
-    def event(self, event: Mapping[str, object]) -> None: ...
-    def refresh(self, snapshot: Snapshot) -> None: ...
-    def close(self) -> None: ...
 
 
 def run(settings: Settings, *, watch: bool, view: View) -> int:

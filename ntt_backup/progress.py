@@ -7,14 +7,14 @@ range by range beside the work, over and over (`count_range`), since other progr
 meanwhile. Until the first count is complete, `pending` and the ETA are None. A daemon that waited
 for hours is no slower for it: the ETA goes by the pace since there was work again.
 
-Called by `coordinator`; the views draw `Snapshot`.
+Called by `coordinator`, which feeds a `View`; the views are in `console`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ntt_backup.planner import RANGES, RateWindow, eta_seconds
 
@@ -49,6 +49,14 @@ class Snapshot:
     @property
     def active_workers(self) -> int:
         return sum(1 for worker in self.workers if worker.state in ("sending", "waiting"))
+
+
+class View(Protocol):
+    """Shows a run. `event` takes what goes into the log, `refresh` the figures of the moment."""
+
+    def event(self, event: Mapping[str, Any]) -> None: ...
+    def refresh(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)

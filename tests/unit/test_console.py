@@ -21,12 +21,11 @@ from ntt_backup.console import (
     LiveView,
     PlainView,
     SilentView,
-    View,
     make_view,
     render_error,
 )
 from ntt_backup.errors import ConfigError, RemoteUnreachable
-from ntt_backup.progress import Snapshot, WorkerLine
+from ntt_backup.progress import Snapshot, View, WorkerLine
 from ntt_backup.wording import describe, duration, printable, size
 
 BLOBID = "ab" * 32
