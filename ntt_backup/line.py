@@ -1,13 +1,17 @@
 """The way to the coordinator, and what a worker says over it.
 
 A worker's events become lines of the log, so their names and fields are a contract
-(docs/jsonl.schema.json). They are put together here, in one place, and not where things happen.
+(docs/jsonl.schema.json). They are put together here, in one place, and not where things happen. On
+a pipe each is a line of JSON: also those of the process that dumps.
 
-Called by `worker`; `worker_process` has the `Line` that leads to a real coordinator.
+Called by `worker`; `worker_process` has the `Line` that leads to a real coordinator. `write_event`
+and `read_event` are for both ends of the pipes.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any, Protocol
 
 from ntt_backup.errors import BackupError
@@ -34,6 +38,22 @@ class Line(Protocol):
     def state(self, state: str) -> None:
         """Tell what the worker is doing, where that changed: sending, waiting, idle, outage."""
         ...
+
+
+def write_event(fd: int, event: str, **fields: Any) -> None:
+    """An event of this process, all of it."""
+    data = (json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n").encode()
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_event(line: bytes) -> dict[str, Any] | None:
+    """The event on a line; None for what a library may print there."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def tell_receipt(line: Line, receipt: Receipt) -> None:

@@ -5,7 +5,6 @@ Called by `coordinator`.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.fork import Fork
+from ntt_backup.line import read_event
 from ntt_backup.planner import Backoff
 from ntt_backup.process import Child, write
 from ntt_backup.worker_process import GO, Orders, work
@@ -113,11 +113,8 @@ class SupervisedWorker:
         """The event on a line. A library may print something else there; that ends no backup, and
         is told once.
         """
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            event = None
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
+        event = read_event(line)
+        if event is not None:
             self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
             yield event
         elif not self._said_nonsense:

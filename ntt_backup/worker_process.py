@@ -10,7 +10,6 @@ Called by `supervisor`.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from typing import Any, Final
 from ntt_backup.catalog.session import CatalogSession
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
+from ntt_backup.line import write_event
 from ntt_backup.planner import claim_order
 from ntt_backup.process import wait_for
 from ntt_backup.store import Store
@@ -74,10 +74,7 @@ class PipeLine:
         return self._stopping
 
     def emit(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n"
-        data = line.encode()
-        while data:
-            data = data[os.write(self._stdout, data) :]
+        write_event(self._stdout, event, **fields)
 
     def state(self, state: str) -> None:
         if state != self._state:

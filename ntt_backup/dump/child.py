@@ -9,7 +9,6 @@ Called by `coordinator`.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ntt_backup.config import Settings
+from ntt_backup.line import read_event
 from ntt_backup.process import Child, write
 
 PROGRAM: Final = (sys.executable, "-m", "ntt_backup.dump.process")
@@ -71,7 +71,7 @@ class DumpChild:
                 ended = True
                 break
             *lines, self._rest = (self._rest + data).split(b"\n")
-            for event in filter(None, map(_event, lines)):
+            for event in filter(None, map(read_event, lines)):
                 if event["event"] == "dump_over":
                     self._over, self.failed = True, bool(event["failed"])
                 else:
@@ -102,12 +102,3 @@ class DumpChild:
 
     def _retry(self, now: float) -> None:
         self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    """The event on a line; None for what a library may print there."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

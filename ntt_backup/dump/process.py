@@ -12,8 +12,6 @@ set. From the first dump on it is a failure.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import sys
 from typing import Any
@@ -23,6 +21,7 @@ from ntt_backup.catalog import db, dumps
 from ntt_backup.config import Settings
 from ntt_backup.dump.job import dump
 from ntt_backup.errors import BackupError, CatalogError, DumpImpossible
+from ntt_backup.line import write_event
 
 
 def main() -> int:
@@ -56,9 +55,7 @@ def _relied_on(settings: Settings) -> bool:
 
 
 def _tell(event: str, **fields: Any) -> None:
-    data = (json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n").encode()
-    while data:
-        data = data[os.write(sys.stdout.fileno(), data) :]
+    write_event(sys.stdout.fileno(), event, **fields)
 
 
 if __name__ == "__main__":
