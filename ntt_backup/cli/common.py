@@ -1,8 +1,8 @@
-"""What every command has at hand: the options before it, settings, and a way to the catalog."""
+"""What commands share: the options before them, settings, a way to the catalog, what JSON says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +10,7 @@ from typing import TypeVar
 from ntt_backup import identity
 from ntt_backup.catalog import db
 from ntt_backup.config import CatalogConfig, load
+from ntt_backup.model import Failure
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
 
@@ -24,6 +25,13 @@ class Common:
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
         """The settings under these options. Raises ConfigError."""
         return load(model, flags=flags, file=self.config, target=self.target)
+
+
+def plain_failures(failures: Iterable[Failure]) -> list[dict[str, str]]:
+    """Failures as plain JSON values."""
+    return [
+        {"blobid": one.blobid, "reason": str(one.reason), "detail": one.detail} for one in failures
+    ]
 
 
 def connect(settings: CatalogConfig, command: str) -> db.Connection:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.common import Common, plain_failures
 from ntt_backup.cli.restore import progress_line
 from ntt_backup.cli.values import HexPrefix
 from ntt_backup.config import RemoteConfig
@@ -113,10 +113,7 @@ def as_object(found: Drilled, target: str, prefix: str) -> dict[str, Any]:
         "catalog_s": round(found.catalog_s, 3),
         "restore_s": round(restored.duration_s, 3),
         "proof_s": round(proof.duration_s, 3),
-        "failures": [
-            {"blobid": one.blobid, "reason": str(one.reason), "detail": one.detail}
-            for one in (*restored.failures, *proof.failures)
-        ],
+        "failures": plain_failures([*restored.failures, *proof.failures]),
         "exit_code": found.exit_code,
     }
 

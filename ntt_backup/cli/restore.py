@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 
 import click
 
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.common import Common, plain_failures
 from ntt_backup.cli.values import HexPrefix
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.recall import restore_catalog
@@ -152,10 +152,7 @@ def as_object(done: Restored) -> dict[str, Any]:
         "bytes": done.bytes,
         "duration_s": round(done.duration_s, 3),
         "wrong": {str(reason): count for reason, count in sorted(done.wrong.items())},
-        "failures": [
-            {"blobid": one.blobid, "reason": str(one.reason), "detail": one.detail}
-            for one in done.failures
-        ],
+        "failures": plain_failures(done.failures),
         "exit_code": done.exit_code,
     }
 

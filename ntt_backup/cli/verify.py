@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ntt_backup.catalog import verify_schema
-from ntt_backup.cli.common import Common, connect
+from ntt_backup.cli.common import Common, connect, plain_failures
 from ntt_backup.cli.values import Duration, HexPrefix, Part
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.meter import Meter
@@ -114,10 +114,7 @@ def as_object(found: Findings, target: str, question: Question) -> dict[str, Any
         "duration_s": round(found.duration_s, 3),
         "wrong": {str(reason): count for reason, count in sorted(found.wrong.items())},
         "requeued": found.requeued,
-        "failures": [
-            {"blobid": one.blobid, "reason": str(one.reason), "detail": one.detail}
-            for one in found.failures
-        ],
+        "failures": plain_failures(found.failures),
         "exit_code": found.exit_code,
     }
 
