@@ -15,7 +15,7 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Self, TypeVar
 
 import pytest
@@ -31,15 +31,18 @@ T = TypeVar("T")
 class Link:
     """A proxy on 127.0.0.1:`port`, which stays the same over `cut` and `restore`.
 
-    sent counts the bytes that went from clients to the server since the start.
+    sent counts the bytes that went from clients to the server since the start, received those that
+    came back.
     """
 
     def __init__(self, target_host: str, target_port: int) -> None:
         self.host = "127.0.0.1"
         self.port = free_port()
         self.sent = 0
+        self.received = 0
         self._target = (target_host, target_port)
         self._allowance: int | None = None
+        self._then: Callable[[], Coroutine[None, None, None]] = self._cut
         self._rate: float | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
@@ -82,13 +85,26 @@ class Link:
 
     def cut_after(self, size: int) -> None:
         """Cut once `size` more bytes have gone from clients to the server; not one more goes."""
-        self._call(self._allow(size))
+        self._call(self._allow(size, self._cut))
+
+    def stall_after(self, size: int) -> None:
+        """Stall at such a moment."""
+        self._call(self._allow(size, self._stall))
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing is passed on."""
+        return not self._flowing.is_set()
 
     def _call(self, work: Coroutine[None, None, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
-    async def _allow(self, size: int) -> None:
-        self._allowance = size
+    async def _allow(self, size: int, then: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._allowance, self._then = size, then
+
+    async def _stall(self) -> None:
+        self._allowance = None
+        self._flowing.clear()
 
     async def _set_rate(self, bytes_per_second: float | None) -> None:
         self._rate = bytes_per_second
@@ -154,16 +170,23 @@ class Link:
             await self._flowing.wait()
             if self._rate is not None:
                 await asyncio.sleep(len(chunk) / self._rate)
-            if upstream and self._allowance is not None:
-                chunk = chunk[: self._allowance]
-                self._allowance -= len(chunk)
-            writer.write(chunk)
-            await writer.drain()
-            if upstream:
-                self.sent += len(chunk)
-                if self._allowance == 0:
-                    await self._cut()
-                    return
+            while chunk:
+                part = chunk
+                if upstream and self._allowance is not None:
+                    part = chunk[: self._allowance]
+                    self._allowance -= len(part)
+                writer.write(part)
+                await writer.drain()
+                chunk = chunk[len(part) :]
+                if upstream:
+                    self.sent += len(part)
+                    if self._allowance == 0:
+                        await self._then()
+                    if writer.is_closing():
+                        return
+                    await self._flowing.wait()
+                else:
+                    self.received += len(part)
         await self._flowing.wait()
         if writer.can_write_eof():
             writer.write_eof()

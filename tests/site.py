@@ -157,12 +157,33 @@ class Site:
         return {row[0] for row in self.query("select blobid from blobs where remote_copied")}
 
     @contextmanager
-    def locked_catalog(self) -> Iterator[None]:
-        """Nobody can record anything while this lasts; reading goes on."""
+    def locked_catalog(self) -> Iterator[Callable[[], None]]:
+        """Nobody can record anything until this ends, or its value is called; reading goes on.
+
+        Lock before the run begins: else it may be over by then.
+        """
+        with self._locked("lock table blobs in exclusive mode") as release:
+            yield release
+
+    @contextmanager
+    def held(self, blobid: str) -> Iterator[Callable[[], None]]:
+        """Nobody can record this blob until this ends, or its value is called: no run that sends it
+        is over before.
+        """
+        with self._locked("select from blobs where blobid = %s for update", blobid) as release:
+            yield release
+
+    @contextmanager
+    def _locked(self, text: str, *values: object) -> Iterator[Callable[[], None]]:
         with psycopg.connect(self.url) as conn:
-            conn.execute("lock table blobs in exclusive mode")
-            yield
-            conn.rollback()
+            conn.execute(text.encode(), values)
+
+            def release() -> None:
+                with suppress(psycopg.OperationalError):  # The database may be away by now.
+                    conn.rollback()
+
+            yield release
+            release()
 
     def failures(self) -> dict[str, str]:
         """Blobid to reason, for every blob marked as failed."""
@@ -297,7 +318,8 @@ class Site:
         """The log's lines, or those of one event."""
         if not self.log.exists():
             return []
-        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line]
+        whole = self.log.read_text().rpartition("\n")[0]  # One may be being written.
+        lines = [json.loads(line) for line in whole.splitlines() if line]
         return [line for line in lines if name is None or line["event"] == name]
 
     def await_event(self, name: str, count: int = 1) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from tests.site import Site, wait_until
 
 
 def test_a_restart_of_the_database_is_waited_out(site: Site, postgres: Postgres) -> None:
-    site.fill_slowly()
-    with site.running("run") as run:
+    *_, last = site.fill_slowly()
+    with site.held(last), site.running("run") as run:
         site.await_event("batch_complete")
         postgres.stop()
         site.await_event("outage", 2)
@@ -30,14 +30,15 @@ def test_a_restart_of_the_database_is_waited_out(site: Site, postgres: Postgres)
 
 
 def test_terminated_connections_are_made_again(site: Site) -> None:
-    site.fill_slowly()
-    with site.running("run") as run:
+    *_, last = site.fill_slowly()
+    with site.held(last) as release, site.running("run") as run:
         for nth in range(1, 6):
             site.await_event("batch_complete", nth)
             site.query(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
                 " where application_name like 'ntt-backup-remote/%'"
             )
+        release()
         assert run.wait(60) == 0, site.output()
     assert site.events("outage")
     assert site.events("worker_restart") == []
@@ -50,13 +51,13 @@ def test_a_receipt_outlives_an_outage_of_the_catalog(site: Site, link: Link) -> 
     site.through(site.sshd.through(link.port))
     blobids = site.fill(20, size=lambda chance: 20_000)
     site.write_config(run={"workers": 1})
-    with site.running("run") as run:
-        with site.locked_catalog():
-            wait_until(lambda: len(site.on_remote()) == len(blobids), "the blobs to arrive")
-            wait_until(lambda: _held_up(site), "the receipt to wait for the catalog")
-            before = link.sent
-            site.query("select pg_terminate_backend(%s)", _held_up(site)[0][0])
-            site.await_event("outage")
+    with site.locked_catalog() as release, site.running("run") as run:
+        wait_until(lambda: len(site.on_remote()) == len(blobids), "the blobs to arrive")
+        wait_until(lambda: _held_up(site), "the receipt to wait for the catalog")
+        before = link.sent
+        site.query("select pg_terminate_backend(%s)", _held_up(site)[0][0])
+        site.await_event("outage")
+        release()
         assert run.wait(60) == 0, site.output()
     assert link.sent - before < 200_000
     assert site.events("batch_retry") == []
@@ -190,10 +191,10 @@ def test_limits_of_the_role_do_not_end_a_run(site: Site, role: Callable[[], str]
         catalog={"url": psycopg.conninfo.make_conninfo(site.url, user=name)}, run={"workers": 1}
     )
     site.fill(5)
-    with site.running("run") as run:
-        with site.locked_catalog():
-            waits = "select 1 from pg_locks where waitstart < now() - interval '2 s'"
-            wait_until(lambda: site.query(waits), "a wait longer than the role's limit")
+    with site.locked_catalog() as release, site.running("run") as run:
+        waits = "select 1 from pg_locks where waitstart < now() - interval '2 s'"
+        wait_until(lambda: site.query(waits), "a wait longer than the role's limit")
+        release()
         assert run.wait(60) == 0, site.output()
     assert site.events("outage") == []
     site.assert_complete()

@@ -17,16 +17,16 @@ from tests.site import Site, wait_until
 
 def test_a_second_coordinator_is_turned_away(site: Site) -> None:
     site.fill(5)
-    with site.running("run") as run:
-        with site.locked_catalog():
-            site.await_event("run_start")
-            second = site.run("run")
-            assert second.returncode == 3
-            assert f"PID {run.pid}" in second.stderr
-            assert "hint: " in second.stderr
-            check = site.run("check")
-            assert check.returncode == 3
-            assert f"PID {run.pid}" in check.stdout
+    with site.locked_catalog() as release, site.running("run") as run:
+        site.await_event("run_start")
+        second = site.run("run")
+        assert second.returncode == 3
+        assert f"PID {run.pid}" in second.stderr
+        assert "hint: " in second.stderr
+        check = site.run("check")
+        assert check.returncode == 3
+        assert f"PID {run.pid}" in check.stdout
+        release()
         assert run.wait(60) == 0, site.output()
     assert len(site.events("run_start")) == 1
     site.assert_complete()
@@ -100,11 +100,15 @@ def test_another_target_runs_beside(site: Site) -> None:
     beside = site.beside("other")
     beside.write_config(**{"targets.other": {"host": site.sshd.alias, "path": elsewhere.path}})
     assert beside.run("--target", "other", "init-db").returncode == 0
-    with site.running("run") as run, beside.running("--target", "other", "run") as other:
-        with site.locked_catalog():
-            site.await_event("worker_start")
-            beside.await_event("worker_start")
-            assert (run.poll(), other.poll()) == (None, None)
+    with (
+        site.locked_catalog() as release,
+        site.running("run") as run,
+        beside.running("--target", "other", "run") as other,
+    ):
+        site.await_event("worker_start")
+        beside.await_event("worker_start")
+        assert (run.poll(), other.poll()) == (None, None)
+        release()
         assert other.wait(60) == 0, beside.output()
         assert run.wait(60) == 0, site.output()
     site.assert_complete()
@@ -116,10 +120,14 @@ def test_another_target_runs_beside(site: Site) -> None:
 def test_two_hosts_share_one_catalog(site: Site) -> None:
     blobids = site.fill_slowly(300)
     other = site.beside("other-host")
-    with site.running("run") as run, other.running("run") as run_there:
-        with site.locked_catalog():
-            site.await_event("worker_start", 2)
-            other.await_event("worker_start", 2)
+    with (
+        site.locked_catalog() as release,
+        site.running("run") as run,
+        other.running("run") as run_there,
+    ):
+        site.await_event("worker_start", 2)
+        other.await_event("worker_start", 2)
+        release()
         assert run.wait(90) == 0, site.output()
         assert run_there.wait(90) == 0, other.output()
     shares = [_copied(one) for one in (site, other)]
@@ -168,12 +176,12 @@ def test_a_batch_is_told_after_its_commit(site: Site) -> None:
     """While nothing can be committed no batch is told, though the blobs have arrived."""
     blobids = site.fill(60)
     site.write_config(run={"workers": 1, "batch_size": 20})
-    with site.running("run") as run:
-        with site.locked_catalog():
-            wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
-            assert site.on_remote() != {}
-            assert site.events("batch_complete") == []
-            assert site.copied() == set()
+    with site.locked_catalog() as release, site.running("run") as run:
+        wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
+        assert site.on_remote() != {}
+        assert site.events("batch_complete") == []
+        assert site.copied() == set()
+        release()
         while run.poll() is None:
             told = _copied(site)
             assert told <= len(site.copied())
@@ -185,11 +193,11 @@ def test_a_batch_is_told_after_its_commit(site: Site) -> None:
 def test_status_shows_who_holds_which_range(site: Site) -> None:
     site.fill_slowly()
     host = os.uname().nodename[:30]
-    with site.running("run") as run:
-        with site.locked_catalog():
-            wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
-            status, shown = site.status(), site.run("status").stdout
-            run.send_signal(signal.SIGTERM)
+    with site.locked_catalog() as release, site.running("run") as run:
+        wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
+        status, shown = site.status(), site.run("status").stdout
+        run.send_signal(signal.SIGTERM)
+        release()
         assert run.wait(60) == 143, site.output()
     assert status["last_run"]["pid"] == run.pid
     assert status["last_run"]["ended_at"] is None

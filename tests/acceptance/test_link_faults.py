@@ -23,7 +23,7 @@ def slow(site: Site, link: Link) -> Site:
     site.through(site.sshd.through(link.port))
     site.write_config(
         run={"batch_size": 10, "bwlimit": "1MB", "stall_timeout": 1, "attempts": 3},
-        remote={"connect_timeout": 2, "alive_interval": 1, "alive_count": 1},
+        remote={"connect_timeout": 10, "alive_interval": 1, "alive_count": 1},
     )
     site.fill(BLOBS, size=lambda chance: chance.randrange(20_000))
     return site

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.link import Link
 from tests.site import Site, wait_until
 from tests.sshd import Sshd
 
@@ -208,14 +209,21 @@ def test_a_part_that_is_wrong_is_no_fault_of_the_remote(site: Site) -> None:
     assert tree(site.root / "back") == site.in_store()
 
 
-def test_a_link_that_drops_is_waited_out(site: Site, remote: Sshd) -> None:
+def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
     site.fill(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
     assert site.run("run").returncode == 0
+    site.through(site.sshd.through(link.port))
+    link.throttle(3_000_000)
     back = site.root / "back"
     with site.running("restore", "--to", str(back), "--workers", "3") as process:
-        for _ in range(5):
-            remote.server.kill_sessions()
-        assert process.wait(120) == 0
+        for _ in range(2):
+            enough = link.received + 2 * MIB
+            wait_until(lambda enough=enough: link.received > enough, "some of it")
+            link.cut()
+            link.restore()
+        link.throttle(None)
+        assert process.wait(120) == 0, site.output()
+    assert "remote is away" in site.output()
     assert tree(back) == site.in_store()
 
 

@@ -22,7 +22,7 @@ from tests.site import IGNORING_CHILDREN, Site, wait_until
 def test_the_first_signal_ends_the_run_after_what_is_in_flight(
     site: Site, signum: signal.Signals
 ) -> None:
-    blobids = site.fill_slowly()
+    blobids = site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
         run.send_signal(signum)
@@ -43,7 +43,7 @@ def test_the_first_signal_ends_the_run_after_what_is_in_flight(
 def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
     """A terminal sends SIGINT to a whole process group."""
     site.wrapper = ["setsid"]
-    site.fill_slowly()
+    site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
         os.killpg(run.pid, signal.SIGINT)
@@ -55,7 +55,7 @@ def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
 
 def test_the_second_signal_ends_the_run_at_once(site: Site, link: Link) -> None:
     site.through(site.sshd.through(link.port))
-    site.fill_slowly()
+    site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
         link.stall()
@@ -69,7 +69,7 @@ def test_the_second_signal_ends_the_run_at_once(site: Site, link: Link) -> None:
         link.resume()
     site.assert_nothing_half()
     assert site.failures() == {}
-    assert site.run("run").returncode == 0
+    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
     site.assert_complete()
 
 
@@ -105,11 +105,12 @@ def test_hangup_while_waiting_for_the_remote_does_not_hurry_it(site: Site, link:
 
 
 def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
-    site.fill_slowly()
-    with site.running("run") as run:
+    *_, last = site.fill_slowly()
+    with site.held(last) as release, site.running("run") as run:
         site.await_event("batch_complete")
         old = site.log.rename(site.log.with_suffix(".1"))
         run.send_signal(signal.SIGHUP)
+        release()
         site.await_event("batch_complete")
         before = old.read_bytes()
         assert run.wait(60) == 0, site.output()
@@ -120,9 +121,10 @@ def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
 
 def test_the_log_follows_its_name_without_a_signal(site: Site) -> None:
     blobids = site.fill_slowly()
-    with site.running("run") as run:
+    with site.held(blobids[-1]) as release, site.running("run") as run:
         site.await_event("batch_complete")
         old = site.log.rename(site.log.with_suffix(".1"))
+        release()
         assert run.wait(60) == 0, site.output()
     counted = sum(line["copied"] for line in site.events("batch_complete"))
     assert 0 < counted < len(blobids)
@@ -160,11 +162,16 @@ def test_a_full_disk_under_the_log_does_not_stop_the_backup(site: Site) -> None:
 
 
 def test_the_log_goes_on_after_its_disk_was_full(site: Site) -> None:
-    site.fill_slowly()
+    *_, last = site.fill_slowly()
     site.write_config(run={"batch_size": 2})
-    with _small_disk(site.log.parent), site.running("run") as run:
+    with (
+        _small_disk(site.log.parent),
+        site.held(last) as release,
+        site.running("run") as run,
+    ):
         wait_until(lambda: "cannot write the log" in site.output(), "the disk to be full")
         _mount(site.log.parent, "remount,size=1m")
+        release()
         assert run.wait(60) == 0, site.output()
         lines = site.log.read_text().splitlines()
     # The line that met the end of the disk may be torn, but no other line hangs on it.
@@ -220,11 +227,12 @@ def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
 def test_whoever_starts_it_may_ignore_the_end_of_children(site: Site) -> None:
     """Such a thing is inherited, and then the kernel tells nobody how a child has ended."""
     site.wrapper = IGNORING_CHILDREN
-    site.fill_slowly()
-    with site.running("run") as run:
+    *_, last = site.fill_slowly()
+    with site.held(last) as release, site.running("run") as run:
         site.await_event("batch_complete")
         victim = min(pid for pid, name in site.children(run.pid).items() if "worker" in name)
         os.kill(victim, signal.SIGKILL)
+        release()
         assert run.wait(60) == 0, site.output()
     (restart,) = site.events("worker_restart")
     assert (restart["pid"], restart["status"]) == (victim, -signal.SIGKILL)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.hashing import give_blake3
-from tests.site import Site
+from tests.link import Link
+from tests.site import Site, wait_until
 from tests.sshd import Sshd
 
 MIB = 1 << 20
@@ -178,14 +179,22 @@ def test_the_store_itself_can_be_checked_and_is_left_alone(site: Site) -> None:
     assert f"restore {site.store} --blobid" in done.stdout
 
 
-def test_a_link_that_drops_is_waited_out(hashing: Site, remote: Sshd) -> None:
-    backed_up(hashing)
-    with hashing.running("verify", "--json", "--workers", "3") as process:
-        for _ in range(5):
-            remote.server.kill_sessions()
-        assert process.wait(120) == 0
-    text = hashing.output()
-    assert json.loads(text[text.index("{") :])["checked"] == 200
+def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
+    site.fill(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
+    assert site.run("run").returncode == 0
+    site.through(site.sshd.through(link.port))
+    link.throttle(3_000_000)
+    with site.running("verify", "--download", "--json", "--workers", "3") as process:
+        for _ in range(2):
+            enough = link.received + 2 * MIB
+            wait_until(lambda enough=enough: link.received > enough, "some of it")
+            link.cut()
+            link.restore()
+        link.throttle(None)
+        assert process.wait(120) == 0, site.output()
+    text = site.output()
+    assert "remote is away" in text
+    assert json.loads(text[text.index("{") :])["checked"] == 60
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,9 @@ def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres)
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
-    """No descriptors are left for its pipes for a while."""
+    """No descriptors are left for its pipes for a while: a shorter one than five tries take."""
     site = watching
+    site.write_config(run={"backoff_base": 1, "backoff_cap": 60})
     with site.running("run", "--watch") as run:
         site.await_event("worker_start", 2)
         few, many = 8, resource.prlimit(run.pid, resource.RLIMIT_NOFILE)

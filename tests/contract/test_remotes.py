@@ -373,10 +373,13 @@ def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    "startup", ["exec sleep 600", "cat >/dev/null", "echo Password:; exec sleep 600"]
+    ("startup", "patience"),
+    [("exec sleep 600", 0.3), ("cat >/dev/null", 0.3), ("echo Password:; exec sleep 600", 3.0)],
 )
-def test_silence_ends_with_what_was_waited_for(here: Rig, machine: Machine, startup: str) -> None:
-    silent = replace(machine, startup=startup, connect_timeout=0.3)
+def test_silence_ends_with_what_was_waited_for(
+    here: Rig, machine: Machine, startup: str, patience: float
+) -> None:
+    silent = replace(machine, startup=startup, connect_timeout=patience)
     with pytest.raises(RemoteUnreachable) as caught:
         here.open(transport=silent)
     assert "did not answer in time: starting our loop" in caught.value.message
@@ -398,7 +401,7 @@ def test_a_session_that_could_not_be_opened_leaves_no_process(
     here: Rig, machine: Machine, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
-    silent = replace(machine, startup=f"echo $$ > {pid}; exec sleep 600", connect_timeout=0.5)
+    silent = replace(machine, startup=f"echo $$ > {pid}; exec sleep 600", connect_timeout=3.0)
     with pytest.raises(RemoteUnreachable):
         here.open(transport=silent)
     wait_until(lambda: gone(pid), "the remote shell to end")

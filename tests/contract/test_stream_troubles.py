@@ -17,6 +17,7 @@ import pytest
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.remote import frames
 from ntt_backup.strategy.session import Rejection
+from ntt_backup.strategy.stream import StreamSession
 from tests.contract.rig import Machine, Rig, receipt_of, settle
 from tests.contract.test_stream import liar, receipt
 
@@ -116,17 +117,27 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
 
 
 def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
-    here: Rig, machine: Machine
+    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = Machine(liar(machine, receipt(1)).tools, connect_timeout=1.0)
+    """Each sign of life takes half as long as the remote may be silent, by a clock that jumps."""
+    transport = liar(machine, receipt(1))
     program = machine.tools / "liar.py"
     slowly = (
         "import time\n"
         "def clear_up():\n"
-        "    for _ in range(5): say(frames.frame(frames.BUSY)); time.sleep(0.5)\n"
+        "    for _ in range(5): say(frames.frame(frames.BUSY)); time.sleep(0.1)\n"
     )
     text = program.read_text().replace("while True:", slowly + "while True:", 1)
     program.write_text(text.replace("== frames.HELLO: say", "== frames.HELLO: clear_up(); say"))
+    take, clock, jumped = StreamSession._take, time.monotonic, 0.0
+
+    def taking(session: StreamSession, data: bytes) -> None:
+        nonlocal jumped
+        jumped += transport.connect_timeout / 2
+        take(session, data)
+
+    monkeypatch.setattr(StreamSession, "_take", taking)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + jumped)
     session = here.open(transport=transport)
     assert session.usable
 

@@ -127,7 +127,7 @@ def test_a_script_that_fails_in_silence_gives_its_status() -> None:
 @pytest.mark.parametrize("startup", ["exec sleep 600", "cat >/dev/null; exec sleep 600"])
 def test_silence_ends_after_the_time_out_and_says_what_was_asked(startup: str) -> None:
     with pytest.raises(RemoteUnreachable) as caught:
-        asked("echo", f"echo 'Password:' >&2; {startup}", timeout=0.5)
+        asked("echo", f"echo 'Password:' >&2; {startup}", timeout=3.0)
     assert "in time: a question" in caught.value.message
     assert "waited" in caught.value.detail
     assert "Password:" in caught.value.detail
@@ -136,7 +136,7 @@ def test_silence_ends_after_the_time_out_and_says_what_was_asked(startup: str) -
 
 def test_a_script_that_hangs_in_its_answer_ends_after_the_time_out_too() -> None:
     with pytest.raises(RemoteUnreachable):
-        asked("echo begun; exec sleep 600", timeout=0.5)
+        asked("echo begun; exec sleep 600", timeout=1.0)
 
 
 @pytest.mark.parametrize(("script", "startup"), [("exec yes", ":"), ("true", "exec yes")])
