@@ -337,7 +337,7 @@ def test_the_root_is_never_made(root: Path) -> None:
 
 
 def test_a_client_that_says_nothing_is_let_go(root: Path) -> None:
-    with FarSide(root, forced_command("--root", str(root), "--idle-timeout", "0.2")) as far:
+    with FarSide(root, forced_command("--root", str(root), "--idle-timeout", "2")) as far:
         far.hello()
         assert far.error()[0] == "idle"
         assert far.child.wait() == 1
