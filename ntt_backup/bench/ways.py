@@ -17,7 +17,8 @@ from ntt_backup.strategy import STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a worker sends its batches. strategy: of the registry, None for a plain tar.
+    """How a worker sends its batches: in words, see docs/benchmarks.md. strategy: of the registry,
+    None for a plain tar.
 
     codec: of `plain.CODECS`, or for a strategy of run.codec, where "" leaves that as it is set.
     compressed: by ssh. reconnect: a connection a batch. stored: the archive lies on disk before it
@@ -25,7 +26,6 @@ class Way:
     """
 
     name: str
-    says: str
     strategy: str | None = None
     codec: str = ""
     compressed: bool = False
@@ -34,26 +34,23 @@ class Way:
     tools: tuple[str, ...] = ()
 
 
-PLAIN: Final = Way("tar-pipe", "one `tar | ssh tar` a worker")
+PLAIN: Final = Way("tar-pipe")
 VARIATIONS: Final = (
     PLAIN,
-    Way("tar-gz", "the same with gzip between", codec="gz", tools=("gzip",)),
-    Way("tar-zst-1", "the same with zstd -1 between", codec="zst-1", tools=("zstd",)),
-    Way("tar-zst-3", "the same with zstd -3 between", codec="zst-3", tools=("zstd",)),
-    Way("stream-none", "the strategy stream without compression", strategy="stream", codec="none"),
-    Way("stream-zst", "the strategy stream with zstd -1", strategy="stream", codec="zstd-1"),
-    Way("tar-ssh-C", "the same with ssh -C", compressed=True),
-    Way("tar-reconnect", "the same with a new ssh a batch", reconnect=True),
-    Way("tar-stored", "the archive on disk first, then sent", stored=True),
+    Way("tar-gz", codec="gz", tools=("gzip",)),
+    Way("tar-zst-1", codec="zst-1", tools=("zstd",)),
+    Way("tar-zst-3", codec="zst-3", tools=("zstd",)),
+    Way("stream-none", strategy="stream", codec="none"),
+    Way("stream-zst", strategy="stream", codec="zstd-1"),
+    Way("tar-ssh-C", compressed=True),
+    Way("tar-reconnect", reconnect=True),
+    Way("tar-stored", stored=True),
 )
 
 
 def registered() -> list[Way]:
     """A way for each strategy that there is."""
-    return [
-        Way(name, f"the strategy {name}: one ssh a worker for all batches", strategy=name)
-        for name in STRATEGIES
-    ]
+    return [Way(name, strategy=name) for name in STRATEGIES]
 
 
 def choose(names: Sequence[str], absent: Iterable[str]) -> tuple[list[Way], dict[str, str]]:

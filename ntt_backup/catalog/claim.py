@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from ntt_backup.catalog.db import Connection, translated
@@ -42,12 +41,11 @@ def lock_class(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A session that holds a range. since is when it connected, None where we may not see it."""
+    """A session that holds a range."""
 
     index: int
     application_name: str
     pid: int
-    since: datetime | None
 
 
 class Claims:

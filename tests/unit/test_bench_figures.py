@@ -153,8 +153,8 @@ def test_what_zeros_would_have_claimed_is_said_and_why_it_is_not_shown() -> None
 
 # --- the verdict on ways
 
-TAR = Way("tar", "the strategy tar", strategy="tar")
-GZ = Way("tar-gz", "with gzip", codec="gz")
+TAR = Way("tar", strategy="tar")
+GZ = Way("tar-gz", codec="gz")
 SAMPLE = Sample((Blob("a" * 64, 60), Blob("b" * 64, 40)), ("over 100 MB",))
 
 

@@ -14,7 +14,7 @@ from ntt_backup.bench.ways import PLAIN, Way
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import Blob
 
-TAR = Way("tar", "the strategy tar", strategy="tar")
+TAR = Way("tar", strategy="tar")
 
 
 def runs(rate: float) -> list[Run]:

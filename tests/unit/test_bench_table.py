@@ -47,7 +47,7 @@ def test_a_links_rates_are_in_megabytes_and_its_times_in_milliseconds() -> None:
 
 
 def test_ways_are_shown_with_all_their_costs() -> None:
-    tar = Way("tar", "the strategy tar", strategy="tar")
+    tar = Way("tar", strategy="tar")
     runs = [outcome.Run(s, 1000, 10**8, 101_000_000, 0.5, 0.25) for s in (10.0, 9.0, 11.0)]
     unknown = [outcome.Run(20.0, 1000, 10**8, None, 0.5, None)]
     found = outcome.Findings(Sample((Blob("a" * 64, 10**8),), ()), 0, 4)

@@ -87,7 +87,7 @@ def test_a_narrow_terminal_loses_nothing_of_why_a_dump_failed() -> None:
 
 
 def test_the_json_is_plain_and_complete() -> None:
-    holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99, None)]
+    holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
     said = json.loads(json.dumps(report.status_json("remote", TOTALS, a_run(), [A_DUMP], holders)))
     assert said["target"] == "remote"
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
@@ -130,15 +130,15 @@ def test_a_catalog_that_no_run_has_seen() -> None:
 
 
 def test_holders_are_told_with_their_ranges_and_many_are_cut_short() -> None:
-    few = [Holder(index, "h/0", 5, None) for index in (0, 255)]
-    many = [Holder(index, "h/1", 6, None) for index in range(1, 101)]
+    few = [Holder(index, "h/0", 5) for index in (0, 255)]
+    many = [Holder(index, "h/1", 6) for index in range(1, 101)]
     text = drawn(holders=[*few, *many])
     assert "h/0 (PID 5): ranges 00 ff" in text
     assert "and 84 more" in text
 
 
 def test_words_from_the_catalog_cannot_steer_the_terminal() -> None:
-    text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5, None)])
+    text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5)])
     assert "\x1b" not in text
     assert "\x07" not in text
 
@@ -146,7 +146,7 @@ def test_words_from_the_catalog_cannot_steer_the_terminal() -> None:
 def test_words_from_the_catalog_are_no_markup() -> None:
     totals = replace(TOTALS, failed_by_reason={"[/reason] :bomb:": 1})
     run = a_run(host="[/host]", outcome="[bold]odd")
-    text = drawn(run, [Holder(1, "[/who]", 5, None)], totals)
+    text = drawn(run, [Holder(1, "[/who]", 5)], totals)
     for words in ("1 [/reason] :bomb:", "on [/host]: [bold]odd", "[/who] (PID 5)"):
         assert words in text
 

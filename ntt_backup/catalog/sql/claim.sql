@@ -82,9 +82,8 @@ select blobid from blobs where {pending} and blobid is not null order by blobid 
 listen ntt_backup_blobs;
 
 -- name: holders
--- Who holds which range of the target: index, application_name, pid, start of the session (null
--- where another role's session is not ours to see).
-select l.objid::int, coalesce(a.application_name, ''), l.pid, a.backend_start
+-- Who holds which range of the target: index, application_name, pid.
+select l.objid::int, coalesce(a.application_name, ''), l.pid
 from pg_locks l
 left join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
