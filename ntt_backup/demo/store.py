@@ -188,16 +188,7 @@ def list_tree(root: Path) -> Listing:
 
 def compare(source: Path, destination: Path) -> Comparison:
     """Compare names and every byte, both ways."""
-    ours, theirs = set(_entries(source)), set(_entries(destination))
-    different = [
-        name for name in sorted(ours & theirs) if not _same(source / name, destination / name)
-    ]
-    return Comparison(
-        same=len(ours & theirs) - len(different),
-        missing=sorted(ours - theirs),
-        extra=sorted(theirs - ours),
-        different=different,
-    )
+    return Comparison.of_listings(list_tree(source), list_tree(destination))
 
 
 def _entries(root: Path) -> Iterator[str]:
@@ -209,18 +200,6 @@ def _entries(root: Path) -> Iterator[str]:
 
 def _digest(path: Path) -> str:
     if not stat.S_ISREG(path.lstat().st_mode):
-        return "no file"
+        return f"no file: {path}"  # So it is like nothing in another tree.
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _same(one: Path, other: Path) -> bool:
-    if not (stat.S_ISREG(one.lstat().st_mode) and stat.S_ISREG(other.lstat().st_mode)):
-        return False
-    with one.open("rb") as first, other.open("rb") as second:
-        while True:
-            chunk = first.read(_CHUNK)
-            if chunk != second.read(_CHUNK):
-                return False
-            if not chunk:
-                return True
