@@ -31,6 +31,7 @@ from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
 from ntt_backup.remote import asking
 from ntt_backup.remote.frames import RESUMABLE
+from ntt_backup.remote.large import write_all
 from ntt_backup.remote.syscalls import can_syncfs, open_beneath, syncfs
 from ntt_backup.strategy.reading import failure_there, mismatch_there
 
@@ -221,7 +222,7 @@ class Landing:
         with destination(self._place.root):
             fd = os.open(name, _WRITE | os.O_EXCL, 0o644, dir_fd=self._stage)
             try:
-                _write(fd, content)
+                write_all(fd, content)
             finally:
                 os.close(fd)
         self._staged.append((digest, self._stage, name))
@@ -254,7 +255,7 @@ class Landing:
             large.hasher.update(data)
             large.size += len(data)
             with destination(self._place.root):
-                _write(large.fd, data)
+                write_all(large.fd, data)
 
     def end(self, problem: str) -> None:
         large, self._large = self._large, None
@@ -368,8 +369,3 @@ def destination(path: Path) -> Iterator[None]:
             detail=error.strerror or str(error),
             hint=hints.get(error.errno or 0, "look at what stands there, and at its disk"),
         ) from error
-
-
-def _write(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

@@ -30,7 +30,7 @@ from ntt_backup.errors import BackupError, CatalogError, RemoteCannotStore
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.model import Blob, Reason
-from ntt_backup.process import output_of
+from ntt_backup.process import version_of
 from ntt_backup.store import Store
 from ntt_backup.strategy import open_probe
 from ntt_backup.strategy.session import Facts, Probe, SessionPlan
@@ -264,12 +264,7 @@ def _dump(settings: Settings, *, reached: bool) -> Step:
 
 
 def _versions() -> Step:
-    tools = [_version(["tar", "--version"]), _version(["ssh", "-V"])]
-    return Step(
-        "", f"ntt-backup {__version__}, Python {platform.python_version()}, " + ", ".join(tools)
-    )
-
-
-def _version(argv: list[str]) -> str:
-    said = output_of(argv, timeout=5.0)
-    return said.splitlines()[0] if said else f"{argv[0]} of unknown version"
+    ours = (f"ntt-backup {__version__}", f"Python {platform.python_version()}")
+    tar = version_of(["tar", "--version"]) or "tar of unknown version"
+    ssh = version_of(["ssh", "-V"]) or "ssh of unknown version"
+    return Step("", ", ".join((*ours, tar, ssh)))

@@ -36,6 +36,7 @@ _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_VERSION_SECONDS: Final = 5.0
 _PACKAGES: Final = {"ssh": "openssh-client"}
 
 
@@ -287,6 +288,13 @@ def wait_for(
         poller.register(fd, mask)
     ready = poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
     return frozenset(fd for fd, _ in ready)
+
+
+def version_of(argv: Sequence[str]) -> str:
+    """The first line that a program prints when it is asked for its version; "" for nothing. Raises
+    as `output_of` does.
+    """
+    return output_of(argv, timeout=_VERSION_SECONDS).partition("\n")[0]
 
 
 def output_of(argv: Sequence[str], timeout: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup import __version__
-from ntt_backup.process import output_of
+from ntt_backup.process import version_of
 
 
 def describe() -> dict[str, Any]:
@@ -26,8 +26,8 @@ def describe() -> dict[str, Any]:
         "versions": {
             "ntt_backup": __version__,
             "python": platform.python_version(),
-            "ssh": _version(["ssh", "-V"]),
-            "tar": _version(["tar", "--version"]),
+            "ssh": version_of(["ssh", "-V"]),
+            "tar": version_of(["tar", "--version"]),
         },
     }
 
@@ -44,7 +44,3 @@ def _field(file: str, name: str) -> str:
         if key.strip() == name:
             return value.strip()
     return ""
-
-
-def _version(argv: list[str]) -> str:
-    return output_of(argv, timeout=5.0).partition("\n")[0]

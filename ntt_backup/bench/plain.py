@@ -14,15 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from ntt_backup.bench.reach import HELLO, connect
 from ntt_backup.bench.streaming import arrival
 from ntt_backup.bench.tasks import Item
 from ntt_backup.errors import BackupError, RemoteUnreachable, SourceError
-from ntt_backup.model import relative_path
 from ntt_backup.process import Child, start, wait_for, write
-from ntt_backup.strategy.archive import tar_argv, tar_environment
+from ntt_backup.strategy.archive import name_list, tar_argv, tar_environment
 from ntt_backup.transport import Transport
 from ntt_backup.transport.storage import explain_batch
 
@@ -136,21 +135,12 @@ def _argv(store: Path, codec: str) -> list[str]:
 
 @contextmanager
 def _tar(argv: Sequence[str], items: Sequence[Item]) -> Iterator[Child]:
-    with _names(items) as names:
+    with name_list(item.blobid for item in items) as names:
         tar = start(argv, stdin=names.fileno(), env=tar_environment(os.environ))
     try:
         yield tar
     finally:
         tar.kill()
-
-
-def _names(items: Sequence[Item]) -> BinaryIO:
-    """The names for tar in an anonymous file: no path, nothing to clean up."""
-    names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
-    names.write(b"".join(relative_path(item.blobid).encode() + b"\0" for item in items))
-    names.flush()
-    names.seek(0)
-    return names
 
 
 def _hand(tar: Child, data: memoryview) -> None:

@@ -2,7 +2,7 @@
 
 Constant memory whatever its size: each piece is hashed and written as it comes. A resumed blob's
 hash goes on from the state that hashing its prefix again has left, so the check at the end covers
-all of it. Used by `intake`; `write_all` by `stow` too.
+all of it. Used by `intake`; `write_all` also by `stow`, and by `landing` at the other end.
 """
 
 from __future__ import annotations

@@ -4,14 +4,17 @@ With the GNU format and names under 100 characters, an archive is a 512-byte hea
 content padded to 512, two empty blocks, and padding to records of 10 KiB. So its length follows
 from the sizes alone, provided that tar is told every option that could change it.
 
-Pure. Called by `strategy.tar` and `bench.plain`.
+Pure but for `name_list`. Called by `strategy.tar` and `bench.plain`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
+
+from ntt_backup.model import relative_path
 
 _BLOCK: Final = 512
 _RECORD: Final = 20 * _BLOCK
@@ -46,6 +49,15 @@ def tar_argv(root: Path) -> list[str]:
         "--verbatim-files-from",
         "--files-from=-",
     ]
+
+
+def name_list(blobids: Iterable[str]) -> BinaryIO:
+    """The stdin for tar_argv, in an anonymous file: no path, nothing to clean up."""
+    names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
+    names.write(b"".join(relative_path(blobid).encode() + b"\0" for blobid in blobids))
+    names.flush()
+    names.seek(0)
+    return names
 
 
 def tar_environment(environ: Mapping[str, str]) -> dict[str, str]:

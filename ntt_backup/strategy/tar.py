@@ -24,13 +24,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import BinaryIO, Final
+from typing import Final
 
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
 from ntt_backup.process import Child, start
 from ntt_backup.store import Inspection
-from ntt_backup.strategy.archive import archive_length, tar_argv, tar_environment
+from ntt_backup.strategy.archive import archive_length, name_list, tar_argv, tar_environment
 from ntt_backup.strategy.pipelined import Flight, PipelinedSession
 from ntt_backup.strategy.session import Rejection, SessionPlan
 from ntt_backup.transport.channel import NOISE_LIMIT
@@ -119,7 +119,7 @@ class TarSession(PipelinedSession[_Flight]):
         When tar wrote another length than announced, the far side no longer knows where it stands:
         the session is aborted.
         """
-        with _name_list(ready) as names:
+        with name_list(blob.blobid for blob in ready) as names:
             tar = start(
                 tar_argv(self._plan.store.root),
                 stdin=names.fileno(),
@@ -214,15 +214,6 @@ class TarSession(PipelinedSession[_Flight]):
             self._outcomes.append(Rejection(flight.batch, explain_batch(text)))
         else:
             raise self._nonsense(line)
-
-
-def _name_list(blobs: Sequence[Blob]) -> BinaryIO:
-    """The names for tar, NUL-separated, in an anonymous file: no path, nothing to clean up."""
-    names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
-    names.write(b"".join(relative_path(blob.blobid).encode() + b"\0" for blob in blobs))
-    names.flush()
-    names.seek(0)
-    return names
 
 
 def _error_fd(child: Child) -> list[int]:
