@@ -176,7 +176,7 @@ def test_the_store_itself_can_be_checked_and_is_left_alone(site: Site) -> None:
     assert reasons == {blobids[0]: "corrupt-source", blobids[1]: "missing"}
     assert site.copied() == set(blobids)
     done = site.run("verify", "--local")
-    assert f"restore {site.store} --blobid" in done.stdout
+    assert f"restore --to {site.store} --blobid" in done.stdout
 
 
 def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
