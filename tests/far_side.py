@@ -106,7 +106,7 @@ class FarSide:
         assert self.child.stdout is not None
         self.stdin, self.stdout = self.child.stdin, self.child.stdout
         if source:
-            self.loader_line = self._line(b"NTT-LOADER ")
+            self._line(b"NTT-LOADER ")
             self.write(source)
         words = self._line(b"NTT-RECEIVE ").split()
         self.protocol = words[1]
