@@ -137,8 +137,9 @@ def test_a_remote_that_fills_up_on_the_way_is_said_and_nothing_is_left(
     site.fill(10, size=lambda chance: 400_000)
     site.remote = remote.full_directory()
     site.write_config(remote={"path": site.remote.path})
-    with site.running("bench", "strategies", *SHORT, "--only", "tar,stream") as process:
-        wait_until(lambda: "round 1 of 3: " in site.output(), "a first run")
+    many = (*SHORT, "--only", "tar,stream", "--rounds", "100")
+    with site.running("bench", "strategies", *many) as process:
+        wait_until(lambda: "round 1 of 100: " in site.output(), "a first run")
         remote.run(f"cat >{site.remote.path}/other", stdin=bytes(FULL_SIZE))
         assert process.wait(60) == 6
     assert "No space left on device" in site.output()

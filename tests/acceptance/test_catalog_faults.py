@@ -89,7 +89,7 @@ def test_no_database_at_the_start(site: Site, postgres: Postgres) -> None:
 
 @pytest.mark.long
 def test_an_outage_that_lasts_too_long_ends_the_run(site: Site, postgres: Postgres) -> None:
-    blobids = site.fill_slowly()
+    blobids = site.fill_slowly(600)
     site.write_config(run={"outage_timeout": 0.5})
     with site.running("run") as run:
         site.await_event("batch_complete")
@@ -102,13 +102,13 @@ def test_an_outage_that_lasts_too_long_ends_the_run(site: Site, postgres: Postgr
     assert site.failures() == {}
     assert len(site.copied()) < len(blobids)
     site.assert_nothing_half()
-    assert site.run("run").returncode == 0
+    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
     site.assert_complete()
 
 
 @pytest.mark.long
 def test_told_to_stop_while_the_database_is_away(site: Site, postgres: Postgres) -> None:
-    site.fill_slowly()
+    site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
         postgres.stop()
@@ -118,7 +118,7 @@ def test_told_to_stop_while_the_database_is_away(site: Site, postgres: Postgres)
     assert site.processes() == {}
     postgres.start()
     assert site.failures() == {}
-    assert site.run("run").returncode == 0
+    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
     site.assert_complete()
 
 
@@ -131,7 +131,7 @@ def test_a_privilege_that_is_revoked_ends_the_run(
     site.query(f"grant usage on schema ntt_backup to {name}")
     site.query(f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}")
     site.write_config(catalog={"url": psycopg.conninfo.make_conninfo(site.url, user=name)})
-    site.fill_slowly()
+    site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
         site.query(f"revoke {right} on blobs from {name}")
@@ -142,7 +142,7 @@ def test_a_privilege_that_is_revoked_ends_the_run(
     assert site.failures() == {}
     site.assert_nothing_half()
     site.query(f"grant {right} on blobs to {name}")
-    assert site.run("run").returncode == 0
+    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
     site.assert_complete()
 
 

@@ -22,6 +22,7 @@ def test_a_killed_worker_takes_its_children_along_and_is_started_again(site: Sit
         wait_until(lambda: "ssh" in site.children(victim).values(), "the worker's ssh")
         family = {victim, *site.children(victim)}
         os.kill(victim, signal.SIGKILL)
+        site.await_event("worker_start", 3)
         release()
         wait_until(lambda: family.isdisjoint(site.processes()), "the end of the worker's children")
         assert run.wait(60) == 0, site.output()
@@ -78,11 +79,9 @@ def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, 
             "bwlimit": "1MB/s",
         }
     )
+    link.stall_after(300_000)  # The preflight sends half of that, the first batch has 740 kB.
     with site.running("run") as run:
-        site.await_event("worker_start")
-        before = link.sent
-        wait_until(lambda: link.sent > before + 60_000, "the first batch on its way")
-        link.stall()
+        wait_until(lambda: link.stalled, "the first batch on its way")
         worker = site.events("worker_start")[0]["pid"]
         wait_until(lambda: _reads(site, worker, large), "a tar that reads the large blob")
         _kill_child(site, "tar")
@@ -94,11 +93,14 @@ def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, 
     site.assert_complete()
 
 
-def test_a_killed_ssh_is_an_outage(site: Site) -> None:
+def test_a_killed_ssh_is_an_outage(site: Site, link: Link) -> None:
+    site.through(site.sshd.through(link.port))
     site.fill_slowly()
+    link.stall_after(1_500_000)
     with site.running("run") as run:
-        site.await_event("batch_complete")
+        wait_until(lambda: link.stalled, "the middle of the run")
         _kill_child(site, "ssh")
+        link.resume()
         assert run.wait(60) == 0, site.output()
     assert {line["what"] for line in site.events("outage")} == {"remote"}
     assert site.events("worker_restart") == []
@@ -113,7 +115,7 @@ def test_nothing_outlives_a_killed_coordinator(
     """Not even a worker that cannot notice it, and an ssh whose link has stalled."""
     site.through(site.sshd.through(link.port))
     blobids = site.fill(12, size=lambda chance: 3_000_000)
-    run_settings = {"strategy": strategy, "workers": 1, "batch_size": 1, "bwlimit": "6MB/s"}
+    run_settings = {"strategy": strategy, "workers": 1, "batch_size": 1, "bwlimit": "3MB/s"}
     site.write_config(run=run_settings)
     with site.running("run") as run:
         site.await_event("batch_complete")

@@ -1,7 +1,8 @@
 """An outage is no blob's failure: the run waits, sends again what had no receipt, and completes.
 
 Each test breaks the way to the remote while batches are under way. The rate is limited, so that
-there is a middle to break in.
+there is a middle to break in, and the moment is counted in bytes on the link: nobody has to look in
+time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from tests.site import Site, wait_until
 from tests.sshd import Sshd, free_port
 
 BLOBS = 250
+# Of 2.5 MB of content and half a MB before it: some batches are answered by then, others not sent.
+MIDDLE = 1_600_000
 
 
 @pytest.fixture
@@ -25,11 +28,6 @@ def slow(site: Site, link: Link) -> Site:
     )
     site.fill(BLOBS, size=lambda chance: chance.randrange(20_000))
     return site
-
-
-def under_way(site: Site) -> bool:
-    """Whether every worker has a session and has sent something over it."""
-    return {event["worker"] for event in site.events("batch_complete")} == {0, 1}
 
 
 def noticed(site: Site) -> bool:
@@ -56,9 +54,8 @@ def assert_tidy_after_next_run(site: Site) -> None:
 
 
 def test_a_link_that_is_cut_in_the_middle_of_a_batch(slow: Site, link: Link) -> None:
+    link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:
-        wait_until(lambda: under_way(slow), "a first batch of each worker")
-        link.cut_after(150_000)
         wait_until(lambda: noticed(slow), "the outage to be noticed")
         rows = len(slow.copied())
         link.restore()
@@ -82,9 +79,8 @@ def test_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
 
 
 def test_a_link_that_stalls(slow: Site, link: Link) -> None:
+    link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
-        wait_until(lambda: under_way(slow), "a first batch of each worker")
-        link.stall()
         wait_until(lambda: slow.events("batch_retry"), "the stall to be noticed")
         link.resume()
         code = run.wait(60)
@@ -92,10 +88,12 @@ def test_a_link_that_stalls(slow: Site, link: Link) -> None:
     assert_made_good(slow, code)
 
 
-def test_a_remote_that_is_restarted(slow: Site, remote: Sshd) -> None:
+def test_a_remote_that_is_restarted(slow: Site, link: Link, remote: Sshd) -> None:
+    link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
-        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        wait_until(lambda: link.stalled, "the middle of the run")
         remote.stop()
+        link.resume()
         wait_until(lambda: noticed(slow), "the outage to be noticed")
         remote.start()
         code = run.wait(60)
@@ -105,10 +103,12 @@ def test_a_remote_that_is_restarted(slow: Site, remote: Sshd) -> None:
     assert_tidy_after_next_run(slow)
 
 
-def test_sessions_that_are_killed_on_the_remote(slow: Site, remote: Sshd) -> None:
+def test_sessions_that_are_killed_on_the_remote(slow: Site, link: Link, remote: Sshd) -> None:
+    link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
-        wait_until(lambda: under_way(slow), "a first batch of each worker")
+        wait_until(lambda: link.stalled, "the middle of the run")
         remote.kill_sessions()
+        link.resume()
         code = run.wait(60)
 
     assert_made_good(slow, code)
@@ -130,9 +130,8 @@ def test_a_link_that_is_away_at_the_start_ends_a_single_run(slow: Site, link: Li
 
 def test_a_link_that_stays_away_ends_a_single_run(slow: Site, link: Link) -> None:
     slow.write_config(run={"outage_timeout": 0.5})
+    link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:
-        wait_until(lambda: under_way(slow), "a first batch of each worker")
-        link.cut()
         code = run.wait(60)
 
     assert code == 5, slow.output()

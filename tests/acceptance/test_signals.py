@@ -232,6 +232,7 @@ def test_whoever_starts_it_may_ignore_the_end_of_children(site: Site) -> None:
         site.await_event("batch_complete")
         victim = min(pid for pid, name in site.children(run.pid).items() if "worker" in name)
         os.kill(victim, signal.SIGKILL)
+        site.await_event("worker_restart")
         release()
         assert run.wait(60) == 0, site.output()
     (restart,) = site.events("worker_restart")
