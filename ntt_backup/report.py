@@ -24,7 +24,7 @@ from ntt_backup.config import Settings
 from ntt_backup.model import Blob
 from ntt_backup.planner import is_full
 from ntt_backup.scan import ScanResult
-from ntt_backup.wording import duration, printable, size
+from ntt_backup.wording import duration, many, printable, size
 
 
 def status_json(
@@ -91,7 +91,7 @@ def status_table(
 
 
 def _amount(blobs: int, bytes_: int) -> str:
-    return f"{blobs:,} blobs, {size(bytes_)}"
+    return f"{many(blobs, 'blob')}, {size(bytes_)}"
 
 
 def _reasons(counts: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -157,13 +157,13 @@ def plan_lines(settings: Settings, planned: Plan) -> list[str]:
     """The plan for a terminal."""
     run = settings.run
     limit = f", at most {size(run.bwlimit)}/s" if run.bwlimit else ""
+    batches = many(planned.batches, "batch", "batches")
     return [
         f"would send {_amount(planned.blobs, planned.bytes)}"
         + (f" ({planned.unsized:,} of unknown size)" if planned.unsized else ""),
         f"from {settings.source.root} to {settings.remote.host}:{settings.remote.path}/by-hash",
-        f"in about {planned.batches:,} batches of at most {run.batch_size:,} blobs"
-        f" and {size(run.batch_bytes)}",
-        f"by {run.workers} workers, strategy {run.strategy}{limit}",
+        f"in about {batches} of at most {many(run.batch_size, 'blob')} and {size(run.batch_bytes)}",
+        f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",
     ]
 
 
@@ -175,5 +175,5 @@ def scan_lines(result: ScanResult) -> list[str]:
         f"looked at {result.directories:,} directories in {duration(result.duration_s)}{resumed}",
     ]
     for kind, count in sorted(result.strays.items()):
-        lines.append(f"left aside {count:,} strays: {kind.value}")
+        lines.append(f"left aside {many(count, 'stray')}: {kind.value}")
     return lines

@@ -37,7 +37,7 @@ def describe(event: Mapping[str, Any]) -> str | None:
     match event["event"]:
         case "run_start":
             text = (
-                f"{_many(event['workers'], 'worker')}, strategy {event['strategy']},"
+                f"{many(event['workers'], 'worker')}, strategy {event['strategy']},"
                 f" target {event['target']}: {event['source']} to {event['remote']}"
             )
         case "progress":
@@ -148,5 +148,6 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def many(count: int, noun: str, plural: str = "") -> str:
+    """So many of something: 1 blob, 2 blobs; plural where an s does not make it."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -26,7 +26,7 @@ from ntt_backup.model import Reason
 from ntt_backup.report import plan, plan_lines, scan_lines, status_json, status_table
 from ntt_backup.scan import scan as scan_store
 from ntt_backup.store import Store
-from ntt_backup.wording import printable
+from ntt_backup.wording import many, printable
 
 _UNWRAPPED = 100_000  # Columns; no line is that long.
 # Commands in modules of their own name, which are loaded only when they are asked for.
@@ -165,7 +165,7 @@ def requeue(common: Common, reason: str | None) -> None:
     with connect(settings, "requeue") as conn:
         verify_schema(conn, settings.target)
         count = ledger.requeue(conn, settings.target, reason)
-    click.echo(f"{count} blobs are pending again")
+    click.echo(f"{many(count, 'blob')} pending again")
 
 
 @cli.command()

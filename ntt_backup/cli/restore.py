@@ -18,7 +18,7 @@ from ntt_backup.meter import Meter
 from ntt_backup.model import is_blobid
 from ntt_backup.restore import Chosen, Everything, Restored, Wanted
 from ntt_backup.restore import restore as restore_blobs
-from ntt_backup.wording import duration, printable, size
+from ntt_backup.wording import duration, many, printable, size
 
 _SHOWN: Final = 20
 
@@ -160,8 +160,8 @@ def as_object(done: Restored) -> dict[str, Any]:
 def lines(done: Restored, destination: Path) -> list[str]:
     """What came of it for a terminal."""
     said = [
-        f"restored {done.restored:,} blobs, {size(done.bytes)} in {duration(done.duration_s)},"
-        f" into {destination}; {done.right:,} were there and right"
+        f"restored {many(done.restored, 'blob')}, {size(done.bytes)} in"
+        f" {duration(done.duration_s)}, into {destination}; {done.right:,} were there and right"
     ]
     if not done.wrong:
         return said

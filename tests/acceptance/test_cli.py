@@ -142,7 +142,7 @@ def test_a_scan_goes_on_without_anybody_to_tell(site: Site) -> None:
     (site.store / "stray").touch()
     done = _complaining_to_a_full_disk(site, "scan")
     assert done.returncode == 0
-    assert "left aside 1 strays" in done.stdout
+    assert "left aside 1 stray:" in done.stdout
     assert site.query("select blobid from blobs") == [(blobid,)]
 
 
@@ -321,12 +321,12 @@ def test_requeue_takes_all_or_those_of_one_reason(site: Site) -> None:
     site.register(["not-a-blobid"])
     assert site.run("run").returncode == 7
     nothing = site.run("requeue", "--reason", "wrong-size")
-    assert (nothing.returncode, nothing.stdout) == (0, "0 blobs are pending again\n")
+    assert (nothing.returncode, nothing.stdout) == (0, "0 blobs pending again\n")
     one = site.run("requeue", "--reason", "missing")
-    assert (one.returncode, one.stdout) == (0, "1 blobs are pending again\n")
+    assert (one.returncode, one.stdout) == (0, "1 blob pending again\n")
     assert site.failures() == {"not-a-blobid": "bad-blobid"}
     rest = site.run("requeue")
-    assert (rest.returncode, rest.stdout) == (0, "1 blobs are pending again\n")
+    assert (rest.returncode, rest.stdout) == (0, "1 blob pending again\n")
     assert site.failures() == {}
     assert site.status()["pending"] == 2
 

@@ -248,7 +248,7 @@ def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
         timeout=SECONDS,
     )
     assert played.returncode == 3, played
-    assert "registered 1 blobs" in played.stdout
+    assert "registered 1 blob," in played.stdout
     assert "run gave 7" in played.stdout
 
     (advice,) = [line for line in output.splitlines() if line.startswith("rm -r ")]

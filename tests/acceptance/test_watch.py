@@ -59,7 +59,7 @@ def test_requeued_blobs_are_sent(watching: Site) -> None:
     with site.running("run", "--watch") as run:
         wait_until(lambda: site.failures() == {lost: "missing"}, "the blob to be missed")
         (site.root / "aside").rename(path)
-        assert site.run("requeue").stdout == "1 blobs are pending again\n"
+        assert site.run("requeue").stdout == "1 blob pending again\n"
         wait_until(lambda: site.copied() == {lost}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
         assert run.wait(20) == 143
