@@ -117,7 +117,8 @@ class _Job:
             self._tell("dump_skipped", name=known[-1].name)
             return
         self._tell("dump_start", reason=reason, program=found.version)
-        name, made = self._make(found, state)
+        number = 1 + max((one.age_key[0] for one in contents.dumps), default=0)
+        name, made = self._make(found, state, number)
         self._settle(name, made, ours)
 
     def _require_nothing_copied(self) -> None:
@@ -129,7 +130,7 @@ class _Job:
     def _connect(self) -> db.Connection:
         return db.connect(self._settings.catalog.url, self._application)
 
-    def _make(self, found: Programs, state: DatabaseState) -> tuple[str, DumpRecord]:
+    def _make(self, found: Programs, state: DatabaseState, number: int) -> tuple[str, DumpRecord]:
         limit = self._settings.run.bwlimit
         throttle = None if limit is None else Throttle(limit, time.monotonic())
         upload = self._place.upload(self._token, throttle, self._settings.run.stall_timeout)
@@ -150,6 +151,7 @@ class _Job:
                 )
             made = DumpRecord(
                 format=record.FORMAT,
+                number=number,
                 target=self._settings.target,
                 database=state.database,
                 server_version=state.server,
@@ -213,9 +215,8 @@ class _Job:
         """Remove what is past retention, and note it. The dump is good, whatever comes of that."""
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
-        whole = {name: self._begun, **{one.name: one.begun for one in ours if one.whole}}
-        # Also where a clock was ahead once, and older dumps have later names.
-        kept = retention.kept(whole, rule) | {name}
+        whole = {**{one.name: one.begun for one in ours if one.whole}, name: self._begun}
+        kept = retention.kept(whole, rule)
         past = [one.name for one in ours if one.name not in kept]
         try:
             self._place.drop(past)

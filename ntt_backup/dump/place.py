@@ -61,7 +61,7 @@ class DumpPlace:
             name, size, record = (*line.split(" ", 2), "", "")[:3]
             if is_name(name):
                 dumps.append(Stored(name, int(size) if size.isdigit() else None, read(record)))
-        dumps.sort(key=lambda one: one.name)
+        dumps.sort(key=lambda one: one.age_key)
         return Contents(tuple(dumps), said.get("by-hash") == ["present"])
 
     def upload(self, token: str, throttle: Throttle | None, stall_timeout: float) -> Upload:

@@ -1,8 +1,11 @@
 """What is known about a dump: the small JSON file that lies beside it on the remote.
 
 It stands there and not only in the catalog, because it is needed on the day when there is no
-catalog: what it is a dump of, how many bytes it must have, and their SHA-256. The time in the name
-is when the dump was begun, so names sort by age.
+catalog: what it is a dump of, how many bytes it must have, and their SHA-256.
+
+The time in the name is when the dump was begun, by the clock of the host that made it. Which of two
+is newer is said by their numbers: a clock that was ahead once would have its dump taken for the
+newest until that day comes.
 
 Called by the other modules of this package, and by whoever restores a catalog.
 """
@@ -18,15 +21,23 @@ from typing import Final
 
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump")
-_KINDS: Final[Mapping[str, type]] = {"format": int, "bytes": int, "duration_s": float}
+_KINDS: Final[Mapping[str, type]] = {
+    "format": int,
+    "number": int,
+    "bytes": int,
+    "duration_s": float,
+}
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True, slots=True)
 class DumpRecord:
-    """One dump. fingerprint: what the database's counters said just before, if it has any."""
+    """One dump. number: one more than the highest that was there. fingerprint: what the database's
+    counters said just before, if it has any.
+    """
 
     format: int
+    number: int
     target: str
     database: str
     server_version: str
@@ -56,6 +67,11 @@ class Stored:
     @property
     def begun(self) -> datetime:
         return begun(self.name)
+
+    @property
+    def age_key(self) -> tuple[int, str]:
+        """Sorts dumps by age, oldest first."""
+        return (self.record.number if self.record is not None else 0, self.name)
 
     @property
     def whole(self) -> bool:
@@ -93,6 +109,7 @@ def read(text: str) -> DumpRecord | None:
         return None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         return None
+    values.setdefault("number", 0)  # Records had none at first.
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
         return None

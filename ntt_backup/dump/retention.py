@@ -27,8 +27,11 @@ class Retention:
 
 
 def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
-    """Those of dumps (a name, when it was begun) that stay. Days and weeks are UTC's."""
-    newest_first = sorted(dumps, key=lambda name: dumps[name], reverse=True)
+    """Those of dumps (a name, when it was begun; oldest first) that stay. Days and weeks are UTC's.
+
+    Their order counts, not their times: a clock may have been ahead once.
+    """
+    newest_first = list(dumps)[::-1]
 
     def moment(name: T) -> datetime:
         return dumps[name].astimezone(UTC)

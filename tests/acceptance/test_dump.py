@@ -221,18 +221,32 @@ def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
     assert len(names) == 2 + 3
 
 
-def test_a_new_dump_stays_though_older_ones_have_later_names(dumping: Site) -> None:
-    dumping.write_config(dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0})
+def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(dumping: Site, empty: str) -> None:
+    """One that was made while the clock was ahead is neither what comes back nor what stays."""
+    dumping.write_config(dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0})
+    dumping.fill(20)
     assert make(dumping) == MADE
     (first,) = dumps(dumping)
     place = dumping.remote.local / "pgdump"
-    later = "29990101T000000Z-00000001.dump"
-    (place / first).rename(place / later)
-    (place / f"{first}.json").rename(place / f"{later}.json")
+    ahead = "29990101T000000Z-00000001.dump"
+    (place / first).rename(place / ahead)
+    (place / f"{first}.json").rename(place / f"{ahead}.json")
+    dumping.fill(20, seed=2)
     assert make(dumping, force=True) == MADE
-    made, still = dumps(dumping)
-    assert still == later
-    assert made < later
+    newest, still = dumps(dumping)
+    assert still == ahead
+    live, before = dumping.url, rows_of(dumping.url)
+    dumping.write_config(catalog={"url": empty})
+
+    done = dumping.run("restore", "--catalog")
+
+    assert done.returncode == 0, done.stderr
+    assert newest in done.stdout
+    assert rows_of(empty) == before
+    dumping.write_config(catalog={"url": live})
+    assert make(dumping, force=True) == MADE
+    assert newest in dumps(dumping)
+    assert ahead not in dumps(dumping)
 
 
 def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Site) -> None:

@@ -19,6 +19,7 @@ NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 WEEK = 7 * 86400.0
 RECORD = DumpRecord(
     format=1,
+    number=1,
     target="remote",
     database="copyjob",
     server_version="16.4",
@@ -46,7 +47,8 @@ def a_dump(moment: datetime = NOON, **changes: object) -> Stored:
 
 
 def test_the_last_ones_one_a_day_and_one_a_week_stay() -> None:
-    hours = {n: NOON - timedelta(hours=6 * n) for n in range(4 * 60)}  # four a day, sixty days
+    # Four a day, sixty days.
+    hours = {n: NOON - timedelta(hours=6 * n) for n in reversed(range(4 * 60))}
     stay = kept(hours, Retention(last=3, daily=7, weekly=4))
     days = {hours[n].date() for n in stay}
     assert {0, 1, 2} <= stay
@@ -59,8 +61,14 @@ def test_the_last_ones_one_a_day_and_one_a_week_stay() -> None:
 
 def test_days_without_a_dump_do_not_count() -> None:
     """Dumps that stopped a year ago are all still there when somebody notices."""
-    old = {n: NOON - timedelta(days=365 + n) for n in range(7)}
+    old = {n: NOON - timedelta(days=365 + n) for n in reversed(range(7))}
     assert kept(old, Retention(last=1, daily=7, weekly=0)) == set(old)
+
+
+def test_a_clock_that_was_ahead_once_keeps_no_dump_for_ever() -> None:
+    ahead = NOON + timedelta(days=3650)
+    shelf = {0: NOON, 1: ahead, **{n: NOON + timedelta(days=n) for n in range(2, 20)}}
+    assert kept(shelf, Retention(last=2, daily=3, weekly=0)) == {17, 18, 19}
 
 
 @given(shelves, rules)
@@ -69,14 +77,15 @@ def test_the_newest_stays_and_nothing_is_made_up(
 ) -> None:
     stay = kept(shelf, rule)
     assert stay <= set(shelf)
-    assert max(shelf.values()) in {shelf[name] for name in stay}
+    assert list(shelf)[-1] in stay
     assert len(stay) <= rule.last + rule.daily + rule.weekly
 
 
 @given(shelves, rules)
 def test_what_stayed_stays_when_asked_again(shelf: dict[int, datetime], rule: Retention) -> None:
     stay = kept(shelf, rule)
-    assert kept({name: shelf[name] for name in stay}, rule) == stay
+    left = {name: moment for name, moment in shelf.items() if name in stay}
+    assert kept(left, rule) == stay
 
 
 @given(shelves, rules, moments)
@@ -121,9 +130,22 @@ def test_when_a_dump_is_made(
 # --- names and records ----------------------------------------------------------------------------
 
 
-def test_names_sort_by_age_and_say_when() -> None:
+def test_dumps_sort_by_number_and_then_by_name() -> None:
+    first, ahead, now = a_dump(), a_dump(NOON + timedelta(days=99), number=2), a_dump(number=3)
+    unread = replace(ahead, record=None)
+    shelf = sorted([ahead, unread, now, first], key=lambda one: one.age_key)
+    assert shelf == [unread, first, ahead, now]
+
+
+def test_a_record_without_a_number_is_older_than_any_with_one() -> None:
+    values = {**asdict(RECORD), "number": None}
+    assert record.read(json.dumps(values)) is None
+    del values["number"]
+    assert record.read(json.dumps(values)) == replace(RECORD, number=0)
+
+
+def test_names_say_when() -> None:
     names = [record.name_of(NOON + timedelta(seconds=n), f"{9 - n:08x}") for n in range(3)]
-    assert names == sorted(names)
     assert names[0] == "20260304T120000Z-00000009.dump"
     assert record.begun(names[2]) == NOON + timedelta(seconds=2)
 
