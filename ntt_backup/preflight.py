@@ -70,6 +70,7 @@ def check(settings: Settings) -> Iterator[Step]:
         yield from look.steps()
     finally:
         look.close()
+    yield _guarded("versions", _versions)
     yield _guarded("dump", lambda: _dump(settings, reached=look.strategy is not None))
 
 
@@ -141,7 +142,6 @@ class _Look:
                 yield _guarded("space", lambda: self._look_for_space(catalog, facts[0]))
                 if not facts[0].placed:
                     yield _guarded("by-hash", lambda: self._look_for_place(catalog, probe))
-        yield _guarded("versions", _versions)
 
     def close(self) -> None:
         if self._probe is not None:
