@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from tests.parallel import memory, processes
 
-pytest_plugins = ["tests.postgres", "tests.sshd", "tests.link", "tests.site"]
+pytest_plugins = ["tests.postgres", "tests.sshd", "tests.site", "tests.link"]
 
 # Where pytest keeps the tests' directories, as long as --basetemp does not say so.
 if place := memory():

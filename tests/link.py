@@ -20,8 +20,10 @@ from typing import Self, TypeVar
 
 import pytest
 
+from tests.site import wait_until
 from tests.sshd import Sshd, free_port
 
+_MIB = 1 << 20
 _CHUNK = 64 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -72,6 +74,16 @@ class Link:
         until so many bytes more have gone, see there.
         """
         self._call(self._listen(cut_after))
+
+    def drop_twice(self) -> None:
+        """Reset every connection, and take new ones at once; twice, each time in the middle of what
+        comes back.
+        """
+        for _ in range(2):
+            enough = self.received + 2 * _MIB
+            wait_until(lambda enough=enough: self.received > enough, "some of it")
+            self.cut()
+            self.restore()
 
     @property
     def is_cut(self) -> bool:

@@ -117,7 +117,7 @@ class _Job:
             self._tell("dump_skipped", name=known[-1].name)
             return
         self._tell("dump_start", reason=reason, program=found.version)
-        number = 1 + max((one.age_key[0] for one in contents.dumps), default=0)
+        number = 1 + max((one.number for one in contents.dumps), default=0)
         name, made = self._make(found, state, number)
         self._settle(name, made, ours)
 

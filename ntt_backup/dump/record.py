@@ -69,9 +69,14 @@ class Stored:
         return begun(self.name)
 
     @property
+    def number(self) -> int:
+        """Of its record; 0 where that cannot be read."""
+        return self.record.number if self.record is not None else 0
+
+    @property
     def age_key(self) -> tuple[int, str]:
         """Sorts dumps by age, oldest first."""
-        return (self.record.number if self.record is not None else 0, self.name)
+        return (self.number, self.name)
 
     @property
     def whole(self) -> bool:

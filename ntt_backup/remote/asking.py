@@ -312,10 +312,6 @@ def read_block_sums(payload: Buffer) -> tuple[int, bytes]:
     return size, data[_OFFSET.size :]
 
 
-def read_given(payload: Buffer) -> int:
-    return int(_COUNT.unpack(payload)[0])
-
-
 def _part(payload: memoryview, limit: int) -> memoryview:
     codec, raw_length, part = frames.read_part(payload, limit)
     if codec != frames.RAW or raw_length != len(part):

@@ -127,7 +127,7 @@ class _Explanation:
     error: type[BackupError]
     message: str
     hint: str
-    # Of lines that say more than those of pattern, and nothing where there are only they.
+    # What is quoted instead of a line of pattern, where there are both: alone it explains nothing.
     better: str = "(?!)"
 
 

@@ -216,11 +216,7 @@ def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
     link.throttle(3_000_000)
     back = site.root / "back"
     with site.running("restore", "--to", str(back), "--workers", "3") as process:
-        for _ in range(2):
-            enough = link.received + 2 * MIB
-            wait_until(lambda enough=enough: link.received > enough, "some of it")
-            link.cut()
-            link.restore()
+        link.drop_twice()
         link.throttle(None)
         assert process.wait(120) == 0, site.output()
     assert "remote is away" in site.output()

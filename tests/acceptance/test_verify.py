@@ -11,7 +11,7 @@ import pytest
 
 from tests.hashing import give_blake3
 from tests.link import Link
-from tests.site import Site, wait_until
+from tests.site import Site
 from tests.sshd import Sshd
 
 MIB = 1 << 20
@@ -185,11 +185,7 @@ def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
     site.through(site.sshd.through(link.port))
     link.throttle(3_000_000)
     with site.running("verify", "--download", "--json", "--workers", "3") as process:
-        for _ in range(2):
-            enough = link.received + 2 * MIB
-            wait_until(lambda enough=enough: link.received > enough, "some of it")
-            link.cut()
-            link.restore()
+        link.drop_twice()
         link.throttle(None)
         assert process.wait(120) == 0, site.output()
     text = site.output()
