@@ -89,7 +89,10 @@ class SupervisedWorker:
             self._said_nonsense = False
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """The events that have arrived; afterwards `running` is False if the process has ended."""
+        """The events that have arrived, as many as one read gives: one that talks faster than it is
+        heard must not keep signals and the others waiting. Afterwards `running` is False if the
+        process has ended, and then all has been heard.
+        """
         child = self._child
         if child is None:
             return
@@ -106,6 +109,8 @@ class SupervisedWorker:
                 self._rest = b""
             for line in lines:
                 yield from self._understand(line, child)
+            if not ended:
+                break
         if ended:
             yield from self._ended(child)
 

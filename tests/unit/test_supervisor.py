@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ntt_backup.worker_process import Orders
 from tests.site import wait_until
 
 WAIT = 30.0
+ENDLESS = 500_000
 ORDERS = Orders(
     settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
     worker=3,
@@ -82,6 +84,13 @@ STOP = {"event": "worker_stop", "pid": 1}
 
 
 # --- what it says ---------------------------------------------------------------------------------
+
+
+def test_one_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
+    """It may talk faster than it can be heard; signals and the other workers have their turn."""
+    worker = start('exec yes \'{"event": "tick"}\'')
+    assert wait_for(reading=worker.fds, timeout=WAIT)
+    assert 0 < sum(1 for _ in islice(worker.hear(), ENDLESS)) < ENDLESS
 
 
 def test_its_events_are_heard_in_order_and_a_good_end_is_no_death(start: Start) -> None:
