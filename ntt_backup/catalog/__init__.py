@@ -9,10 +9,10 @@ from __future__ import annotations
 from ntt_backup.catalog.claim import Claims, Holder, holders
 from ntt_backup.catalog.db import Connection, connect, describe
 from ntt_backup.catalog.figures import (
-    Estimate,
+    PendingEstimate,
     Totals,
     iter_pending,
-    pending_bytes_estimate,
+    pending_estimate,
     pending_in,
     status,
 )
@@ -32,9 +32,9 @@ from ntt_backup.catalog.shape import verify_schema
 __all__ = [
     "Claims",
     "Connection",
-    "Estimate",
     "Holder",
     "Ledger",
+    "PendingEstimate",
     "Run",
     "ScanProgress",
     "Totals",
@@ -48,7 +48,7 @@ __all__ = [
     "last_run",
     "load_scan",
     "missing",
-    "pending_bytes_estimate",
+    "pending_estimate",
     "pending_in",
     "register",
     "requeue",

@@ -11,9 +11,9 @@ Called by `cli` (`status`, `run --dry-run`), `preflight` (space), `runbook` (pro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import errors, sql
 
@@ -26,6 +26,9 @@ from ntt_backup.planner import RANGES, prefix_ranges
 _EVERYTHING = BlobRange(-1, "", None)
 _PAGE = 1000
 _SAMPLE_STEP = 37  # odd, so that its multiples modulo 256 visit every range once
+_SAMPLE_RANGES = 8  # read by one statement
+_SAMPLE_BLOBS = 40  # of each range; those of all ranges tell their number within about 1 %
+_FEWEST_RANGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +53,17 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class PendingEstimate:
     """How much is pending: blobs, their known bytes, and unsized ones among them.
 
-    exact: everything was read. Else it is scaled up from as many of the 256 ranges as `sampled`
-    says.
+    exact: everything was counted. Else the figures are right within a few per cent where the
+    database was quick, and as good as its planner's statistics where it was not.
     """
 
     blobs: int
     bytes: int
     unsized: int
-    sampled: int
-
-    @property
-    def exact(self) -> bool:
-        return self.sampled == RANGES
+    exact: bool
 
 
 def status(conn: Connection, target: str) -> Totals:
@@ -101,59 +100,85 @@ def any_copied(conn: Connection, target: str) -> bool:
         return conn.execute(query).fetchone() is not None
 
 
-def pending_bytes_estimate(conn: Connection, target: str, timeout_ms: int) -> Estimate | None:
-    """How much is pending, in about twice timeout_ms; None if not even one range was read by then.
+def pending_estimate(conn: Connection, target: str, milliseconds: int) -> PendingEstimate:
+    """How much is pending, in about so many milliseconds, whatever the size of the table.
 
-    First an exact count is tried. If that takes longer than timeout_ms, whole ranges are read for
-    as long again, spread over the space of blobids: hashes fall evenly, so a few ranges stand for
-    all.
+    The first half of the time is for an exact count. If that does not suffice, the first blobs of
+    each range are read: hashes lie evenly, so how close they lie tells how many follow. If even
+    that takes too long, the planner is asked, which reads nothing. A table that is locked raises
+    CatalogUnavailable.
     """
+    deadline = time.monotonic() + milliseconds / 1000
     with translated(conn, "estimate what is pending"):
         parts = read_parts(conn, target)
-        exact = _within(conn, timeout_ms, statement("pending_total", **parts), {})
-        ranges = prefix_ranges()
-        if exact is not None:
-            return _estimate(exact, len(ranges))
-        query = statement("pending_in_ranges", **parts)
-        deadline = time.monotonic() + timeout_ms / 1000
-        seen: list[tuple[Any, ...]] = []
-        for nth in range(1, len(ranges) + 1):
-            one = ranges[nth * _SAMPLE_STEP % len(ranges)]
-            left = int((deadline - time.monotonic()) * 1000)
-            counts = _within(conn, left, query, bounds([one]), walk=True)
-            if counts is None:
+        with suppress(errors.QueryCanceled), conn.transaction():
+            walk_indexes(conn, local=True)
+            _limit(conn, deadline - milliseconds / 2000)
+            count, known, unsized = conn.execute(statement("pending_total", **parts)).fetchall()[0]
+            return PendingEstimate(count, known, unsized, exact=True)
+        return _sampled(conn, parts, deadline) or _planned(conn, parts, milliseconds)
+
+
+def _sampled(
+    conn: Connection, parts: Mapping[str, sql.Composable], deadline: float
+) -> PendingEstimate | None:
+    """Scaled up from the first blobs of as many ranges as time allows; None where those are few."""
+    ranges = [prefix_ranges()[nth * _SAMPLE_STEP % RANGES] for nth in range(RANGES)]
+    query = statement("pending_starts", **parts)
+    read = blobs = found = size = unsized = 0
+    with suppress(errors.QueryCanceled), conn.transaction():
+        walk_indexes(conn, local=True)
+        for start in range(0, RANGES, _SAMPLE_RANGES):
+            if time.monotonic() >= deadline:
                 break
-            seen.append(counts)
-    if not seen:
+            some = ranges[start : start + _SAMPLE_RANGES]
+            _limit(conn, deadline)
+            rows = conn.execute(query, {**bounds(some), "limit": _SAMPLE_BLOBS}).fetchall()
+            for one, (count, first, last, known, without_size) in zip(some, rows, strict=True):
+                blobs += _followed(one, count, first, last)
+                found, size, unsized = found + count, size + known, unsized + without_size
+            read += len(some)
+    if read < _FEWEST_RANGES:
         return None
-    sums = [sum(column) * len(ranges) // len(seen) for column in zip(*seen, strict=True)]
-    return _estimate(sums, len(seen))
+    blobs = blobs * RANGES // read
+    share = blobs / max(found, 1)
+    return PendingEstimate(blobs, int(size * share), int(unsized * share), exact=False)
 
 
-def _estimate(counts: Sequence[int], sampled: int) -> Estimate:
-    blobs, size, unsized = counts
-    return Estimate(blobs, size, unsized, sampled)
+def _followed(one: BlobRange, count: int, first: str, last: str) -> int:
+    """How many blobs a range has, by the first of them, which reach from first to last."""
+    start, span = _place(first), _place(last) - _place(first)
+    if count < _SAMPLE_BLOBS or span <= 0:
+        return count
+    end = 1.0 if one.hi is None else _place(one.hi)
+    return max(count, int((count - 2) / span * (end - start)))
 
 
-def _within(
-    conn: Connection,
-    timeout_ms: int,
-    query: sql.Composed,
-    values: dict[str, object],
-    *,
-    walk: bool = False,
-) -> tuple[Any, ...] | None:
-    """The query's one row, or None if it took too long."""
-    if timeout_ms <= 0:
-        return None  # to the server 0 means no limit
+def _place(blobid: str | None) -> float:
+    """Where a blobid lies among all: 0 to 1. What is no hex lies at the end."""
     try:
-        with conn.transaction():
-            if walk:
-                walk_indexes(conn, local=True)
-            configure(conn, "statement_timeout", timeout_ms, local=True)
-            return conn.execute(query, values).fetchall()[0]
-    except errors.QueryCanceled:
-        return None
+        return int((blobid or "")[:12].ljust(12, "0"), 16) / 16**12
+    except ValueError:
+        return 1.0
+
+
+def _planned(
+    conn: Connection, parts: Mapping[str, sql.Composable], milliseconds: int
+) -> PendingEstimate:
+    """What the planner expects. Only a lock can make it wait."""
+    with conn.transaction():
+        configure(conn, "lock_timeout", max(milliseconds, 1), local=True)
+        plan = conn.execute(statement("pending_plan", **parts)).fetchall()[0][0]
+        average, unsized = conn.execute(statement("size_statistics")).fetchall()[0]
+    blobs = int(plan[0]["Plan"]["Plan Rows"])
+    known = int(blobs * (1 - unsized) * average)
+    return PendingEstimate(blobs, known, int(blobs * unsized), exact=False)
+
+
+def _limit(conn: Connection, deadline: float) -> None:
+    """Have the next statements of the transaction end by then, each with QueryCanceled."""
+    left = int((deadline - time.monotonic()) * 1000)
+    configure(conn, "statement_timeout", max(left, 1), local=True)  # 0 would be no limit.
 
 
 def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:

@@ -67,3 +67,46 @@ cross join lateral (
 select count(*), least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint,
     count(*) - count(size)
 from blobs where {pending} and blobid is not null;
+
+-- name: pending_starts
+-- Of each given range the first pending blobs, at most `limit`: how many, the first, the last, their
+-- known bytes, and how many lack a size.
+select count(one.blobid), min(one.blobid), max(one.blobid),
+    least(coalesce(sum(greatest(one.size, 0)), 0), 9223372036854775807)::bigint,
+    count(one.blobid) - count(one.size)
+from unnest(%(los)s::text[], %(his)s::text[]) with ordinality as r (lo, hi, nth)
+left join lateral (
+    (
+        select blobid, size from blobs
+        where {pending} and blobid >= r.lo and blobid < r.hi
+        order by blobid limit %(limit)s
+    )
+    union all
+    (
+        select blobid, size from blobs
+        where {pending} and blobid >= r.lo and r.hi is null
+        order by blobid limit %(limit)s
+    )
+) as one on true
+group by r.nth
+order by r.nth;
+
+-- name: pending_plan
+-- What the planner thinks how many blobs are pending. It scales what it knows to the table's size of
+-- this moment.
+explain (format json) select from blobs where {pending} and blobid is not null;
+
+-- name: size_statistics
+-- What ANALYZE last found about sizes: the average, and the share of rows without one. The largest
+-- bound, one blob of many, would count as much as the hundredth part of all.
+select coalesce(avg(bound) filter (where bound between 0 and 9223372036854775807), 0)::float8,
+    coalesce(max(null_frac), 0)::float8
+from pg_stats
+left join lateral (
+    select bound from unnest(coalesce(histogram_bounds, most_common_vals)::text::float8[]) as bound
+    order by bound limit coalesce(array_length(histogram_bounds, 1) - 1, 100)
+) as bounds on true
+where (schemaname, tablename) = (
+    select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = to_regclass('blobs')
+) and attname = 'size';
