@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
 
 RANGES = 256
 
 
+@cache
 def prefix_ranges() -> tuple[BlobRange, ...]:
     """The whole space of blobids, cut at the two-digit hex prefixes.
 
