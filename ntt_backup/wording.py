@@ -64,7 +64,7 @@ def describe(event: Mapping[str, Any]) -> str | None:
         case "dump_start":
             text = f"dumping the catalog ({_DUMP_REASONS[event['reason']]})"
         case "dump_skipped":
-            text = f"the catalog has not changed since {event['name']}"
+            text = f"nobody but us has changed the catalog since {event['name']}"
         case "dump_complete":
             text = (
                 f"dumped the catalog: {event['name']}, {size(event['bytes'])} in"

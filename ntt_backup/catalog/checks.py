@@ -65,7 +65,7 @@ def record_checks(
 
     Blobs that are gone from the catalog, or not copied any more, are left alone.
     """
-    parts = columns(target)
+    parts = {**columns(target), "counted": fragment("counted")}
     requeued = 0
     with translated(conn, "record a check"), conn.transaction():
         if right:

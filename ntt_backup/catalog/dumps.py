@@ -3,9 +3,15 @@
 "Has anything changed since the last dump?" cannot be asked of PostgreSQL directly. The position of
 its log moves by itself, and so do transaction numbers. The counters of rows inserted, updated and
 deleted do not: together with what says that they were reset, they are a fingerprint, and where it
-differs something may have changed. Our own tables are left out, or noting a run would be a change.
+differs something may have changed. Our own tables are left out, or noting a run would be a change;
+and so are the rows of `blobs` that we have marked, which each marking statement counts in
+`ntt_backup.marks` with its own commit: after a restore, a mark that the dump lacks only has a blob
+looked for on the remote again, or checked again. No table is read for this but that small one.
+
 It must be taken before the dump, so that what happens meanwhile counts for the next one. A session
-tells its counts with a delay of some seconds; what is overlooked so is seen the next time.
+tells the server its counts with a delay of some seconds, and ours at once: beside working workers
+the two do not match, which costs a dump and no more. What is overlooked is seen the next time, or
+when the dump has reached `dump.max_age`.
 
 Called by `dump`; `last_dumps` by `status`, `require_empty` by `drill`.
 """

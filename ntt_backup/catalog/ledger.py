@@ -35,7 +35,11 @@ class Ledger:
     def __init__(self, conn: Connection, target: str) -> None:
         self._conn = conn
         self._target = target
-        self._parts = {**columns(target), "largest_size": fragment("largest_size")}
+        self._parts = {
+            **columns(target),
+            "largest_size": fragment("largest_size"),
+            "counted": fragment("counted"),
+        }
         with translated(conn, "set up the ledger"):
             configure(conn, "synchronous_commit", "off")
 
@@ -138,7 +142,7 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
     requeued = 0
     values = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH, "past": None}
     with translated(conn, "requeue failed blobs"):
-        parts = read_parts(conn, target)
+        parts = {**read_parts(conn, target), "counted": fragment("counted")}
         names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
         for name in names:
             query = statement(name, **parts)

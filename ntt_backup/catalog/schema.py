@@ -177,6 +177,7 @@ def _prepare_own_schema(conn: Connection, target: str, report: Report) -> None:
         conn.execute(statement("create_runs"))
         conn.execute(statement("create_scans"))
         conn.execute(statement("create_dumps"))
+        conn.execute(statement("create_marks"))
         conn.execute(statement("create_version"))
         conn.execute(statement("set_version"), {"version": SCHEMA_VERSION})
     check_version(conn, target)

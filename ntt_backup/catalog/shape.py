@@ -22,7 +22,7 @@ from ntt_backup.errors import CatalogRefused
 from ntt_backup.planner import prefix_ranges
 
 SCHEMA_VERSION = 1
-OWN_TABLES = frozenset({"dumps", "failures", "runs", "scans", "schema_version"})
+OWN_TABLES = frozenset({"dumps", "failures", "marks", "runs", "scans", "schema_version"})
 
 _INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
 _LARGEST_SIZE = 2**63 - 1

@@ -45,6 +45,9 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 CONFIG_VARIABLE = "NTT_CONFIG"
 
+# What a setting was called before: files that were written then still hold.
+RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
+
 # Where a target is: a target that names one of them must not inherit the others from elsewhere.
 PLACE = ("host", "port", "path")
 
@@ -139,7 +142,8 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
     for section, table in tables.items():
         layer.values[section] = {}
         for name, value in table.items():
-            layer.put(f"{section}.{name}", value, f"{section}.{name} in {path}")
+            key = f"{section}.{name}"
+            layer.put(RENAMED.get(key, key), value, f"{key} in {path}")
     return layer
 
 

@@ -215,15 +215,16 @@ class RunSettings(_Section):
 class DumpSettings(_Section):
     """Dumps of the catalog. bin: the directory of pg_dump and pg_restore.
 
-    refresh: a dump older than this many seconds is made anew even where nothing has changed.
-    interval: how often `--watch` looks whether one is due. keep_*: see `dump.retention`.
+    max_age: a dump older than this many seconds is made anew even where nobody else has changed
+    anything (0: always). interval: how often `--watch` looks whether one is due. keep_*: see
+    `dump.retention`.
     """
 
     bin: LocalPath | None = None
     keep_last: Count = Field(default=3, ge=1, le=1000)
     keep_daily: Count = Field(default=7, ge=0, le=1000)
     keep_weekly: Count = Field(default=4, ge=0, le=1000)
-    refresh: Seconds = Field(default=7 * 86400, ge=0, le=366 * 86400)
+    max_age: Seconds = Field(default=7 * 86400, ge=0, le=366 * 86400)
     interval: Seconds = Field(default=86400, ge=1, le=366 * 86400)
 
 

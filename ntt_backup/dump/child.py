@@ -48,7 +48,8 @@ class DumpChild:
         """Start one, if it is time to. now: monotonic seconds."""
         if self._next is None or now < self._next or self._child is not None:
             return
-        self._next = now + self._settings.dump.interval
+        wanted = self._settings.dump
+        self._next = now + min(wanted.interval, wanted.max_age or wanted.interval)
         self._rest, self._over = b"", False
         try:
             self._child = Child(PROGRAM, new_session=True)

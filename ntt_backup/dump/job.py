@@ -7,10 +7,10 @@ when four things are true: pg_dump ended well, the remote's SHA-256 of what is o
 of what pg_dump wrote, pg_restore can read the table of contents in those same bytes, and that lists
 the data of `blobs`. Nothing has to be read back for this.
 
-Where nothing in the database has changed since the last dump, none is made, for a week at most; the
-remote is asked which that is, not a memory of ours. Directory format, which pg_dump can write with
-several jobs, needs a directory: a local copy. It works on one table a job, and the catalog is one
-large table.
+Where nobody but us has changed anything in the database since the last dump, none is made, for a
+week at most; the remote is asked which that is, not a memory of ours. Directory format, which
+pg_dump can write with several jobs, needs a directory: a local copy. It works on one table a job,
+and the catalog is one large table.
 
 Called by the command `dump` and by `dump.process`, for a run.
 """
@@ -70,7 +70,7 @@ def dump(settings: RemoteConfig, tell: Tell, *, force: bool = False) -> None:
 
 
 def due(
-    known: list[Stored], fingerprint: str, now: datetime, refresh_s: float, *, force: bool
+    known: list[Stored], fingerprint: str, now: datetime, max_age_s: float, *, force: bool
 ) -> str:
     """Why a dump should be made now: "first", "asked", "changed" or "old"; "" where it need not.
 
@@ -85,7 +85,7 @@ def due(
         return "changed"
     # A clock that was ahead when the last one was made must not stop dumps for as long.
     age = abs(now - last.begun)
-    return "old" if age >= timedelta(seconds=refresh_s) else ""
+    return "old" if age >= timedelta(seconds=max_age_s) else ""
 
 
 class _Job:
@@ -112,7 +112,7 @@ class _Job:
             self._require_nothing_copied()
         ours = [one for one in contents.dumps if _is_of(one, settings.target, state.database)]
         known = [one for one in ours if one.whole]
-        reason = due(known, state.fingerprint, self._begun, settings.dump.refresh, force=force)
+        reason = due(known, state.fingerprint, self._begun, settings.dump.max_age, force=force)
         if not reason:
             self._tell("dump_skipped", name=known[-1].name)
             return

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import identity
-from ntt_backup.catalog import db, dumps
+from ntt_backup.catalog import db
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import programs
 from ntt_backup.dump.place import DumpPlace
@@ -41,7 +41,7 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stor
     """
     application = identity.application("restore")
     with db.connect(settings.catalog.url, application) as conn:
-        version = dumps.database_state(conn).server_version
+        version = conn.info.server_version
     pg_restore = programs.find(settings.dump.bin, version).pg_restore
     place = DumpPlace(Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout)
     ours = [

@@ -229,7 +229,7 @@ def test_a_policy_that_forbids_the_update_is_noticed(
     for text in (
         f"grant select, update on blobs to {name}",
         f"grant usage on schema ntt_backup to {name}",
-        f"grant select, insert, update, delete on ntt_backup.failures to {name}",
+        f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}",
         "alter table blobs enable row level security",
         "create policy seen on blobs for select using (true)",
         f"create policy written on blobs for update {policy}",

@@ -101,6 +101,16 @@ def test_every_setting_of_the_full_sample_is_used_and_differs_from_its_default()
     assert settings.remote.identity_file == Path("~/.ssh/id_backup").expanduser()
 
 
+def test_a_setting_that_had_another_name_is_still_known_by_it(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text("[dump]\nrefresh = 60\n")
+    assert load(CatalogConfig, file=file, environ={}).dump.max_age == 60
+    file.write_text("[dump]\nrefresh = true\n")
+    with pytest.raises(ConfigError) as caught:
+        load(CatalogConfig, file=file, environ={})
+    assert str(caught.value).startswith(f"dump.refresh in {file} is True: ")
+
+
 def test_ipv6_brackets_are_taken_off() -> None:
     settings = load(Settings, file=SAMPLES / "valid" / "ipv6.toml", environ={})
     assert settings.remote.host == "backup@fe80::1%eth0"

@@ -17,9 +17,9 @@ from ntt_backup.process import wait_for
 INTERVAL = 86400.0
 
 
-def settings(**run: Any) -> Settings:
+def settings(**values: Any) -> Settings:
+    """Values go by "table.key"."""
     flags = {"source.root": "/srv/store", "remote.host": "far", "remote.path": "/srv/backup"}
-    values = {f"run.{name}": value for name, value in run.items()}
     return load(Settings, flags={**flags, **values}, environ={}, file=None)
 
 
@@ -57,6 +57,21 @@ def test_its_events_are_passed_on_and_its_end_is_not(program: Path) -> None:
     assert not dump.running
 
 
+@pytest.mark.parametrize(
+    ("max_age", "next_look"), [(INTERVAL * 7, INTERVAL), (60.0, 60.0), (0.0, INTERVAL)]
+)
+def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_look: float) -> None:
+    program.write_text('print(\'{"event": "dump_over", "failed": false}\')')
+    dump = DumpChild(settings(**{"dump.max_age": max_age}))
+    dump.start_if_due(0.0)
+    assert list(heard(dump)) == []
+    dump.start_if_due(next_look - 1)
+    assert not dump.running
+    dump.start_if_due(next_look)
+    assert dump.running
+    dump.kill()
+
+
 def test_it_gets_the_settings(program: Path, tmp_path: Path) -> None:
     program.write_text(f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read())")
     dump = DumpChild(settings())
@@ -89,7 +104,7 @@ def test_a_good_one_makes_up_for_a_failed_one(program: Path) -> None:
 
 
 def test_none_is_started_where_none_is_wanted(program: Path) -> None:
-    dump = DumpChild(settings(skip_pgdump=True))
+    dump = DumpChild(settings(**{"run.skip_pgdump": True}))
     dump.start_if_due(1e9)
     assert not dump.running
     assert dump.fds == []

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from ntt_backup.catalog.claim import lock_class
 from ntt_backup.catalog.pending import columns, form_of, index_names
-from ntt_backup.catalog.queries import Query, load_all, parse, shown, statement
+from ntt_backup.catalog.queries import Query, fragment, load_all, parse, shown, statement
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
@@ -54,7 +54,7 @@ def test_parse_keeps_comments_of_the_body_out_of_the_description() -> None:
 def test_a_statement_says_its_name_and_quotes_identifiers() -> None:
     parts = {name: sql.Identifier('odd"name') for name in columns("remote")}
 
-    text = statement("mark_failed", **parts).as_string(None)
+    text = statement("mark_failed", counted=fragment("counted"), **parts).as_string(None)
 
     assert text.startswith("/* ntt_backup mark_failed */ with marked as")
     assert '"odd""name" = true' in text

@@ -36,7 +36,11 @@ fetch forward {count} from ntt_backup_checks;
 
 -- name: mark_checked
 -- Remembers that blobs were found right.
-update blobs set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied};
+with marked as (
+    update blobs set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied}
+    returning blobid
+), counted as {counted}
+select count(*) from marked;
 
 -- name: mark_lost
 -- Blobs that the remote has not, or not right: pending again, with the reason, which is forgotten
@@ -44,11 +48,11 @@ update blobs set {last_checked} = now() where blobid = any(%(blobids)s::text[]) 
 with locked as materialized (
     select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied}
     order by blobid for no key update
-), lost as (
+), marked as (
     update blobs set {copied} = false, {copy_failed} = false, {last_checked} = now()
     where blobid in (select blobid from locked)
     returning blobid, {copied} as still
-), said as (
+), counted as {counted}, said as (
     insert into ntt_backup.failures as known (target, blobid, reason, detail)
     select %(target)s, f.blobid, f.reason, f.detail
     from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
@@ -58,6 +62,6 @@ with locked as materialized (
     on conflict (target, blobid) do update
     set reason = excluded.reason, detail = excluded.detail, last_at = excluded.last_at
 ), unchanged as (
-    select blobid from locked except select blobid from lost where not still
+    select blobid from locked except select blobid from marked where not still
 )
-select (select count(*) from lost where not still), count(*), min(blobid) from unchanged;
+select (select count(*) from marked where not still), count(*), min(blobid) from unchanged;

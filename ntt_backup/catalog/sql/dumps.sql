@@ -1,10 +1,11 @@
 -- Dumps of the catalog: what is known about the database, and what became of the last ones.
 
 -- name: database_state
--- The database, its server, and the counters that tell whether anything has changed in it. Those of
--- our own tables, of temporary ones, and of what ANALYZE writes say nothing about that. A server
--- that has crashed counts from zero, and notes that in pg_stat_bgwriter. The fingerprint is empty
--- where the server does not count.
+-- The database, its server, and the counters that tell whether anybody else has changed anything in
+-- it. Those of our own tables, of temporary ones, of what all databases share, and of what ANALYZE
+-- writes say nothing about that; nor do the updates of blobs that are our own marks. A server that
+-- has crashed counts from zero, and notes that in pg_stat_bgwriter. The fingerprint is empty where
+-- the server does not count.
 select current_database(), current_setting('server_version'),
     current_setting('server_version_num')::integer,
     case when current_setting('track_counts')::boolean then concat_ws(
@@ -16,10 +17,15 @@ select current_database(), current_setting('server_version'),
             where datname = current_database()
         ),
         (
-            select concat_ws('+', count(*), sum(n_tup_ins), sum(n_tup_upd), sum(n_tup_del))
+            select concat_ws(
+                '+', count(*), sum(n_tup_ins),
+                sum(n_tup_upd) - (select coalesce(sum(marked), 0) from ntt_backup.marks),
+                sum(n_tup_del)
+            )
             from pg_stat_all_tables
             where schemaname <> 'ntt_backup' and schemaname !~ '^pg_(toast|temp)'
                 and relname not in ('pg_statistic', 'pg_statistic_ext_data')
+                and relid not in (select oid from pg_class where relisshared)
         )
     ) else '' end;
 

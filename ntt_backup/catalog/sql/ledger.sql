@@ -3,6 +3,16 @@
 -- An update may silently do nothing: a trigger or a policy of the table's owner keeps a row as it
 -- is. So each tells which rows stay as they were.
 
+-- name: counted
+-- Counts the rows that the part `marked` of a statement has updated: what the server counts beyond
+-- them is others' work. A rollback takes our count back and not the server's, which may cost a dump
+-- and hides nothing.
+(
+    insert into ntt_backup.marks as known (slot, marked)
+    select mod(pg_backend_pid(), 64), count(*) from marked having count(*) > 0
+    on conflict (slot) do update set marked = known.marked + excluded.marked
+)
+
 -- name: lock_rows
 -- Locks the rows of the given blobids, in one order for all sessions, so that two of them cannot
 -- wait for each other. Returns their blobids: the others are gone.
@@ -28,7 +38,7 @@ with stored as materialized (
     from stored
     where blobs.blobid = stored.blobid
     returning blobs.blobid, {copied} as done
-), forgotten as (
+), counted as {counted}, forgotten as (
     delete from ntt_backup.failures where target = %(target)s and blobid = any(%(blobids)s::text[])
 )
 select blobid from stored except select blobid from marked where done;
@@ -38,7 +48,7 @@ select blobid from stored except select blobid from marked where done;
 with marked as (
     update blobs set {copy_failed} = true where blobid = any(%(blobids)s::text[])
     returning blobid, {copy_failed} as done
-), unchanged as (
+), counted as {counted}, unchanged as (
     select unnest(%(blobids)s::text[]) as blobid except select blobid from marked where done
 )
 select count(*), min(blobid) from unchanged;
@@ -66,18 +76,18 @@ with listed as materialized (
     select blobid from blobs
     where blobid in (select blobid from listed) and {copy_failed}
     order by blobid for no key update
-), requeued as (
+), marked as (
     update blobs set {copy_failed} = false
     where blobid in (select blobid from locked)
     returning blobid, not {copy_failed} as done
-), forgotten as (
+), counted as {counted}, forgotten as (
     delete from ntt_backup.failures
     where target = %(target)s and blobid in (select blobid from listed)
 ), unchanged as (
-    select blobid from locked except all select blobid from requeued where done
+    select blobid from locked except all select blobid from marked where done
 )
 select (select count(*) from listed), (select max(blobid) from listed),
-    (select count(*) from requeued), count(*), min(blobid)
+    (select count(*) from marked), count(*), min(blobid)
 from unchanged;
 
 -- name: requeue_unlisted
@@ -88,13 +98,13 @@ with locked as materialized (
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
     order by blobid limit %(limit)s
     for no key update
-), requeued as (
+), marked as (
     update blobs set {copy_failed} = false
     where blobid in (select blobid from locked)
     returning blobid, not {copy_failed} as done
-), unchanged as (
-    select blobid from locked except all select blobid from requeued where done
+), counted as {counted}, unchanged as (
+    select blobid from locked except all select blobid from marked where done
 )
 select (select count(*) from locked), (select max(blobid) from locked),
-    (select count(*) from requeued), count(*), min(blobid)
+    (select count(*) from marked), count(*), min(blobid)
 from unchanged;

@@ -81,6 +81,14 @@ create table if not exists ntt_backup.dumps (
     primary key (target, started_at)
 );
 
+-- name: create_marks
+-- How many rows of blobs we have updated ourselves, in all: the sum over the slots. A session has one
+-- of a few slots, so that workers do not wait for each other to count.
+create table if not exists ntt_backup.marks (
+    slot integer primary key,
+    marked bigint not null
+);
+
 -- name: create_scans
 -- How far the scan of a store got. directory is the last one that is done with.
 create table if not exists ntt_backup.scans (

@@ -1,0 +1,126 @@
+"""Whether anything has changed since the last dump: our own marks are no change, all else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from ntt_backup.catalog import Ledger, connect, dumps, ledger
+from ntt_backup.catalog.checks import record_checks
+from ntt_backup.errors import CatalogRefused
+from ntt_backup.model import Blob, Failure, Reason
+from tests.site import wait_until
+
+TARGET = "remote"
+
+
+def counted(url: str) -> str:
+    """The fingerprint, once the sessions of a moment ago are gone: at its end each has its rows
+    counted.
+    """
+
+    def alone() -> bool:
+        query = "select count(*) from pg_stat_activity where datname = current_database()"
+        return conn.execute(query).fetchall() == [(1,)]
+
+    with psycopg.connect(url, autocommit=True) as conn:
+        wait_until(alone, "the end of all other sessions")
+    with connect(url, "test") as own:
+        return dumps.database_state(own).fingerprint
+
+
+def execute(url: str, query: str) -> None:
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(query.encode())
+
+
+def stored(url: str) -> None:
+    with connect(url, "test") as conn:
+        Ledger(conn, TARGET).record([Blob("a", 1), Blob("b", None), Blob("nowhere", 1)], [])
+
+
+def failed(url: str) -> None:
+    with connect(url, "test") as conn:
+        failures = [Failure("b", Reason.MISSING, ""), Failure("nowhere", Reason.MISSING, "")]
+        Ledger(conn, TARGET).record([Blob("a", 1)], failures)
+
+
+def requeued(url: str) -> None:
+    failed(url)
+    execute(url, "delete from ntt_backup.failures where blobid = 'b'")
+    with connect(url, "test") as conn:
+        Ledger(conn, TARGET).record([], [Failure("c", Reason.MISSING, "")])
+        assert ledger.requeue(conn, TARGET) == 2
+
+
+def checked(url: str) -> None:
+    stored(url)
+    with connect(url, "test") as conn:
+        assert record_checks(conn, TARGET, ["a"], [Failure("b", Reason.REMOTE_MISSING, "")]) == 1
+
+
+def filled(url: str) -> str:
+    values = ", ".join(f"('{name}')" for name in "abcd")
+    execute(url, f"insert into blobs (blobid) values {values}")
+    return counted(url)
+
+
+@pytest.mark.parametrize("work", [stored, failed, requeued, checked])
+def test_our_own_marks_are_no_change(catalog_url: str, work: Callable[[str], None]) -> None:
+    before = filled(catalog_url)
+    work(catalog_url)
+    assert counted(catalog_url) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "insert into blobs (blobid) values ('e')",
+        "delete from blobs where blobid = 'd'",
+        "update blobs set size = 5 where blobid = 'd'",
+        "update blobs set remote_copied = false where blobid = 'a'",
+        "truncate blobs",
+        "create table of_others (name text)",
+        "alter table blobs add column of_others text",
+        "create function of_others() returns int language sql as 'select 1'",
+    ],
+)
+def test_what_others_change_is_one(catalog_url: str, change: str) -> None:
+    before = filled(catalog_url)
+    stored(catalog_url)
+    execute(catalog_url, change)
+    stored(catalog_url)
+    assert counted(catalog_url) != before
+
+
+def test_counters_that_began_anew_are_a_change(catalog_url: str) -> None:
+    before = filled(catalog_url)
+    execute(catalog_url, "select pg_stat_reset()")
+    assert counted(catalog_url) != before
+
+
+def test_marks_that_were_rolled_back_cost_a_dump_and_hide_nothing(catalog_url: str) -> None:
+    """The server counts them all the same, and we do not."""
+    before = filled(catalog_url)
+    execute(
+        catalog_url,
+        "create function ntt_backup.keep() returns trigger language plpgsql"
+        " as 'begin return old; end';"
+        "create trigger keep before update on blobs for each row"
+        " when (new.blobid = 'b') execute function ntt_backup.keep()",
+    )
+    with_trigger = counted(catalog_url)
+    assert with_trigger != before
+    with pytest.raises(CatalogRefused):
+        stored(catalog_url)
+    assert counted(catalog_url) != with_trigger
+
+
+def test_what_happens_in_another_database_is_no_change(
+    catalog_url: str, role: Callable[[], str]
+) -> None:
+    before = filled(catalog_url)
+    role()
+    assert counted(catalog_url) == before
