@@ -94,7 +94,7 @@ class DumpChild:
                 self._retry(now)
 
     def kill(self) -> None:
-        """End it and all that it started, now; the temporary file there goes with a later dump."""
+        """End it and all that it started, now; the remote removes what it got."""
         child, self._child = self._child, None
         if child is not None:
             with suppress(ProcessLookupError):

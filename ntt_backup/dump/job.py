@@ -169,6 +169,7 @@ class _Job:
             with suppress(BackupError):
                 self._place.forget(self._token)
             raise
+        upload.abort()
         return name, made
 
     def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:

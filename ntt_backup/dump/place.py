@@ -4,7 +4,8 @@ The job's own ssh and the remote's sh are enough, whatever the strategy. A dump'
 known before its end, so it travels as all that follows a script on stdin, and its end is the end of
 the input. The far side cannot tell that end from a link that was cut; so what it has written gets
 no name then and there. It answers with size and SHA-256 of what is on its disk, and only the side
-that has seen pg_dump end well asks, over another connection, for the name.
+that has seen pg_dump end well asks, over another connection, for the name. Until then the first one
+stays: when it ends, whoever sent the dump is gone, and the far side removes it.
 
 Called by `dump.job` and `dump.recall`.
 """
@@ -28,6 +29,7 @@ from ntt_backup.transport.shell import shell_script
 from ntt_backup.transport.storage import explain_root
 
 _GREETING: Final = re.compile(rb"^NTT-(ANSWER|RECEIVE)\b.*$")
+_SUMMED: Final = re.compile(rb"^size=.*\n", re.MULTILINE)
 _LIMIT: Final = 1 << 22
 # A slow disk reads this many bytes a second when it is asked for a sum.
 _SLOW: Final = 5_000_000
@@ -133,7 +135,9 @@ class DumpPlace:
 
 
 class Upload:
-    """A dump on its way. End it with `finish` or `abort`."""
+    """A dump on its way. When it ends without a name, by `abort` or by our death, the remote removes
+    what it got.
+    """
 
     def __init__(self, channel: Channel, patience: float, stall_timeout: float) -> None:
         self._channel = channel
@@ -162,8 +166,8 @@ class Upload:
     def finish(self) -> tuple[int, str]:
         """That was all: the size and the SHA-256 of what is on stable storage there."""
         self._channel.end_input()
-        said = _answers(_rest(self._channel, self._said, self._patience + self._sent / _SLOW))
-        self._channel.abort()
+        patience = self._patience + self._sent / _SLOW
+        said = _answers(_rest(self._channel, self._said, patience, until=_SUMMED))
         return int(_require(said, "size")), _require(said, "sum")
 
     def abort(self) -> None:
@@ -179,9 +183,14 @@ def _script() -> str:
     return resources.files("ntt_backup.dump").joinpath("place.sh").read_text("utf-8")
 
 
-def _rest(channel: Channel, said: bytes, patience: float) -> bytes:
+def _rest(
+    channel: Channel, said: bytes, patience: float, *, until: re.Pattern[bytes] | None = None
+) -> bytes:
+    """All that is said up to the end, or until that is in it."""
     deadline = time.monotonic() + patience
     while (left := deadline - time.monotonic()) > 0:
+        if until is not None and until.search(said):
+            return said
         data = channel.read(left)
         if data == b"":
             return said

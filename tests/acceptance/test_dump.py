@@ -534,6 +534,47 @@ def test_a_stopped_run_ends_its_dump(dumping: Site, postgres: Postgres, tmp_path
     assert dumping.copied() == set()
 
 
+@pytest.mark.parametrize("moment", ["sending", "checking"])
+@pytest.mark.parametrize(
+    ("command", "end", "code"),
+    [
+        ("dump", signal.SIGINT, 130),
+        ("run", signal.SIGINT, 130),
+        ("run", signal.SIGTERM, 143),
+        ("run", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_dump_that_is_stopped_leaves_nothing_there(
+    dumping: Site,
+    postgres: Postgres,
+    tmp_path: Path,
+    command: str,
+    end: int,
+    code: int,
+    moment: str,
+) -> None:
+    """As a terminal stops it: the signal goes to ssh and pg_dump, too."""
+    dumping.fill(3)
+    checking = tmp_path / "checking"
+    if moment == "sending":
+        stand_in(dumping, postgres, tmp_path, "head -c 3000000 /dev/urandom; exec sleep 1000")
+    else:
+        programs = stand_in(dumping, postgres, tmp_path, 'exec "$real" "$@"')
+        fake(programs, "pg_restore", f"touch {checking}; exec sleep 1000")
+    dumping.wrapper = ["setsid"]
+    place = dumping.remote.local / "pgdump"
+
+    def under_way() -> bool:
+        there = list(place.glob(".incoming-*"))
+        return bool(there) and (checking.exists() or there[0].stat().st_size > 2_000_000)
+
+    with dumping.running(command) as run:
+        wait_until(under_way, "a dump on its way")
+        os.killpg(run.pid, end)
+        assert run.wait(60) == code, dumping.output()
+        wait_until(lambda: shelf(dumping) == [], "the end of the temporary file")
+
+
 def test_the_death_of_the_process_that_dumps_stops_no_blob(
     dumping: Site, postgres: Postgres, tmp_path: Path
 ) -> None:

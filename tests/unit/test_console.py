@@ -214,7 +214,7 @@ def test_what_becomes_of_a_dump_is_told() -> None:
         "dumping the catalog (it may have changed since the last time)",
         "dumping the catalog (the last one is old)",
         "dumping the catalog (as asked)",
-        f"the catalog has not changed since {name}",
+        f"nobody but us has changed the catalog since {name}",
         f"dumped the catalog: {name}, 3.0 MB in 12 s; 3 kept, 1 removed",
         "the catalog is not dumped: m: d; do it",
         "the catalog is not dumped: m",
