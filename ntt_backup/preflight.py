@@ -24,9 +24,8 @@ import humanize
 from ntt_backup import __version__, identity
 from ntt_backup.catalog import Connection, db, figures, verify_schema
 from ntt_backup.config import Settings
-from ntt_backup.dump import programs
-from ntt_backup.dump.place import DumpPlace
-from ntt_backup.errors import BackupError, CatalogError, RemoteCannotStore
+from ntt_backup.dump.rehearsal import rehearse
+from ntt_backup.errors import BackupError, CatalogError, DumpImpossible, RemoteCannotStore
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.model import Blob, Reason
@@ -249,14 +248,10 @@ def _dump(settings: Settings, *, reached: bool) -> Step:
     if settings.run.skip_pgdump:
         return Step("", "the catalog is not dumped (run.skip_pgdump)")
     try:
-        with db.connect(settings.catalog.url, identity.application("check")) as conn:
-            found = programs.find(settings.dump.bin, conn.info.server_version)
-        if reached:
-            remote, patience = settings.remote, settings.run.receipt_timeout
-            DumpPlace(Ssh(remote), remote.path, patience).contents()
-    except CatalogError:
-        return Step("", warning="the catalog did not say which pg_dump it needs")
-    except BackupError as error:
+        found = rehearse(settings, remote_too=reached)
+    except CatalogError as error:
+        return Step("", warning=f"whether the catalog can be dumped is not known: {error}")
+    except DumpImpossible as error:
         return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
     return Step("", f"{found.pg_dump}, version {found.version}")
 

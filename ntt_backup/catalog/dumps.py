@@ -13,17 +13,24 @@ tells the server its counts with a delay of some seconds, and ours at once: besi
 the two do not match, which costs a dump and no more. What is overlooked is seen the next time, or
 when the dump has reached `dump.max_age`.
 
-Called by `dump`; `last_dumps` by `status`, `require_empty` by `drill`.
+Called by `dump`; `last_dumps` by `status`, `require_empty` by `drill`, `require_readable` by
+`preflight`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
+
+from psycopg import sql
 
 from ntt_backup.catalog.db import Connection, translated
-from ntt_backup.catalog.queries import statement
-from ntt_backup.errors import ConfigError
+from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.errors import ConfigError, DumpFailed
+
+_READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
+_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,34 @@ def database_state(conn: Connection) -> DatabaseState:
     """The database as it is at this moment."""
     with translated(conn, "tell about itself"):
         return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
+
+
+def require_readable(conn: Connection) -> None:
+    """Raise DumpFailed, with the SQL that mends it, where pg_dump may not read all there is."""
+    with translated(conn, "tell what of it may be read"):
+        found = conn.execute(statement("undumpable")).fetchall()
+    if not found:
+        return
+    user = sql.Identifier(conn.info.user)
+    kinds = {kind for kind, *_ in found}
+    mends = []
+    if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
+        mends.append(shown("mend_read_all", user=user))
+    elif "unreadable" in kinds:
+        theirs = sorted({schema for kind, _, schema in found if kind == "unreadable"})
+        schemas = sql.SQL(", ").join(map(sql.Identifier, theirs))
+        mends.append(shown("mend_read_schemas", schemas=schemas, user=user))
+    if "policy" in kinds:
+        mends.append(shown("mend_row_security", user=user))
+    if "large object" in kinds:
+        mends.append(shown("mend_large_objects", role=sql.Literal(conn.info.user)))
+    names = [name for _, name, _ in found]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    raise DumpFailed(
+        f"{conn.info.user} may not read all that pg_dump dumps",
+        detail=", ".join(names[:_NAMED]) + more,
+        hint="as a superuser: " + " ".join(" ".join(mends).split()),
+    )
 
 
 def require_empty(conn: Connection) -> None:

@@ -18,7 +18,6 @@ Called by the command `dump` and by `dump.process`, for a run.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 import socket
@@ -40,15 +39,12 @@ from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
 from ntt_backup.planner import Throttle
-from ntt_backup.process import Child, start, wait_for
+from ntt_backup.process import wait_for
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_gone
 
 # What pg_restore gets to see of a dump: its table of contents stands at the beginning.
 _HEAD_BYTES: Final = 64 * 1024**2
-_LOCK_WAIT_MS: Final = 60_000
-_LIST_SECONDS: Final = 60.0
-_WARNINGS_SHOWN: Final = 500
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
 Tell = Callable[..., None]
@@ -144,7 +140,7 @@ class _Job:
                     f" with {there[1]}",
                     hint="look at the remote's disk and memory, and its kernel log",
                 )
-            if not _BLOBS.search(_list(found.pg_restore, head)):
+            if not _BLOBS.search(programs.read_head(found.pg_restore, head, "--list")):
                 raise DumpFailed(
                     "the dump does not hold the table blobs",
                     hint="does the user of catalog.url see the table that the backup uses?",
@@ -174,7 +170,7 @@ class _Job:
 
     def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:
         """pg_dump into upload: how many bytes, their SHA-256, and the first of them."""
-        child = self._start(pg_dump)
+        child = programs.start_pg_dump(pg_dump, self._settings.catalog.url, self._application)
         digest, size, head = hashlib.sha256(), 0, bytearray()
         patience = self._settings.run.receipt_timeout
         deadline = time.monotonic() + patience
@@ -200,17 +196,8 @@ class _Job:
         finally:
             child.kill()
         if status != 0:
-            raise _pg_dump_failed(status, child.stderr.text)
+            raise programs.pg_dump_failed(status, child.stderr.text)
         return size, digest.hexdigest(), bytes(head)
-
-    def _start(self, pg_dump: Path) -> Child:
-        """pg_dump, with the password in its environment: arguments are shown to everybody."""
-        url, secret = db.for_program(self._settings.catalog.url, self._application)
-        argv = [str(pg_dump), "--format=custom", "--no-password"]
-        argv += [f"--lock-wait-timeout={_LOCK_WAIT_MS}", f"--dbname={url}"]
-        child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
-        child.close_stdin()
-        return child
 
     def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> None:
         """Remove what is past retention, and note it. The dump is good, whatever comes of that."""
@@ -254,42 +241,3 @@ class _Job:
 def _is_of(one: Stored, target: str, database: str) -> bool:
     """Whether it is of this catalog: others may lie beside it."""
     return one.record is not None and (one.record.target, one.record.database) == (target, database)
-
-
-def _pg_dump_failed(status: int | None, said: str) -> DumpFailed:
-    hint = ""
-    if "permission denied" in said:
-        hint = "as a superuser there: grant pg_read_all_data to the user of catalog.url"
-    elif "lock" in said and "timeout" in said:
-        hint = "another session holds a lock on a table for long: see pg_locks there"
-    lines = [line for line in said.splitlines() if line.strip()]
-    detail = "; ".join(lines)[-_WARNINGS_SHOWN:] or f"status {status}"
-    return DumpFailed("pg_dump failed", detail=detail, hint=hint)
-
-
-def _list(pg_restore: Path, head: bytes) -> bytes:
-    """The table of contents that pg_restore reads from the beginning of a dump."""
-    memory = os.memfd_create("head-of-dump")
-    try:
-        with os.fdopen(os.dup(memory), "wb") as file:
-            file.write(head)
-        os.lseek(memory, 0, os.SEEK_SET)
-        child = start([str(pg_restore), "--list"], stdin=memory)
-        listed = b""
-        deadline = time.monotonic() + _LIST_SECONDS
-        try:
-            while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
-                listed += data or b""
-                if data is None:
-                    wait_for(reading=child.fds, timeout=left)
-                    child.drain_stderr()
-            status = child.wait(max(1.0, deadline - time.monotonic()))
-        finally:
-            child.kill()
-    finally:
-        os.close(memory)
-    if status != 0:
-        raise DumpFailed(
-            "pg_restore cannot read the dump", detail=child.stderr.text[-_WARNINGS_SHOWN:]
-        )
-    return listed

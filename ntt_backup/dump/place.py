@@ -66,6 +66,10 @@ class DumpPlace:
         dumps.sort(key=lambda one: one.age_key)
         return Contents(tuple(dumps), said.get("by-hash") == ["present"])
 
+    def try_out(self, token: str) -> None:
+        """Find out whether a dump could be stored, and leave nothing there."""
+        _require(self._ask("try", token=token), "tried")
+
     def upload(self, token: str, throttle: Throttle | None, stall_timeout: float) -> Upload:
         """Begin to send a dump under the temporary name that belongs to token."""
         values = {"action": "put", "root": self._root, "token": token}
@@ -135,8 +139,9 @@ class DumpPlace:
 
 
 class Upload:
-    """A dump on its way. When it ends without a name, by `abort` or by our death, the remote removes
-    what it got.
+    """A dump on its way.
+
+    When it ends without a name, by `abort` or by our death, the remote removes what it got.
     """
 
     def __init__(self, channel: Channel, patience: float, stall_timeout: float) -> None:

@@ -23,7 +23,7 @@ settle() {
     esac
 }
 
-for tool in cat cut find mkdir mv rm sha256sum sleep sync tr wc; do
+for tool in cat cut find id mkdir mv rm rmdir sha256sum sleep sync tr wc; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool: not found"
 done
 [ -d "$root" ] || fail "$root: no such directory"
@@ -38,6 +38,17 @@ list)
         [ ! -f "$dump" ] || size=$(size_of "$dump")
         printf "dump=%s %s %s\n" "${dump##*/}" "$size" "$(cut -c1-4000 "$record" | tr -d "\n\r")"
     done
+    ;;
+try)
+    made=""
+    if [ ! -d "$place" ]; then
+        message=$(mkdir "$place" 2>&1) || fail "$message (as $(id -un))"
+        made=yes
+    fi
+    message=$({ : >"$temporary"; } 2>&1) || fail "$message (as $(id -un))"
+    rm -f "$temporary"
+    [ -z "$made" ] || rmdir "$place"
+    echo tried=yes
     ;;
 put)
     if [ ! -d "$place" ]; then

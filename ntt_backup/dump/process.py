@@ -16,11 +16,10 @@ import signal
 import sys
 from typing import Any
 
-from ntt_backup import identity
-from ntt_backup.catalog import db, dumps
 from ntt_backup.config import Settings
 from ntt_backup.dump.job import dump
-from ntt_backup.errors import BackupError, CatalogError, DumpImpossible
+from ntt_backup.dump.rehearsal import relied_on
+from ntt_backup.errors import BackupError, DumpImpossible
 from ntt_backup.line import write_event
 
 
@@ -31,7 +30,7 @@ def main() -> int:
     try:
         dump(settings, _tell)
     except DumpImpossible as error:
-        failed = _relied_on(settings)
+        failed = relied_on(settings)
         if failed:
             _tell("dump_failed", **error.fields)
         else:
@@ -42,16 +41,6 @@ def main() -> int:
         _tell("dump_failed", **error.fields)
     _tell("dump_over", failed=failed)
     return int(failed)
-
-
-def _relied_on(settings: Settings) -> bool:
-    if settings.dump.bin is not None:
-        return True
-    try:
-        with db.connect(settings.catalog.url, identity.application("dump")) as conn:
-            return dumps.ever_made(conn, settings.target)
-    except CatalogError:
-        return True
 
 
 def _tell(event: str, **fields: Any) -> None:

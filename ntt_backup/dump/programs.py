@@ -1,28 +1,34 @@
-"""pg_dump and pg_restore on this machine: which ones, and whether they are new enough.
+"""pg_dump and pg_restore on this machine: which ones, whether they are new enough, and their calls.
 
 pg_dump refuses a server whose major version is above its own, with words about a mismatch that do
 not say what to install. And a machine may have several: Debian keeps one a major version in
 /usr/lib/postgresql, and whichever comes first on PATH is often the oldest. So each candidate is
 asked for its version before anything is sent, and the first that is new enough is taken.
 
-Called by `dump.job`, `dump.recall` and `preflight`.
+Called by the other modules of this package.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.errors import DumpImpossible, SourceError
-from ntt_backup.process import output_of
+from ntt_backup.catalog import db
+from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
+from ntt_backup.process import Child, output_of, start, wait_for
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)\S*")
 _PATIENCE: Final = 10.0
+_READ_SECONDS: Final = 60.0
+_LOCK_WAIT_MS: Final = 60_000
+_SHOWN: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +81,58 @@ def _installed(places: Iterable[Path]) -> Iterator[tuple[int, Programs]]:
         if match is not None and pg_restore.exists():
             version = match[0].removeprefix("(PostgreSQL) ")
             yield int(match[1]), Programs(pg_dump, pg_restore, version)
+
+
+def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> Child:
+    """pg_dump, which writes a dump of the database of url to its output.
+
+    The password is in its environment: arguments are shown to everybody. Raises ConfigError for a
+    url that it cannot be given.
+    """
+    place, secret = db.for_program(url, application)
+    argv = [str(pg_dump), "--format=custom", "--no-password", *options]
+    argv += [f"--lock-wait-timeout={_LOCK_WAIT_MS}", f"--dbname={place}"]
+    child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
+    child.close_stdin()
+    return child
+
+
+def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
+    """The error for a pg_dump that has ended with status; said: its stderr."""
+    hint = ""
+    if "permission denied" in said:
+        hint = "as a superuser there: grant pg_read_all_data to the user of catalog.url"
+    elif "lock" in said and "timeout" in said:
+        hint = "another session holds a lock on a table for long: see pg_locks there"
+    lines = [line for line in said.splitlines() if line.strip()]
+    detail = "; ".join(lines)[-_SHOWN:] or f"status {status}"
+    return DumpFailed("pg_dump failed", detail=detail, hint=hint)
+
+
+def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
+    """What pg_restore prints of the beginning of a dump, which has all but the rows of tables.
+
+    Raises DumpFailed where it cannot read it.
+    """
+    memory = os.memfd_create("head-of-dump")
+    try:
+        with os.fdopen(os.dup(memory), "wb") as file:
+            file.write(head)
+        os.lseek(memory, 0, os.SEEK_SET)
+        child = start([str(pg_restore), *options], stdin=memory)
+        said = b""
+        deadline = time.monotonic() + _READ_SECONDS
+        try:
+            while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
+                said += data or b""
+                if data is None:
+                    wait_for(reading=child.fds, timeout=left)
+                    child.drain_stderr()
+            status = child.wait(max(1.0, deadline - time.monotonic()))
+        finally:
+            child.kill()
+    finally:
+        os.close(memory)
+    if status != 0:
+        raise DumpFailed("pg_restore cannot read the dump", detail=child.stderr.text[-_SHOWN:])
+    return said

@@ -369,10 +369,55 @@ def test_check_says_which_pg_dump_it_will_be(dumping: Site, postgres: Postgres) 
     done = dumping.run("check")
     assert done.returncode == 0, done.stdout
     assert re.search(rf"^ok +dump +{postgres.server.bin_path}/pg_dump, ", done.stdout, re.MULTILINE)
-    dumping.write_config(dump={"bin": str(dumping.root)})
-    done = dumping.run("check")
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"^warning +dump .*apt-get install", done.stdout, re.MULTILINE)
+    assert list(dumping.remote.local.iterdir()) == []
+
+
+def no_programs(site: Site, _: Callable[[], str]) -> str:
+    site.write_config(dump={"bin": str(site.root)})
+    return "pg_dump and pg_restore are not installed"
+
+
+def no_privilege(site: Site, role: Callable[[], str]) -> str:
+    name = role()
+    site.query("create table of_others (name text)")
+    site.query(f"grant select, insert, update on blobs to {name}")
+    site.query(f"grant usage on schema ntt_backup to {name}")
+    site.query(f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}")
+    site.write_config(catalog={"url": psycopg.conninfo.make_conninfo(site.url, user=name)})
+    return f'public.of_others.*\n.*grant pg_read_all_data to "{name}"'
+
+
+def no_room(site: Site, _: Callable[[], str]) -> str:
+    (site.remote.local / "pgdump").touch()
+    return "pgdump"
+
+
+def no_password_in_secret(site: Site, _: Callable[[], str]) -> str:
+    url = psycopg.conninfo.make_conninfo(site.url, sslpassword="x")
+    site.write_config(catalog={"url": url})
+    return "sslpassword"
+
+
+@pytest.mark.parametrize("broken", [no_programs, no_privilege, no_room, no_password_in_secret])
+def test_where_a_run_ends_with_7_check_has_said_so(
+    dumping: Site, role: Callable[[], str], broken: Callable[[Site, Callable[[], str]], str]
+) -> None:
+    dumping.fill(1)
+    said = broken(dumping, role)
+    before = shelf_or_file(dumping)
+
+    check = dumping.run("check")
+
+    assert check.returncode == 7, check.stdout
+    assert re.search(rf"^FAILED +dump +the catalog cannot be dumped: .*{said}", check.stdout, re.M)
+    assert shelf_or_file(dumping) == before
+    done = dumping.run("run")
+    assert done.returncode == 7, done.stdout
+
+
+def shelf_or_file(site: Site) -> list[str]:
+    """All that stands at the remote beside by-hash."""
+    return sorted(str(path) for path in site.remote.local.glob("[!b]*/**"))
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ The line comes from `install-receiver`, the receiver is the one file that it wri
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from ntt_backup.catalog import connect, dumps
 from ntt_backup.config import RemoteSettings
 from ntt_backup.installation import RECEIVER, key_line, write
 from ntt_backup.remote import frames
@@ -69,11 +72,25 @@ def test_a_whole_run_goes_through_it(site: Site, forced: list[str]) -> None:
 def test_check_says_that_no_dump_goes_through_it(
     site: Site, forced: list[str], postgres: Postgres
 ) -> None:
+    """A warning until somebody relies on dumps, then a failure: as the run ends, so does check."""
     site.fill(1)
-    site.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.server.bin_path)})
+    site.write_config(run={"skip_pgdump": False})
+    site.environ = {"PATH": f"{postgres.server.bin_path}:{os.environ['PATH']}"}
     check = site.run("check")
     assert check.returncode == 0, check.stdout
     assert re.search(r"^warning +dump .*forced command.*skip_pgdump", check.stdout, re.MULTILINE)
+    done = site.run("run")
+    assert done.returncode == 0, done.stdout
+
+    with connect(site.url, "test") as conn:
+        now = datetime.now(UTC)
+        dumps.note(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
+
+    check = site.run("check")
+    assert check.returncode == 7, check.stdout
+    assert re.search(r"^FAILED +dump .*forced command", check.stdout, re.MULTILINE)
+    done = site.run("run")
+    assert done.returncode == 7, done.stdout
 
 
 def test_the_tar_strategy_says_that_it_needs_a_shell(site: Site, forced: list[str]) -> None:

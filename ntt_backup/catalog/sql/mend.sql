@@ -6,6 +6,21 @@ grant select, insert, update on blobs to {user};
 grant usage on schema ntt_backup to {user};
 grant select, insert, update, delete on all tables in schema ntt_backup to {user};
 
+-- name: mend_read_all
+-- Lets a role read all tables, also those that others will make; needs a superuser.
+grant pg_read_all_data to {user};
+
+-- name: mend_read_schemas
+-- The same before PostgreSQL 14, for the tables that are there.
+grant usage on schema {schemas} to {user};
+grant select on all tables in schema {schemas} to {user};
+grant select on all sequences in schema {schemas} to {user};
+
+-- name: mend_large_objects
+-- Lets a role read the large objects that are there; needs a superuser.
+do $$ declare one oid; begin for one in select oid from pg_largeobject_metadata loop
+execute format('grant select on large object %s to %I', one, {role}); end loop; end $$;
+
 -- name: mend_grant_create
 -- What init-db needs to create its own schema, where its user does not own the database.
 grant create on database {database} to {user};

@@ -1,0 +1,85 @@
+"""A dump without its rows and without a trace, so that `check` knows what a run will find.
+
+What looks like a dump that can be made, a pg_dump that is new enough, says little: the job once
+failed at a table of another program that it may not read, and at a directory on the remote that was
+another account's. So everything is done as `dump.job` does it: pg_dump dumps all that is no row
+through a connection of its own, pg_restore reads that, and the remote writes into `pgdump/`. What
+only the rows would show, privileges and policies, the catalog is asked in one query.
+
+Called by `preflight`; `relied_on` by `dump.process`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from ntt_backup import identity
+from ntt_backup.catalog import db, dumps
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump import programs
+from ntt_backup.dump.place import DumpPlace
+from ntt_backup.dump.programs import Programs
+from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
+from ntt_backup.process import wait_for
+from ntt_backup.transport.ssh import Ssh
+
+
+def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
+    """The programs that will make a dump, if one can be made.
+
+    Raises DumpFailed where a run would end with its exit code, CatalogError where the catalog does
+    not answer, and DumpImpossible where none can be made and nobody relies on them.
+    """
+    application = identity.application("check")
+    try:
+        with db.connect(settings.catalog.url, application) as conn:
+            found = programs.find(settings.dump.bin, conn.info.server_version)
+            dumps.require_readable(conn)
+        _dump_no_rows(settings, found, application)
+        if remote_too:
+            remote, patience = settings.remote, settings.run.receipt_timeout
+            DumpPlace(Ssh(remote), remote.path, patience).try_out(secrets.token_hex(4))
+    except CatalogError:
+        raise
+    except BackupError as error:
+        if isinstance(error, DumpImpossible) and not relied_on(settings):
+            raise
+        raise DumpFailed(
+            f"the catalog cannot be dumped: {error.message}", detail=error.detail, hint=error.hint
+        ) from error
+    return found
+
+
+def relied_on(settings: RemoteConfig) -> bool:
+    """Whether somebody counts on dumps, so that one that cannot be made is a failure: a place of
+    pg_dump is set, or a dump was made before.
+    """
+    if settings.dump.bin is not None:
+        return True
+    try:
+        with db.connect(settings.catalog.url, identity.application("dump")) as conn:
+            return dumps.ever_made(conn, settings.target)
+    except CatalogError:
+        return True
+
+
+def _dump_no_rows(settings: RemoteConfig, found: Programs, application: str) -> None:
+    child = programs.start_pg_dump(
+        found.pg_dump, settings.catalog.url, application, "--schema-only"
+    )
+    head = b""
+    patience = settings.run.receipt_timeout
+    deadline = time.monotonic() + patience
+    try:
+        while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
+            head += data or b""
+            if data is None:
+                wait_for(reading=child.fds, timeout=left)
+                child.drain_stderr()
+        status = child.wait(max(1.0, deadline - time.monotonic()))
+    finally:
+        child.kill()
+    if status != 0:
+        raise programs.pg_dump_failed(status, child.stderr.text)
+    programs.read_head(found.pg_restore, head, "--list")
