@@ -125,7 +125,7 @@ def drill(
         on_outage=telling.outage,
     )
     with db.connect(settings.catalog.url, application) as conn:
-        verify_schema(conn, settings.target)
+        verify_schema(conn, settings.target, "drill")
         proof = prove(conn, settings.target, scratch, prefix, telling.proof)
     return Drilled(dump, tuple(bad_dumps), catalog_s, restored, proof)
 

@@ -22,10 +22,17 @@ from typing import Final
 import humanize
 
 from ntt_backup import __version__, identity
-from ntt_backup.catalog import Connection, db, figures, verify_schema
+from ntt_backup.catalog import Connection, db, figures, verify_rights, verify_schema
 from ntt_backup.config import Settings
 from ntt_backup.dump.rehearsal import rehearse
-from ntt_backup.errors import BackupError, CatalogError, DumpImpossible, RemoteCannotStore
+from ntt_backup.errors import (
+    BackupError,
+    CatalogError,
+    ConfigError,
+    DumpImpossible,
+    RemoteCannotStore,
+    SourceError,
+)
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
 from ntt_backup.model import Blob, Reason
@@ -64,7 +71,7 @@ def check(settings: Settings) -> Iterator[Step]:
     """All steps, as they are done; none raises. Changes nothing, here or there."""
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
-    look = _Look(settings, f"check-{os.getpid()}", try_out=True, prepare=False)
+    look = _Look(settings, f"check-{os.getpid()}", try_out=True, prepare=False, patient=False)
     try:
         yield from look.steps()
     finally:
@@ -84,7 +91,7 @@ def require(
     reached.
     """
     warnings = []
-    look = _Look(settings, run_id, try_out=watch, prepare=True)
+    look = _Look(settings, run_id, try_out=watch, prepare=True, patient=watch)
     try:
         for step in look.steps():
             if step.error is not None:
@@ -98,16 +105,39 @@ def require(
     return Findings(look.strategy, warnings)
 
 
+def require_known(catalog: Connection, settings: Settings) -> None:
+    """Raise ConfigError where the catalog knows no blob at all and the store has some.
+
+    Nothing is pending then, and "done" would be true and a lie: it is the first day, or another
+    database than the one that knows the blobs.
+    """
+    if figures.any_known(catalog):
+        return
+    try:
+        Store(settings.source.root).probe()
+    except SourceError:
+        return
+    raise ConfigError(
+        "the catalog knows no blob, and the store has some",
+        detail=f"{db.describe(settings.catalog.url)}; {settings.source.root}",
+        hint="`ntt-backup-remote scan` registers them; or correct catalog.url (NTT_DB_URL)",
+    )
+
+
 class _Look:
     """One look around: what later steps need of earlier ones is kept here.
 
     try_out: send trial blobs also where nothing is pending. prepare: make by-hash if need be.
+    patient: blobs may be registered later, so that a catalog without any is no error.
     """
 
-    def __init__(self, settings: Settings, run_id: str, *, try_out: bool, prepare: bool) -> None:
+    def __init__(
+        self, settings: Settings, run_id: str, *, try_out: bool, prepare: bool, patient: bool
+    ) -> None:
         self._settings = settings
         self._try_out = try_out
         self._prepare = prepare
+        self._patient = patient
         self._store = Store(settings.source.root)
         self._plan = SessionPlan(
             transport=Ssh(settings.remote),
@@ -129,8 +159,10 @@ class _Look:
         source = _guarded("source", lambda: Step("", self._store.probe()))
         yield source
         yield _guarded("catalog", self._look_at_catalog)
-        if (catalog := self._catalog) is not None and source.error is None:
-            yield _guarded("pending", lambda: self._look_for_pending(catalog))
+        if (catalog := self._catalog) is not None:
+            yield _guarded("rights", lambda: _rights(catalog, self._settings.target))
+            if source.error is None:
+                yield _guarded("pending", lambda: self._look_for_pending(catalog))
         facts: list[Facts] = []
         yield _guarded("remote", lambda: self._look_at_remote(facts))
         if facts and (probe := self._probe) is not None:
@@ -152,7 +184,7 @@ class _Look:
         settings = self._settings
         conn = db.connect(settings.catalog.url, identity.application("check"))
         try:
-            warnings = verify_schema(conn, settings.target)
+            warnings = verify_schema(conn, settings.target, "check")
         except BaseException:
             conn.close()
             raise
@@ -165,6 +197,12 @@ class _Look:
         """A few pending blobs are looked for in the store: a wrong source.root shows here."""
         sample = list(islice(figures.iter_pending(catalog, self._settings.target), _SAMPLE))
         if not sample:
+            try:
+                require_known(catalog, self._settings)
+            except ConfigError as error:
+                if not self._patient:
+                    raise
+                return Step("", warning=f"{error}; {error.hint}")
             return Step("", "nothing is pending")
         self._try_out = self.pending = True
         return self._look_in_store(sample)
@@ -229,6 +267,11 @@ def _log(settings: Settings) -> Step:
 def _lock(settings: Settings) -> Step:
     with pid_lock(settings.lock.file):
         return Step("", f"{settings.lock.file} is free")
+
+
+def _rights(catalog: Connection, target: str) -> Step:
+    verify_rights(catalog, target, "run")
+    return Step("", f"{catalog.info.user} may do what `run` does")
 
 
 def _transfer(probe: Probe) -> Step:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 import warnings
@@ -58,6 +59,17 @@ class Postgres:
     def execute(self, statement: sql.Composed, database: str = "postgres") -> None:
         with psycopg.connect(self.url(database), autocommit=True) as conn:
             conn.execute(statement)
+
+    def psql(self, script: str, url: str) -> subprocess.CompletedProcess[str]:
+        """Run a script by psql, as somebody who got it in a mail would."""
+        return subprocess.run(
+            [str(self.server.bin_path / "psql"), "--no-psqlrc", "--dbname", url],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     def stop(self) -> None:
         """The server ends at once, as in a crash; connections break, new ones are refused."""

@@ -26,7 +26,7 @@ def population(settings: Settings) -> list[Blob]:
     """Some of the catalog, with the sizes that the store knows. Raises SourceError for none."""
     conn = db.connect(settings.catalog.url, identity.application("bench"))
     try:
-        verify_schema(conn, settings.target)
+        verify_schema(conn, settings.target, "bench")
         drawn = sample(conn, settings.target, _POPULATION)
     finally:
         conn.close()

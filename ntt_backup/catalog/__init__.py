@@ -27,7 +27,7 @@ from ntt_backup.catalog.registry import (
 )
 from ntt_backup.catalog.runs import Run, end_run, last_run, start_run, update_run
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.catalog.shape import verify_schema
+from ntt_backup.catalog.shape import verify_rights, verify_schema
 
 __all__ = [
     "Claims",
@@ -56,5 +56,6 @@ __all__ = [
     "start_run",
     "status",
     "update_run",
+    "verify_rights",
     "verify_schema",
 ]

@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.catalog.queries import statement
 from ntt_backup.errors import CatalogError, CatalogRefused, CatalogUnavailable, ConfigError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -47,7 +46,8 @@ _NOT_LET_IN = re.compile(
     r"|root certificate file"
 )
 _HINTS = {
-    "25006": "this server is read-only, perhaps a standby: point catalog.url at the primary",
+    "25006": "the server is a standby (point catalog.url at the primary), or"
+    " default_transaction_read_only is on for this role or database",
     "3D000": "create the database with createdb, or correct catalog.url (NTT_DB_URL), or the"
     " --database of a drill",
     "42P01": "run `ntt-backup-remote init-db`",
@@ -87,7 +87,7 @@ def connect(url: str, application_name: str) -> Connection:
             **options,
         )
     except psycopg.Error as error:
-        raise _translate(error, f"let us in ({describe(url)})", "") from error
+        raise _translate(error, f"let us in ({describe(url)})") from error
     with translated(conn, "set up the connection"):
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
@@ -129,7 +129,7 @@ def translated(conn: Connection, doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise _translate(error, doing, conn.info.user if not conn.closed else "") from error
+        raise _translate(error, doing) from error
 
 
 def describe(url: str) -> str:
@@ -155,7 +155,7 @@ def _parameters(url: str) -> dict[str, Any]:
     return given
 
 
-def _translate(error: psycopg.Error, doing: str, user: str) -> CatalogError:
+def _translate(error: psycopg.Error, doing: str) -> CatalogError:
     detail = " ".join((error.diag.message_primary or str(error)).split())[:_DETAIL_LENGTH]
     if _is_transient(error):
         return CatalogUnavailable(
@@ -164,7 +164,7 @@ def _translate(error: psycopg.Error, doing: str, user: str) -> CatalogError:
             hint=_HINTS.get(error.sqlstate or "", _AWAY_HINT),
         )
     return CatalogRefused(
-        f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail, user)
+        f"the catalog refused to {doing}", detail=detail, hint=_refusal_hint(error, detail)
     )
 
 
@@ -176,11 +176,11 @@ def _is_transient(error: psycopg.Error) -> bool:
     return lost and not _NOT_LET_IN.search(str(error))
 
 
-def _refusal_hint(error: psycopg.Error, detail: str, user: str) -> str:
+def _refusal_hint(error: psycopg.Error, detail: str) -> str:
     if "row-level security" in detail:
         return WHO_KEEPS_ROWS
     if error.sqlstate == "42501" and "must be owner" not in detail:
-        return "as the tables' owner: " + grants(user)
+        return "`ntt-backup-remote init-db --print-sql` prints the SQL for who may grant it"
     if error.sqlstate == "23502":
         return f"the column {error.diag.column_name} of blobs needs a default value"
     if error.sqlstate is not None:
@@ -188,8 +188,3 @@ def _refusal_hint(error: psycopg.Error, detail: str, user: str) -> str:
     if "database" in detail and "does not exist" in detail:
         return _HINTS["3D000"]
     return "check user, password and host in catalog.url (NTT_DB_URL), and pg_hba.conf there"
-
-
-def grants(user: str) -> str:
-    """The SQL that lets user run everything but init-db."""
-    return shown("mend_grants", user=sql.Identifier(user or "USER"))

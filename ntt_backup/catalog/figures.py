@@ -91,6 +91,12 @@ def pending_in(conn: Connection, target: str, blob_range: BlobRange) -> int:
     return int(counts[0][0])
 
 
+def any_known(conn: Connection) -> bool:
+    """Whether the catalog has a row at all. Where it has many, the first that is met tells."""
+    with translated(conn, "look for blobs"):
+        return conn.execute(statement("any_known")).fetchone() is not None
+
+
 def any_copied(conn: Connection, target: str) -> bool:
     """Whether anything was ever copied to the target. Reads the table up to the first such row; all
     of it only where there is none.

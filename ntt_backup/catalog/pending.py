@@ -41,12 +41,12 @@ def index_names(target: str) -> tuple[str, str]:
     return f"idx_blobs_{target}_pending", f"idx_blobs_{target}_pending_ntt"
 
 
-def read_indexes(conn: Connection, target: str) -> list[Index]:
-    """All indexes of the table, those of our own names first."""
+def read_indexes(conn: Connection, target: str, table: int | None = None) -> list[Index]:
+    """All indexes of the table (by its oid, or as the search path finds it), ours by name first."""
     names = index_names(target)
     indexes = [
         Index(name, valid, form_of(predicate, target) if ordered and predicate else None)
-        for name, predicate, valid, ordered in conn.execute(statement("indexes"))
+        for name, predicate, valid, ordered in conn.execute(statement("indexes"), {"table": table})
     ]
     return sorted(indexes, key=lambda index: (index.name not in names, index.name))
 

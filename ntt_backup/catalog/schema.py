@@ -17,9 +17,19 @@ from contextlib import contextmanager
 
 from psycopg import errors, sql
 
+from ntt_backup.catalog import dumps, rights
 from ntt_backup.catalog.claim import lock_class
 from ntt_backup.catalog.db import Connection, configure, translated
-from ntt_backup.catalog.pending import columns, index_names, read_indexes
+from ntt_backup.catalog.ground import (
+    Place,
+    add_columns,
+    choose_index,
+    find_table,
+    rows_and_time,
+    surroundings,
+    trigger_state,
+)
+from ntt_backup.catalog.pending import columns
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.shape import (
     SCHEMA_VERSION,
@@ -28,16 +38,17 @@ from ntt_backup.catalog.shape import (
     check_table,
     check_version,
     existing_table,
-    our_columns,
-    own_tables,
+    print_sql,
     read_table,
     warnings,
 )
+from ntt_backup.catalog.survey import look
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
 BRIEF_LOCK_MS = 1000
 LOCK_ATTEMPTS = 10
 _PAUSE_S = 0.5
+_SHOWN = 5
 _LOCK = {"class": lock_class("init-db/"), "key": 0}  # no target's name has a slash
 
 Report = Callable[[str], object]
@@ -45,24 +56,48 @@ Report = Callable[[str], object]
 
 def init_db(
     conn: Connection, target: str, *, notify: bool = False, report: Report = lambda line: None
-) -> None:
-    """Create or complete the catalog for a target. report gets a line for each change, wait
-    and warning.
+) -> list[str]:
+    """Create or complete the catalog for a target, as far as this session may.
 
-    notify: also have inserts wake the daemon at once. Raises CatalogRefused where the table cannot
-    be used or we lack a privilege, CatalogUnavailable where a lock was not to be had.
+    report gets a line for each change, wait and warning. notify: also have inserts wake the daemon
+    at once. Returns what this session may not do yet although it may run, a command each. Raises
+    CatalogRefused where the table cannot be used, or with all that is left for others to do;
+    CatalogUnavailable where a lock was not to be had.
     """
     with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
-        if "schema_version" in own_tables(conn):
+        rights.require_writing(conn)
+        if surroundings(conn).version_readable:
+            check_version(conn, target, older=True)
             check_one_table(conn)
         _prepare_table(conn, target, report)
-        table = existing_table(conn, target)
-        _prepare_index(conn, table, target, report)
-        _prepare_own_schema(conn, target, report)
-        if notify:
-            _prepare_trigger(conn, report)
-        for warning in warnings(conn, table):
+        place = find_table(conn)
+        if place is not None:
+            if place.found:
+                _prepare_index(conn, existing_table(conn, target), place, target, report)
+            ours = _prepare_own_schema(conn, place, report)
+            if notify:
+                _prepare_trigger(conn, place, ours, report)
+        missing = look(conn, target, notify=notify)
+        if missing.needed:
+            raise CatalogRefused(
+                f"the catalog is not ready for {conn.info.user}",
+                detail=f"missing is: {missing}",
+                hint=print_sql(target),
+            )
+        for warning in warnings(conn, existing_table(conn, target)):
             report(f"warning: {warning}")
+        return _not_yet(conn, target)
+
+
+def _not_yet(conn: Connection, target: str) -> list[str]:
+    lacks = {command: rights.lacking(conn, target, [command]) for command in rights.NEEDS}
+    unread = [f"{schema}.{name}" for schema, name in dumps.unreadable(conn)]
+    lacks["dump"] += [rights.Lack("select", name) for name in unread[:_SHOWN]]
+    return [
+        f"`{command}` (it lacks {', '.join(map(str, these))})"
+        for command, these in lacks.items()
+        if these
+    ]
 
 
 @contextmanager
@@ -83,54 +118,46 @@ def _one_at_a_time(conn: Connection, report: Report) -> Iterator[None]:
 def _prepare_table(conn: Connection, target: str, report: Report) -> None:
     table = read_table(conn)
     if table is None:
-        conn.execute(statement("create_table", **columns(target)))
-        report("created the table blobs")
+        around = surroundings(conn)
+        if around.may_create_table and find_table(conn) is None:
+            name = sql.Identifier("blobs")
+            conn.execute(statement("create_table", table=name, **columns(target)))
+            report(
+                f"there was no table blobs: made a new, empty one, {around.new_schema}.blobs in"
+                f" {around.database}. Where another program keeps its blobs, that is the wrong"
+                " database: drop this table, and correct catalog.url (NTT_DB_URL)"
+            )
         return
     check_table(conn, table, target)
-    wanted = {**our_columns(target), "created_at": "timestamptz"}
-    absent = [name for name in wanted if name not in table.columns]
-    if not absent:
+    change = add_columns(target, list(table.columns))
+    if change is None or not table.owned:
         return
-    changes = [
-        fragment("add_column", column=sql.Identifier(name), type=sql.SQL(wanted[name]))
-        for name in absent
-    ]
-    if "created_at" in absent:
-        changes.append(fragment("default_created_at"))
-    parts = {"changes": sql.SQL(", ").join(changes)}
-    _require_owner(conn, table, shown("alter_table", **parts))
-    _with_brief_lock(conn, statement("alter_table", **parts), report)
+    absent, changes = change
+    alter = statement("alter_table", table=sql.Identifier("blobs"), changes=changes)
+    _with_brief_lock(conn, alter, report)
     report(f"added to blobs: {', '.join(absent)}")
 
 
-def _prepare_index(conn: Connection, table: Table, target: str, report: Report) -> None:
-    """Have one valid index of what is pending; others' indexes are used as they are."""
-    indexes = read_indexes(conn, target)
-    if any(index.valid and index.form for index in indexes):
+def _prepare_index(
+    conn: Connection, table: Table, place: Place, target: str, report: Report
+) -> None:
+    """Have one valid index of what is pending."""
+    chosen = choose_index(conn, target, place.oid)
+    if chosen is None or not table.owned:
         return
-    taken = {index.name for index in indexes if index.valid}
-    free = [name for name in index_names(target) if name not in taken]
-    if not free:
-        spare = sql.Identifier(index_names(target)[1])
-        raise CatalogRefused(
-            "the names of our index are taken by indexes that do not serve us",
-            detail=", ".join(index_names(target)),
-            hint=f"rename one, or drop it: {shown('drop_index', index=spare)}",
-        )
-    name = free[0]
-    unfinished = [index.name for index in indexes if index.name in free]
+    name, unfinished = chosen
     parts = {
         "index": sql.Identifier(name),
+        "table": sql.Identifier("blobs"),
         "uncopied": fragment("uncopied_is_false", **columns(target)),
     }
-    if table.partitioned:
+    if place.partitioned:
         raise CatalogRefused(
             "blobs is partitioned: its index cannot be built while others write",
             hint=f"run as {table.owner} when writers may wait until it is done (or build it for"
             " each partition and attach it, see CREATE INDEX in PostgreSQL's manual): "
-            + shown("mend_partitioned_index", **parts),
+            + shown("mend_partitioned_index", old=parts["index"], **parts),
         )
-    _require_owner(conn, table, shown("create_index", **parts))
     builders = [pid for (pid,) in conn.execute(statement("building"))]
     if builders:
         raise CatalogUnavailable(
@@ -142,7 +169,9 @@ def _prepare_index(conn: Connection, table: Table, target: str, report: Report) 
         for left in unfinished:
             conn.execute(statement("drop_index", index=sql.Identifier(left)))
             report(f"dropped the unfinished index {left}")
-        report(f"building the index {name}; reading and writing go on")
+        size = rows_and_time(conn, place.oid)
+        over = f" over {size}" if size else ""
+        report(f"building the index {name}{over}; reading and writing go on")
         conn.execute(statement("create_index", **parts))
     report(f"built the index {name}")
 
@@ -161,14 +190,12 @@ def _unhurried(conn: Connection) -> Iterator[None]:
             configure(conn, "statement_timeout", statement_timeout)
 
 
-def _prepare_own_schema(conn: Connection, target: str, report: Report) -> None:
-    there, _, may_create, database, user = conn.execute(statement("own_schema")).fetchall()[0]
-    if not (there or may_create):
-        names = {"database": sql.Identifier(database), "user": sql.Identifier(user)}
-        raise CatalogRefused(
-            f"{user} may not create the schema ntt_backup",
-            hint=shown("mend_grant_create", **names),
-        )
+def _prepare_own_schema(conn: Connection, place: Place, report: Report) -> bool:
+    """Make or complete our schema; whether that was ours to do: who owns it, or may make one."""
+    there, ours = conn.execute(statement("own_schema")).fetchall()[0]
+    if not ours:
+        return False
+    noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(place.schema)}
     with conn.transaction():
         if not there:
             conn.execute(statement("create_schema"))
@@ -179,25 +206,18 @@ def _prepare_own_schema(conn: Connection, target: str, report: Report) -> None:
         conn.execute(statement("create_dumps"))
         conn.execute(statement("create_marks"))
         conn.execute(statement("create_version"))
-        conn.execute(statement("set_version"), {"version": SCHEMA_VERSION})
-    check_version(conn, target)
+        conn.execute(statement("set_version", **noted))
+    return True
 
 
-def _prepare_trigger(conn: Connection, report: Report) -> None:
-    if conn.execute(statement("has_trigger")).fetchall()[0][0]:
+def _prepare_trigger(conn: Connection, place: Place, ours: bool, report: Report) -> None:
+    state = trigger_state(conn, place.oid)
+    if state.there or not (state.may_add and (state.function or ours)):
         return
-    conn.execute(statement("create_notify"))
-    _with_brief_lock(conn, statement("create_trigger"), report)
+    if ours:
+        conn.execute(statement("create_notify"))
+    _with_brief_lock(conn, statement("create_trigger", table=place.name), report)
     report("inserts into blobs now wake the daemon")
-
-
-def _require_owner(conn: Connection, table: Table, needed: str) -> None:
-    if not table.owned:
-        raise CatalogRefused(
-            f"{conn.info.user} may not alter the table blobs",
-            detail=f"it belongs to {table.owner}",
-            hint=f"run init-db as {table.owner}, or as {table.owner}: {needed}",
-        )
 
 
 def _with_brief_lock(conn: Connection, change: sql.Composed, report: Report) -> None:

@@ -5,7 +5,7 @@ of a night's run would be the obvious way; instead everything that the queries r
 the system catalogs first: types, order, keys, privileges, the index. A refusal names one problem
 and the statement to run.
 
-Called by `preflight` and the CLI (`verify_schema`), and by `schema.init_db`.
+Called by `preflight` and the CLI (`verify_schema`), and by `schema` and `survey`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from ntt_backup.catalog.db import Connection, grants, translated
+from ntt_backup.catalog import rights
+from ntt_backup.catalog.db import Connection, translated
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.queries import shown, statement
 from ntt_backup.errors import CatalogRefused
@@ -38,9 +39,6 @@ class Column:
     not_null: bool
     collation: sql.Identifier
     deterministic: bool
-    selectable: bool
-    insertable: bool
-    updatable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,11 @@ def our_columns(target: str) -> dict[str, str]:
     }
 
 
+def wanted_columns(target: str) -> dict[str, str]:
+    """The columns that init-db adds, with their types: ours, and when a row was inserted."""
+    return {**our_columns(target), "created_at": "timestamptz"}
+
+
 def read_table(conn: Connection) -> Table | None:
     """The table `blobs` as the search path finds it; None if there is none."""
     row = conn.execute(statement("table")).fetchone()
@@ -82,11 +85,11 @@ def read_table(conn: Connection) -> Table | None:
     return Table(kind, owner, owned, columns)
 
 
-def verify_schema(conn: Connection, target: str, *, scan: bool = False) -> list[str]:
-    """Check that everything a run relies on is there; with scan also that rows may be inserted.
+def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
+    """Check that everything the command relies on is there, and that this session may use it.
 
-    Returns warnings, one line each. Raises CatalogRefused for the first problem, with the SQL or
-    the command that mends it.
+    command: one of `rights.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for the
+    first problem, with the SQL or the command that mends it.
     """
     with translated(conn, "show its schema"):
         table = existing_table(conn, target)
@@ -95,8 +98,10 @@ def verify_schema(conn: Connection, target: str, *, scan: bool = False) -> list[
             raise CatalogRefused(
                 f"the table blobs lacks {', '.join(absent)}", hint=f"run `{_init_db(target)}`"
             )
-        _check_own_schema(conn, target)
-        _check_privileges(conn, table, target, scan=scan)
+        _check_own_tables(conn, target)
+        verify_rights(conn, target, command)
+        check_version(conn, target)
+        check_one_table(conn)
         indexes = read_indexes(conn, target)
         if not any(index.valid and index.form for index in indexes):
             raise CatalogRefused(
@@ -105,6 +110,21 @@ def verify_schema(conn: Connection, target: str, *, scan: bool = False) -> list[
                 hint=f"run `{_init_db(target)}`",
             )
         return warnings(conn, table)
+
+
+def verify_rights(conn: Connection, target: str, command: str) -> None:
+    """Raise CatalogRefused where this session may not do what the command does, naming all that it
+    lacks; CatalogUnavailable where it may only read and the command writes.
+    """
+    with translated(conn, "show its privileges"):
+        if lacks := rights.lacking(conn, target, [command]):
+            raise CatalogRefused(
+                f"{conn.info.user} may not do what `{command}` does",
+                detail=f"it lacks {', '.join(map(str, lacks))}",
+                hint=print_sql(target),
+            )
+        if rights.NEEDS[command].writes:
+            rights.require_writing(conn)
 
 
 def existing_table(conn: Connection, target: str) -> Table:
@@ -162,8 +182,10 @@ def _accepted(wanted: str) -> frozenset[str]:
     return {"bigint": _INTEGERS, "timestamptz": _TIMES}.get(wanted, frozenset({wanted}))
 
 
-def check_version(conn: Connection, target: str) -> None:
-    """Raise CatalogRefused where our schema was made by a newer program."""
+def check_version(conn: Connection, target: str, *, older: bool = False) -> int:
+    """The version of our schema. Raises CatalogRefused where a newer program made it, and for an
+    older one, unless older says that it will do.
+    """
     rows = conn.execute(statement("schema_version")).fetchall()
     version = rows[0][0] if rows else 0
     if version > SCHEMA_VERSION:
@@ -171,16 +193,17 @@ def check_version(conn: Connection, target: str) -> None:
             f"the schema ntt_backup is of version {version}, this program knows {SCHEMA_VERSION}",
             hint="upgrade ntt_backup on this host",
         )
-    if version < SCHEMA_VERSION:
+    if version < SCHEMA_VERSION and not older:
         raise CatalogRefused(
             f"the schema ntt_backup is of the old version {version}",
             hint=f"run `{_init_db(target)}`",
         )
+    return int(version)
 
 
-def own_tables(conn: Connection) -> dict[str, bool]:
-    """Our own tables that are there, and whether we may do with each all that we do."""
-    return dict(conn.execute(statement("own_tables")).fetchall())
+def own_tables(conn: Connection) -> frozenset[str]:
+    """Our own tables that are there."""
+    return frozenset(name for (name,) in conn.execute(statement("own_tables")))
 
 
 def check_one_table(conn: Connection) -> None:
@@ -203,38 +226,12 @@ def _search_path(conn: Connection, schema: str) -> str:
     return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
-def _check_own_schema(conn: Connection, target: str) -> None:
-    there, usable, *_, user = conn.execute(statement("own_schema")).fetchall()[0]
-    if there and not usable:
-        raise CatalogRefused(f"{user} may not use the schema ntt_backup", hint=grants(user))
-    tables = own_tables(conn)
-    absent = sorted(OWN_TABLES - tables.keys())
+def _check_own_tables(conn: Connection, target: str) -> None:
+    absent = sorted(OWN_TABLES - own_tables(conn))
     if absent:
         raise CatalogRefused(
             f"the schema ntt_backup lacks {', '.join(absent)}", hint=f"run `{_init_db(target)}`"
         )
-    if not all(tables[name] for name in OWN_TABLES):
-        raise CatalogRefused(f"{user} may not use our tables", hint=grants(user))
-    check_version(conn, target)
-    check_one_table(conn)
-
-
-def _check_privileges(conn: Connection, table: Table, target: str, *, scan: bool) -> None:
-    ours = our_columns(target)
-    columns = table.columns
-    lacking = {
-        "read": [name for name in ("blobid", *ours) if not columns[name].selectable],
-        "update": [name for name in ours if not columns[name].updatable],
-        "insert into": [n for n in ("blobid", "size") if scan and not columns[n].insertable],
-    }
-    for verb, names in lacking.items():
-        if names:
-            user = conn.info.user
-            raise CatalogRefused(
-                f"{user} may not {verb} the table blobs",
-                detail=f"lacking on: {', '.join(names)}",
-                hint=grants(user),
-            )
 
 
 def warnings(conn: Connection, table: Table) -> list[str]:
@@ -265,3 +262,8 @@ def warnings(conn: Connection, table: Table) -> list[str]:
 
 def _init_db(target: str) -> str:
     return f"ntt-backup-remote --target {target} init-db"
+
+
+def print_sql(target: str) -> str:
+    """The hint that leads to the SQL for whoever may not do it."""
+    return f"`{_init_db(target)} --print-sql` prints the SQL, a script for each who must run it"

@@ -16,7 +16,18 @@ import click
 from rich.console import Console
 
 from ntt_backup import __version__, demo
-from ntt_backup.catalog import claim, dumps, figures, ledger, runs, schema, verify_schema
+from ntt_backup.catalog import (
+    claim,
+    dumps,
+    figures,
+    ledger,
+    runs,
+    schema,
+    scripts,
+    survey,
+    verify_schema,
+)
+from ntt_backup.catalog.shape import print_sql
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.cli.program import unforeseen
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
@@ -89,13 +100,40 @@ def check(common: Common) -> None:
 
 @cli.command("init-db")
 @click.option("--notify", is_flag=True, help="Have inserts into blobs wake a watching daemon.")
+@click.option(
+    "--print-sql",
+    "script",
+    type=click.Choice(["all", *(who.value for who in scripts.Who)]),
+    is_flag=False,
+    flag_value="all",
+    help="Change nothing: print what is missing as SQL for psql, a script for each who must run it,"
+    " or that of one.",
+)
+@click.option("--role", help="With --print-sql: who will back up, if not the user of catalog.url.")
+@click.option(
+    "--monitor", multiple=True, metavar="ROLE", help="With --print-sql: who may look at figures."
+)
 @click.pass_obj
-def init_db(common: Common, notify: bool) -> None:
+def init_db(
+    common: Common, notify: bool, script: str | None, role: str | None, monitor: tuple[str, ...]
+) -> None:
     """Create the catalog, or add to a live one what is missing."""
+    if script is None and (role or monitor):
+        raise click.UsageError("--role and --monitor are for --print-sql")
     settings = common.load(CatalogConfig)
     with connect(settings, "init-db") as conn:
-        schema.init_db(conn, settings.target, notify=notify, report=click.echo)
-    click.echo(f"the catalog is ready for target {settings.target}")
+        if script is not None:
+            missing = survey.look(conn, settings.target, role=role, monitors=monitor, notify=notify)
+            click.echo(missing.script(None if script == "all" else scripts.Who(script)))
+            return
+        not_yet = schema.init_db(conn, settings.target, notify=notify, report=click.echo)
+        who = conn.info.user
+    if not_yet:
+        click.echo(f"not yet for {who}: {'; '.join(not_yet)}")
+        click.echo(print_sql(settings.target))
+    click.echo(
+        f"the catalog is ready for target {settings.target}{' but for that' * bool(not_yet)}"
+    )
 
 
 @cli.command()
@@ -115,7 +153,7 @@ def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> Non
     """
     settings = common.load(StoreConfig)
     with connect(settings, "scan") as conn:
-        verify_schema(conn, settings.target, scan=True)
+        verify_schema(conn, settings.target, "scan")
         view = ScanView(sys.stderr, strays, quiet=quiet)
         try:
             result = scan_store(
@@ -138,7 +176,7 @@ def status(common: Common, as_json: bool) -> None:
     """Show what is pending, copied and failed, the last run, and who is at work."""
     settings = common.load(CatalogConfig)
     with connect(settings, "status") as conn:
-        verify_schema(conn, settings.target)
+        verify_schema(conn, settings.target, "status")
         answers = (
             settings.target,
             figures.status(conn, settings.target),
@@ -163,7 +201,7 @@ def requeue(common: Common, reason: str | None) -> None:
     """Make failed blobs pending again."""
     settings = common.load(CatalogConfig)
     with connect(settings, "requeue") as conn:
-        verify_schema(conn, settings.target)
+        verify_schema(conn, settings.target, "requeue")
         count = ledger.requeue(conn, settings.target, reason)
     click.echo(f"{many(count, 'blob')} pending again")
 
@@ -211,9 +249,13 @@ def run(
     )
     if dry_run:
         with connect(settings, "dry-run") as conn:
-            verify_schema(conn, settings.target)
+            verify_schema(conn, settings.target, "run --dry-run")
             pending = figures.iter_pending(conn, settings.target)
             planned = plan(pending, settings.run.batch_size, settings.run.batch_bytes)
+            if not planned.blobs:
+                from ntt_backup import preflight
+
+                preflight.require_known(conn, settings)
         click.echo("\n".join(plan_lines(settings, planned)))
         return
     from ntt_backup import coordinator

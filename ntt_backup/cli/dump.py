@@ -25,5 +25,5 @@ def dump(common: Common, force: bool, quiet: bool) -> None:
             click.echo(line)
 
     with connect(settings, "dump") as conn:
-        verify_schema(conn, settings.target)
+        verify_schema(conn, settings.target, "dump")
     job.dump(settings, tell, force=force)

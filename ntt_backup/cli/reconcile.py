@@ -66,7 +66,7 @@ def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quie
     with ExitStack() as stack:
         files = _Files(out, stack)
         conn = stack.enter_context(connect(settings, "reconcile"))
-        verify_schema(conn, settings.target)
+        verify_schema(conn, settings.target, "reconcile --apply" if apply else "reconcile")
         seen = compare(
             conn,
             settings,

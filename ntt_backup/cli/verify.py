@@ -75,12 +75,12 @@ def verify(
     if question.way == "local":
         settings = store = common.load(StoreConfig)
         with connect(settings, "verify") as conn:
-            verify_schema(conn, settings.target)
+            verify_schema(conn, settings.target, "verify --local")
             found = verify_store(conn, store, question, on_progress=progress)
     else:
         settings = remote = common.load(RemoteConfig)
         with connect(settings, "verify") as conn:
-            verify_schema(conn, settings.target)
+            verify_schema(conn, settings.target, "verify")
             found = verify_remote(
                 conn, remote, question, on_progress=progress, on_outage=meter.outage
             )

@@ -12,7 +12,18 @@ import pytest
 from tests.site import Site
 from tests.sshd import FULL_SIZE, Sshd, free_port
 
-STEPS = ("log", "lock", "source", "catalog", "pending", "remote", "transfer", "clock", "space")
+STEPS = (
+    "log",
+    "lock",
+    "source",
+    "catalog",
+    "rights",
+    "pending",
+    "remote",
+    "transfer",
+    "clock",
+    "space",
+)
 LAST_STEPS = ("versions", "dump")
 
 

@@ -25,13 +25,18 @@ from ntt_backup.catalog import (
     last_run,
     register,
     requeue,
+    rights,
     status,
     verify_schema,
 )
 from ntt_backup.catalog import schema as schema_module
 from ntt_backup.catalog import shape as shape_module
+from ntt_backup.catalog.checks import record_checks
+from ntt_backup.catalog.scripts import Who
+from ntt_backup.catalog.survey import look
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
-from ntt_backup.model import Blob, BlobRange
+from ntt_backup.model import Blob, BlobRange, Failure, Reason
+from tests.postgres import Postgres
 
 LIVE = "create table blobs (blobid text primary key, n_hardlinks int, created_at timestamptz)"
 LIVE_COLUMNS = (
@@ -93,6 +98,24 @@ def execute_hint(conn: Connection, hint: str) -> None:
     conn.execute(sql.SQL(statements))
 
 
+def assert_usable(conn: Connection) -> None:
+    """There is nothing to say about what a run and a scan need."""
+    for command in ("run", "scan"):
+        assert verify_schema(conn, "remote", command) == []
+
+
+@pytest.fixture
+def grant(postgres: Postgres) -> Callable[[Connection], None]:
+    """`grant(conn)` has a superuser run the scripts that this session would print."""
+
+    def run(conn: Connection) -> None:
+        url = postgres.url(conn.info.dbname)
+        done = postgres.psql(look(conn, "remote").script(), url)
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_init_db_makes_any_shape_usable(database: Connection, shape: str) -> None:
     for statement in SHAPES[shape]:
@@ -103,7 +126,7 @@ def test_init_db_makes_any_shape_usable(database: Connection, shape: str) -> Non
 
     init_db(database, "remote")
 
-    assert verify_schema(database, "remote", scan=True) == []
+    assert_usable(database)
     if SHAPES[shape]:
         after = database.execute("select pg_relation_filenode('blobs')").fetchone()
         assert after == before, "the table was rewritten"
@@ -503,14 +526,15 @@ def test_a_blobid_that_is_no_key_is_a_warning(database: Connection) -> None:
 
 
 def test_policies_that_may_hide_rows_are_a_warning(
-    catalog: Connection, catalog_url: str, role: Callable[[], str]
+    catalog: Connection,
+    catalog_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
 ) -> None:
     name = role()
     catalog.execute("alter table blobs enable row level security")
     with connect(make_conninfo(catalog_url, user=name), "test") as conn:
-        with pytest.raises(CatalogRefused) as caught:
-            verify_schema(conn, "remote")
-        execute_hint(catalog, caught.value.hint)
+        grant(conn)
 
         (warning,) = verify_schema(conn, "remote")
 
@@ -554,19 +578,23 @@ def test_a_newer_or_older_schema_is_refused(catalog: Connection) -> None:
 
 
 def test_a_role_without_privileges_gets_the_grants_it_needs(
-    catalog: Connection, catalog_url: str, role: Callable[[], str]
+    catalog: Connection,
+    catalog_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
 ) -> None:
     catalog.execute("insert into blobs (blobid) values ('ab')")
     with connect(make_conninfo(catalog_url, user=role()), "test") as conn:
-        with pytest.raises(CatalogRefused, match="may not") as caught:
-            verify_schema(conn, "remote", scan=True)
+        with pytest.raises(CatalogRefused, match="may not do what `scan` does") as caught:
+            verify_schema(conn, "remote", "scan")
         with pytest.raises(CatalogRefused, match="permission denied") as at_work:
             Claims(conn, "remote", range(256)).take(1)
-        assert at_work.value.hint.endswith(caught.value.hint)
+        assert "init-db --print-sql" in caught.value.hint
+        assert "init-db --print-sql" in at_work.value.hint
 
-        execute_hint(catalog, caught.value.hint)
+        grant(conn)
 
-        assert verify_schema(conn, "remote", scan=True) == []
+        assert_usable(conn)
         assert [blob for blob, _ in Claims(conn, "remote", range(256)).take(9)] == [Blob("ab")]
         Ledger(conn, "remote").record([Blob("ab", 2)], [])
         assert register(conn, [Blob("cd", 3)]) == 1
@@ -574,52 +602,84 @@ def test_a_role_without_privileges_gets_the_grants_it_needs(
         assert requeue(conn, "remote") == 0
         assert last_run(conn, "remote") is None
         assert status(conn, "remote").copied == 1
+        record_checks(conn, "remote", [], [Failure("ab", Reason.REMOTE_MISSING)])
+        for change in ("update blobs set blobid = 'ef'", "delete from blobs", "truncate blobs"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(sql.SQL(change))
 
 
 @pytest.mark.parametrize(
-    ("revoked", "problem"),
+    ("revoked", "command", "lack"),
     [
-        ("update on blobs", "may not update the table blobs"),
-        ("select on blobs", "may not read the table blobs"),
-        ("insert on blobs", "may not insert into the table blobs"),
-        ("usage on schema ntt_backup", "may not use the schema ntt_backup"),
-        ("delete on ntt_backup.failures", "may not use our tables"),
+        ("update on blobs", "run", "update (size, remote_copied, remote_last_checked, "),
+        ("update on blobs", "requeue", "update (remote_copy_failed) on blobs"),
+        ("select on blobs", "status", "select (blobid, size, remote_copied, "),
+        ("insert on blobs", "scan", "insert (blobid, size) on blobs"),
+        ("usage on schema ntt_backup", "reconcile", "usage on schema ntt_backup"),
+        ("delete on ntt_backup.failures", "run", "delete on ntt_backup.failures"),
+        ("update on ntt_backup.failures", "verify", "update on ntt_backup.failures"),
+        ("insert on ntt_backup.dumps", "dump", "insert on ntt_backup.dumps"),
+        ("select on ntt_backup.schema_version", "check", "select on ntt_backup.schema_version"),
     ],
 )
 def test_each_privilege_is_checked(
-    catalog: Connection, catalog_url: str, role: Callable[[], str], revoked: str, problem: str
+    catalog: Connection,
+    catalog_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
+    revoked: str,
+    command: str,
+    lack: str,
 ) -> None:
     name = role()
     with connect(make_conninfo(catalog_url, user=name), "test") as conn:
-        with pytest.raises(CatalogRefused) as caught:
-            verify_schema(conn, "remote")
-        execute_hint(catalog, caught.value.hint)
+        grant(conn)
         catalog.execute(sql.SQL(f"revoke {revoked} from {name}"))
 
-        with pytest.raises(CatalogRefused, match=problem) as caught:
-            verify_schema(conn, "remote", scan=True)
+        with pytest.raises(CatalogRefused, match=f"may not do what `{command}` does") as caught:
+            verify_schema(conn, "remote", command)
 
-        execute_hint(catalog, caught.value.hint)
-        assert verify_schema(conn, "remote", scan=True) == []
+        assert caught.value.detail.startswith(f"it lacks {lack}")
+        grant(conn)
+        assert verify_schema(conn, "remote", command) == []
+
+
+def test_temporary_tables_are_a_privilege_too(
+    catalog: Connection,
+    catalog_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
+) -> None:
+    database = sql.Identifier(catalog.info.dbname)
+    catalog.execute(sql.SQL("revoke temporary on database {} from public").format(database))
+    with connect(make_conninfo(catalog_url, user=role()), "test") as conn:
+        with pytest.raises(CatalogRefused) as caught:
+            verify_schema(conn, "remote", "scan")
+        assert "temporary on the database" in caught.value.detail
+
+        grant(conn)
+
+        assert register(conn, [Blob("cd", 3)]) == 1
 
 
 @pytest.mark.parametrize(
-    ("right", "columns", "problem"),
+    ("right", "columns", "lack"),
     [
-        ("select", "blobid", "read"),
-        ("select", "size", "read"),
-        ("update", "remote_copied", "update"),
-        ("update", "size, remote_copy_failed", "update"),
-        ("insert", "size", "insert into"),
+        ("select", "blobid", "select (blobid)"),
+        ("select", "size", "select (size)"),
+        ("update", "remote_copied", "update (remote_copied)"),
+        ("update", "size, remote_copy_failed", "update (size, remote_copy_failed)"),
+        ("insert", "size", "insert (size)"),
     ],
 )
 def test_privileges_on_single_columns_are_enough_and_named(
     catalog: Connection,
     catalog_url: str,
     role: Callable[[], str],
+    grant: Callable[[Connection], None],
     right: str,
     columns: str,
-    problem: str,
+    lack: str,
 ) -> None:
     name = role()
     ours = "size, remote_copied, remote_last_checked, remote_copy_failed"
@@ -631,7 +691,7 @@ def test_privileges_on_single_columns_are_enough_and_named(
     ):
         catalog.execute(sql.SQL(text))
     with connect(make_conninfo(catalog_url, user=name), "test") as conn:
-        assert verify_schema(conn, "remote", scan=True) == []
+        assert_usable(conn)
         assert [blob for blob, _ in Claims(conn, "remote", range(256)).take(9)] == [Blob("ab")]
         Ledger(conn, "remote").record([Blob("ab", 2)], [])
         assert register(conn, [Blob("cd", 3)]) == 1
@@ -639,45 +699,170 @@ def test_privileges_on_single_columns_are_enough_and_named(
         catalog.execute(sql.SQL(f"revoke {right} ({columns}) on blobs from {name}"))
 
         with pytest.raises(CatalogRefused) as caught:
-            verify_schema(conn, "remote", scan=True)
+            verify_schema(conn, "remote", "scan" if right == "insert" else "run")
 
-        assert caught.value.message == f"{name} may not {problem} the table blobs"
-        assert caught.value.detail == f"lacking on: {columns}"
-        execute_hint(catalog, caught.value.hint)
-        assert verify_schema(conn, "remote", scan=True) == []
-
-
-def test_reading_and_sending_need_no_insert(
-    catalog: Connection, catalog_url: str, role: Callable[[], str]
-) -> None:
-    name = role()
-    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
-        with pytest.raises(CatalogRefused) as caught:
-            verify_schema(conn, "remote")
-        execute_hint(catalog, caught.value.hint)
-        catalog.execute(sql.SQL(f"revoke insert on blobs from {name}"))
-
-        assert verify_schema(conn, "remote") == []
+        assert caught.value.detail == f"it lacks {lack} on blobs"
+        grant(conn)
+        assert_usable(conn)
 
 
-def test_init_db_by_a_role_that_owns_nothing(
+def test_every_table_of_ours_has_its_place_among_the_needs() -> None:
+    known = {name for need in rights.NEEDS.values() for name in need.own}
+
+    assert known | {"schema_version"} == shape_module.OWN_TABLES
+
+
+# --- who may do what ------------------------------------------------------------------------------
+
+
+def test_init_db_by_a_role_that_owns_nothing_says_all_at_once(
     database: Connection, database_url: str, role: Callable[[], str]
 ) -> None:
     database.execute(sql.SQL(LIVE))
     name = role()
     with connect(make_conninfo(database_url, user=name), "test") as conn:
-        with pytest.raises(CatalogRefused, match="belongs to postgres") as caught:
-            init_db(conn, "remote")
-        assert "add column if not exists" in caught.value.hint
+        with pytest.raises(CatalogRefused, match=f"not ready for {name}") as caught:
+            init_db(conn, "remote", notify=True)
 
+        dba, owner = caught.value.detail.removeprefix("missing is: ").split("; ")
+        assert dba.startswith("dba (a superuser, or postgres): make the schema ntt_backup")
+        assert owner.startswith("owner (postgres): add to blobs: size, remote_copied, ")
+        assert "build the index idx_blobs_remote_pending" in owner
+        assert "wake a watching daemon" in owner
+        assert f"let {name} back up" in owner
+        assert "init-db --print-sql" in caught.value.hint
+
+
+@pytest.mark.parametrize("owns", ["the table", "the database", "both"])
+def test_init_db_does_what_it_may_and_leaves_the_rest(
+    database: Connection,
+    database_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
+    owns: str,
+) -> None:
+    database.execute(sql.SQL(LIVE))
+    name = role()
+    if owns != "the database":
         database.execute(sql.SQL(f"alter table blobs owner to {name}"))
         database.execute(sql.SQL(f"grant create on schema public to {name}"))
-        with pytest.raises(CatalogRefused, match="may not create the schema") as caught:
-            init_db(conn, "remote")
+    if owns != "the table":
+        of = sql.Identifier(database.info.dbname)
+        database.execute(sql.SQL("alter database {} owner to {}").format(of, sql.Identifier(name)))
+    with connect(make_conninfo(database_url, user=name), "test") as conn:
+        if owns != "both":
+            with pytest.raises(CatalogRefused, match="not ready") as caught:
+                init_db(conn, "remote")
+            left = "owner (" if owns == "the database" else "dba ("
+            assert caught.value.detail.startswith(f"missing is: {left}")
+            assert "; " not in caught.value.detail
+            assert bool(pending_indexes(database)) == (owns == "the table")
+            grant(conn)
 
-        execute_hint(database, caught.value.hint)
-        init_db(conn, "remote")
-        assert verify_schema(conn, "remote", scan=True) == []
+        assert init_db(conn, "remote", notify=owns == "both") == []
+        assert_usable(conn)
+
+
+def test_scripts_say_nothing_where_nothing_is_missing(
+    catalog: Connection,
+    catalog_url: str,
+    role: Callable[[], str],
+    grant: Callable[[Connection], None],
+) -> None:
+    name = role()
+    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
+        grant(conn)
+
+        assert look(conn, "remote").script() == "\n".join(
+            f"-- {who}: nothing to do\n"
+            for who in ("dba: postgres", "owner: postgres", f"operator: {name}")
+        )
+        assert init_db(conn, "remote") == []
+
+
+def test_names_in_scripts_are_quoted(
+    postgres: Postgres, database_url: str, role: Callable[[], str]
+) -> None:
+    """Nobody's name may be read as SQL, or as a psql command."""
+    odd = 'a "b"; drop table c \\quit'
+    operator, owner = f"{odd} {role()}", f"{odd} {role()}"
+    old = str(conninfo_to_dict(database_url)["dbname"])
+    database = f'{old} "x" \\q'
+    texts = [
+        sql.SQL("create role {} login").format(sql.Identifier(operator)),
+        sql.SQL("create role {} login").format(sql.Identifier(owner)),
+        sql.SQL("alter database {} rename to {}").format(
+            sql.Identifier(old), sql.Identifier(database)
+        ),
+    ]
+    for text in texts:
+        postgres.execute(text)
+    url = make_conninfo(database_url, dbname=database)
+    try:
+        with connect(url, "test") as conn:
+            schema = sql.Identifier(odd)
+            conn.execute(
+                sql.SQL("create schema {} authorization {}").format(schema, sql.Identifier(owner))
+            )
+            conn.execute(sql.SQL("create table {}.blobs (blobid text)").format(schema))
+            conn.execute(
+                sql.SQL("alter table {}.blobs owner to {}").format(schema, sql.Identifier(owner))
+            )
+            conn.execute(sql.SQL("create table {}.other (n integer)").format(schema))
+        as_operator = make_conninfo(url, user=operator)
+        with connect(as_operator, "test") as conn:
+            missing = look(conn, "remote", notify=True)
+        for who, user in ((Who.DBA, "postgres"), (Who.OWNER, owner)):
+            for _ in range(2):
+                done = postgres.psql(missing.script(who), make_conninfo(url, user=user))
+                assert done.returncode == 0, done.stderr
+        with connect(as_operator, "test") as conn:
+            assert init_db(conn, "remote", notify=True) == []
+            assert not look(conn, "remote", notify=True).parts
+    finally:
+        postgres.execute(
+            sql.SQL("alter database {} rename to {}").format(
+                sql.Identifier(database), sql.Identifier(old)
+            )
+        )
+
+
+def test_a_script_that_was_interrupted_builds_its_index_anew(
+    database: Connection, database_url: str, postgres: Postgres
+) -> None:
+    database.execute(sql.SQL(LIVE))
+    database.execute(sql.SQL(LIVE_COLUMNS))
+    script = look(database, "remote").script()
+    with connect(database_url, "test") as writer, writer.transaction():
+        writer.execute("insert into blobs (blobid) values ('ab')")
+        database.execute("set lock_timeout = 50")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            database.execute(
+                "create index concurrently idx_blobs_remote_pending on blobs (blobid)"
+                " where remote_copied is not true"
+            )
+
+    done = postgres.psql(script, database_url)
+
+    assert done.returncode == 0, done.stderr
+    assert init_db(database, "remote") == []
+    assert pending_indexes(database) == ["idx_blobs_remote_pending"]
+
+
+def test_a_large_table_is_announced_with_the_time_it_takes(database: Connection) -> None:
+    database.execute(sql.SQL(LIVE))
+    database.execute("insert into blobs (blobid) values ('ab')")
+    database.execute(
+        "update pg_class set reltuples = 42e6, relpages = 1 where oid = 'blobs'::regclass"
+    )
+    lines: list[str] = []
+    scripts = look(database, "remote").script()
+
+    init_db(database, "remote", report=lines.append)
+
+    said = "over about 42,000,000 rows, which takes about 3 min 30 s"
+    assert f"building the index idx_blobs_remote_pending {said}" in "\n".join(lines)
+    assert said in scripts
 
 
 def test_the_limits_of_the_session_are_as_before(database: Connection) -> None:
@@ -721,7 +906,7 @@ def test_a_table_elsewhere_on_the_search_path(database: Connection, database_url
     with connect(database_url, "test") as conn:
         init_db(conn, "remote")
 
-        assert verify_schema(conn, "remote", scan=True) == []
+        assert_usable(conn)
     assert database.execute("select to_regclass('public.blobs')").fetchone() == (None,)
 
 

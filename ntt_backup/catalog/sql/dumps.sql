@@ -30,12 +30,13 @@ select current_database(), current_setting('server_version'),
     ) else '' end;
 
 -- name: undumpable
--- What pg_dump would stumble over: tables and sequences that we may not read, tables of which a
--- policy would hide rows, large objects; each with its kind and schema, in order, the first of the
--- last ones only. What belongs to an extension is not dumped, its tables of settings apart.
+-- What pg_dump would stumble over: tables and sequences that the role may not read, tables of which a
+-- policy would hide rows from this session, large objects; each with its kind, schema and name, in
+-- order, the first of the last ones only. What belongs to an extension is not dumped, its tables of
+-- settings apart.
 with dumped as (
     select c.oid, c.relkind, n.nspname as schema, n.oid as schema_oid,
-        format('%I.%I', n.nspname, c.relname) as name
+        c.relname as name
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where c.relkind in ('r', 'p', 'S') and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
         and (
@@ -48,20 +49,20 @@ with dumped as (
 ), hidden as (
     select m.oid from pg_largeobject_metadata m
     where not current_setting('lo_compat_privileges')::boolean
-        and not pg_has_role(m.lomowner, 'usage') and not exists (
+        and not pg_has_role({role}, m.lomowner, 'usage') and not exists (
             select from aclexplode(m.lomacl) a where a.privilege_type = 'SELECT'
-                and (a.grantee = 0 or pg_has_role(a.grantee, 'usage'))
+                and (a.grantee = 0 or pg_has_role({role}, a.grantee, 'usage'))
         )
     order by m.oid limit 1
 )
-select 'unreadable' as kind, name, schema from dumped
-where not (has_schema_privilege(schema_oid, 'usage') and has_table_privilege(oid, 'select'))
+select 'unreadable' as kind, schema, name from dumped
+where not (has_schema_privilege({role}, schema_oid, 'usage') and has_table_privilege({role}, oid, 'select'))
 union all
-select 'policy', name, schema from dumped
+select 'policy', schema, name from dumped
 where relkind = 'r' and has_table_privilege(oid, 'select') and row_security_active(oid)
 union all
-select 'large object', 'large object ' || oid, null from hidden
-order by 1, 2;
+select 'large object', null, oid::text from hidden
+order by 1, 2, 3;
 
 -- name: first_relation
 -- Any table, view or sequence that somebody made in this database. What an extension brings is

@@ -1,11 +1,5 @@
 -- SQL for the operator: shown in hints, never executed by us.
 
--- name: mend_grants
--- Everything that running, scanning and requeueing needs; init-db needs the owner.
-grant select, insert, update on blobs to {user};
-grant usage on schema ntt_backup to {user};
-grant select, insert, update, delete on all tables in schema ntt_backup to {user};
-
 -- name: mend_read_all
 -- Lets a role read all tables, also those that others will make; needs a superuser.
 grant pg_read_all_data to {user};
@@ -21,9 +15,9 @@ grant select on all sequences in schema {schemas} to {user};
 do $$ declare one oid; begin for one in select oid from pg_largeobject_metadata loop
 execute format('grant select on large object %s to %I', one, {role}); end loop; end $$;
 
--- name: mend_grant_create
--- What init-db needs to create its own schema, where its user does not own the database.
-grant create on database {database} to {user};
+-- name: mend_read_only
+-- Lets a role, or whoever uses a database, write.
+alter {scope} set default_transaction_read_only = off;
 
 -- name: mend_search_path
 -- Has a role find the table in its schema, from the next connection on.
@@ -54,8 +48,8 @@ alter table blobs alter column blobid type text collate "C";
 -- name: mend_partitioned_index
 -- Our index where the table is partitioned, and CONCURRENTLY is not to be had. Writers wait for it.
 -- An index of this name that is there was never finished.
-drop index if exists {index};
-create index {index} on blobs (blobid) where {uncopied};
+drop index if exists {old};
+create index {index} on {table} (blobid) where {uncopied};
 
 -- name: mend_unique
 -- Makes blobid the key it is meant to be; needs the rows to be free of NULL and repetition.

@@ -48,5 +48,5 @@ join pg_class c on c.oid = i.indexrelid
 join pg_am am on am.oid = c.relam
 join pg_opclass opc on opc.oid = i.indclass[0]
 join pg_attribute a on a.attrelid = i.indrelid and a.attname = 'blobid'
-where i.indrelid = to_regclass('blobs')
+where i.indrelid = coalesce(%(table)s::oid, to_regclass('blobs'))
 order by c.relname;

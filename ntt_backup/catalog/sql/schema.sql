@@ -2,7 +2,7 @@
 
 -- name: create_table
 -- The catalog, where there is none yet. Elsewhere it belongs to another program.
-create table if not exists blobs (
+create table if not exists {table} (
     blobid text primary key,
     size bigint,
     created_at timestamptz default now(),
@@ -17,15 +17,26 @@ add column if not exists {column} {type};
 
 -- name: alter_table
 -- All missing columns at once: one short exclusive lock.
-alter table blobs {changes};
+alter table {table} {changes};
 
 -- name: default_created_at
 -- New rows get a date; the rows that are there keep none, since nobody knows it any more.
 alter column created_at set default now();
 
+-- name: rows_about
+-- About how many rows the table has, by the planner's figures and the size of its files now. Where
+-- ANALYZE was never run, as many as are usual.
+select coalesce(sum(
+    case when c.reltuples > 0 and c.relpages > 0 then c.reltuples / c.relpages else 70 end
+    * (pg_relation_size(c.oid) / current_setting('block_size')::integer)
+), 0)::bigint
+from pg_class c
+where c.oid = %(table)s
+    or c.oid in (select relid from pg_partition_tree(%(table)s) where isleaf);
+
 -- name: create_index
 -- The index of what is still to be sent. Failed blobs are in it too: they are few, and requeued.
-create index concurrently {index} on blobs (blobid) where {uncopied};
+create index concurrently if not exists {index} on {table} (blobid) where {uncopied};
 
 -- name: drop_index
 -- Removes what an interrupted CREATE INDEX CONCURRENTLY left.
@@ -33,7 +44,16 @@ drop index concurrently if exists {index};
 
 -- name: create_schema
 -- Where our own tables are.
-create schema ntt_backup;
+create schema if not exists ntt_backup;
+
+-- name: own_schema
+-- Our schema: whether it is there, and whether we own it, or could make it.
+select n.oid is not null,
+    coalesce(
+        pg_has_role(n.nspowner, 'usage'), has_database_privilege(current_database(), 'create')
+    )
+from pg_database d left join pg_namespace n on n.nspname = 'ntt_backup'
+where d.datname = current_database();
 
 -- name: create_failures
 -- Why blobs failed. A blob is failed because its row in blobs says so; this is what we know about
@@ -111,17 +131,23 @@ create table if not exists ntt_backup.schema_version (
 -- name: set_version
 -- Notes the version, where none is noted, and where the table is now.
 insert into ntt_backup.schema_version as known (version, blobs_schema)
-select %(version)s, n.nspname
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where c.oid = to_regclass('blobs')
+values ({version}, {schema})
 on conflict (singleton) do update set blobs_schema = excluded.blobs_schema
 where known.blobs_schema <> excluded.blobs_schema;
 
--- name: has_trigger
--- Whether inserts already wake the daemon.
-select exists (
-    select from pg_trigger where tgrelid = to_regclass('blobs') and tgname = 'ntt_backup_notify'
-);
+-- name: trigger_state
+-- Whether inserts already wake the daemon, whether the function for it is there, and whether we may
+-- give the table such a trigger.
+select
+    exists (select from pg_trigger where tgrelid = %(table)s and tgname = 'ntt_backup_notify'),
+    exists (
+        select from pg_proc
+        where pronamespace = to_regnamespace('ntt_backup') and proname = 'notify_blobs'
+    ),
+    coalesce(
+        has_table_privilege(%(table)s::oid, 'trigger')
+        and has_schema_privilege(to_regnamespace('ntt_backup')::oid, 'usage'), false
+    );
 
 -- name: create_notify
 -- The function that wakes the daemon.
@@ -135,5 +161,5 @@ $$;
 -- name: create_trigger
 -- Wakes the daemon once a statement. Asked for by --notify only: transactions that notify commit
 -- one after the other, in the whole cluster, which a busy writer may not want.
-create trigger ntt_backup_notify after insert on blobs
+create trigger ntt_backup_notify after insert on {table}
 for each statement execute function ntt_backup.notify_blobs();

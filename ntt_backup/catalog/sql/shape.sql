@@ -12,12 +12,9 @@ where c.relname = 'blobs' and c.relkind in ('r', 'p') order by n.nspname;
 
 -- name: table_columns
 -- Its columns: name, type without length, not null, collation (schema, name, whether equal means
--- the same bytes), and whether we may read, insert and update them.
+-- the same bytes).
 select a.attname, format_type(a.atttypid, null), a.attnotnull,
-    n.nspname, l.collname, coalesce(l.collisdeterministic, true),
-    has_column_privilege(a.attrelid, a.attnum, 'select'),
-    has_column_privilege(a.attrelid, a.attnum, 'insert'),
-    has_column_privilege(a.attrelid, a.attnum, 'update')
+    n.nspname, l.collname, coalesce(l.collisdeterministic, true)
 from pg_attribute a
 left join pg_collation l on l.oid = a.attcollation
 left join pg_namespace n on n.oid = l.collnamespace
@@ -60,19 +57,9 @@ select bool_and(r.lo collate {collation} < r.hi collate {collation})
 from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
 where r.hi is not null;
 
--- name: own_schema
--- Our schema: whether it is there, whether we may look into it, whether we could create it.
-select to_regnamespace('ntt_backup') is not null,
-    coalesce(has_schema_privilege(to_regnamespace('ntt_backup')::oid, 'usage'), false),
-    has_database_privilege(current_database(), 'create'),
-    current_database(), current_user;
-
 -- name: own_tables
--- Our tables that are there, and whether we may do with them all that we do.
-select c.relname,
-    has_table_privilege(c.oid, 'select') and has_table_privilege(c.oid, 'insert')
-        and has_table_privilege(c.oid, 'update') and has_table_privilege(c.oid, 'delete')
-from pg_class c
+-- Our tables that are there.
+select c.relname from pg_class c
 where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r';
 
 -- name: schema_version

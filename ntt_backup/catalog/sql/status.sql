@@ -25,6 +25,10 @@ select
 from blobs
 where blobid is not null;
 
+-- name: any_known
+-- One row, if there is any.
+select 1 from blobs limit 1;
+
 -- name: any_copied
 -- One copied blob, if there is any, in no order: the first that is met.
 select 1 from blobs where {copied} limit 1;

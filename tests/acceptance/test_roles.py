@@ -1,0 +1,237 @@
+"""The catalog belongs to others: what each role may do, is told, and has to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tests.postgres import Postgres
+from tests.site import Site
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def as_role(site: Site, name: str) -> None:
+    """From here on the site's commands are run by this role of the database."""
+    site.write_config(catalog={"url": make_conninfo(site.url, user=name)})
+
+
+@pytest.fixture
+def monitor(site: Site, role: Callable[[], str]) -> str:
+    """A role that may read the catalog, and no more."""
+    name = role()
+    for text in (
+        f"grant select on blobs to {name}",
+        f"grant usage on schema ntt_backup to {name}",
+        f"grant select on all tables in schema ntt_backup to {name}",
+    ):
+        site.query(text)
+    return name
+
+
+def test_who_may_only_read_gets_every_figure(site: Site, monitor: str) -> None:
+    for number in range(3):
+        site.put(b"sent %d" % number)
+    assert site.run("run").returncode == 0
+    for number in range(2):
+        site.put(b"pending %d" % number)
+    as_role(site, monitor)
+
+    status, differences, dry = (
+        site.run(*args)
+        for args in (["status", "--json"], ["reconcile", "--json"], ["run", "--dry-run"])
+    )
+
+    assert status.returncode == 0, status.stderr
+    assert (json.loads(status.stdout)["copied"], json.loads(status.stdout)["pending"]) == (3, 2)
+    assert differences.returncode == 0, differences.stderr
+    assert json.loads(differences.stdout)["agreed"] == 5
+    assert dry.returncode == 0, dry.stderr
+    assert "2 blobs" in dry.stdout
+
+
+def test_who_may_only_read_is_told_by_check_that_it_cannot_run(site: Site, monitor: str) -> None:
+    site.fill(3)
+    as_role(site, monitor)
+
+    done = site.run("check")
+
+    assert done.returncode == 4
+    (refused,) = re.findall(r"^FAILED +(.*)$", done.stdout, re.MULTILINE)
+    assert refused.startswith("rights")
+    assert f"{monitor} may not do what `run` does" in refused
+    assert re.search("^ok +catalog ", done.stdout, re.MULTILINE)
+    assert re.search("^ok +pending +3 of 3", done.stdout, re.MULTILINE)
+    assert "init-db --print-sql" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", ["requeue", "scan", "run", "dump", "verify", "reconcile --apply"]
+)
+def test_who_may_only_read_is_refused_what_writes(site: Site, monitor: str, command: str) -> None:
+    site.fill(3)
+    as_role(site, monitor)
+
+    done = site.run(*command.split())
+
+    said = done.stdout + done.stderr
+    assert done.returncode == 4, said
+    assert f"{monitor} may not do what `{command}` does" in said
+    assert "init-db --print-sql" in said
+
+
+@pytest.mark.parametrize("command", ["check", "run", "scan", "requeue"])
+def test_transactions_that_only_read_are_told_of(
+    site: Site, role: Callable[[], str], command: str
+) -> None:
+    """The role has every privilege, and its transactions are read-only by default."""
+    name = role()
+    site.fill(3)
+    site.query(f"alter role {name} superuser")
+    site.query(f"alter role {name} set default_transaction_read_only = on")
+    as_role(site, name)
+
+    done = site.run(command)
+
+    said = done.stdout + done.stderr
+    assert done.returncode == 4, said
+    assert f"the transactions of {name} are read-only" in said
+    assert f'alter role "{name}" set default_transaction_read_only = off;' in said
+    assert not (site.remote.local / "by-hash").exists()
+
+
+def test_an_empty_catalog_over_a_full_store_is_not_done(site: Site) -> None:
+    """Perhaps a wrong database: nothing was backed up, and nobody may believe it was."""
+    site.put_in_store(b"never registered")
+
+    ran, checked, dry = (site.run(*args) for args in (["run"], ["check"], ["run", "--dry-run"]))
+
+    assert ran.returncode == checked.returncode == dry.returncode == 2
+    for said in (ran.stdout + ran.stderr, checked.stdout, dry.stdout + dry.stderr):
+        assert "the catalog knows no blob, and the store has some" in said
+        assert "scan" in said
+        assert "catalog.url" in said
+    assert site.run("scan").returncode == 0
+    assert site.run("run").returncode == 0
+    site.assert_complete()
+
+
+def test_a_new_table_is_announced(site: Site) -> None:
+    site.query("drop table blobs")
+
+    done = site.run("init-db")
+
+    assert done.returncode == 0
+    name = conninfo_to_dict(site.url)["dbname"]
+    assert f"there was no table blobs: made a new, empty one, public.blobs in {name}" in done.stdout
+    assert "catalog.url" in done.stdout
+
+
+# --- the whole way --------------------------------------------------------------------------------
+
+
+def blocks(section: str) -> list[tuple[str, str]]:
+    """The commands of a section of the page: as whom, and what."""
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```sh\n# as (\w+)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def owned(site: Site, postgres: Postgres) -> Iterator[Site]:
+    """The site with a database that belongs to nobody of ours: `app` owns the table `blobs`, and
+    others have tables that are nobody else's business.
+    """
+    for text in (
+        "drop schema ntt_backup cascade",
+        "drop table blobs",
+        "create role app login",
+        "create schema app authorization app",
+        "create table app.blobs (blobid text primary key, note text)",
+        "alter table app.blobs owner to app",
+        "create table accounts (secret serial)",
+        "insert into accounts default values",
+        "create role backup login",
+        "create role monitor login",
+    ):
+        site.query(text)
+    url = site.settings["catalog"].pop("url")
+    site.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.server.bin_path)})
+    tools = site.root / "bin"
+    tools.mkdir()
+    (tools / "psql").symlink_to(postgres.server.bin_path / "psql")
+    program = " ".join(map(shlex.quote, site.argv()))
+    (tools / "ntt-backup-remote").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    (tools / "ntt-backup-remote").chmod(0o755)
+    yield site
+    site.query("drop owned by backup, monitor, app cascade")
+    site.query("drop role backup, monitor, app")
+    assert url == site.url
+
+
+def by(site: Site, user: str, commands: str) -> subprocess.CompletedProcess[str]:
+    """What a user of this name would get from the commands, in a shell of its own."""
+    given = conninfo_to_dict(site.url)
+    name = str(given["dbname"])
+    environment = {
+        **site.environment(),
+        "PATH": f"{site.root / 'bin'}:{os.environ['PATH']}",
+        "PGHOST": str(given["host"]),
+        "PGUSER": user,
+        "NTT_DB_URL": f"postgresql:///{name}",
+    }
+    return subprocess.run(
+        ["sh", "-ec", commands.replace("copyjob", name)],
+        cwd=site.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+
+
+def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Site) -> None:
+    blobids = {owned.put_in_store(b"blob %d" % number) for number in range(5)}
+    early = by(owned, "backup", "ntt-backup-remote init-db --notify")
+    assert early.returncode == 4
+    assert "the catalog is ready" not in early.stdout + early.stderr
+    for who in ("dba", "owner"):
+        assert early.stderr.count(f"{who} (") == 1
+    steps = blocks("When others own the table")
+    assert [who for who, _ in steps] == ["backup", "postgres", "app", "backup", "monitor"]
+
+    said = {}
+    for who, commands in steps:
+        done = by(owned, who, commands)
+        assert done.returncode == 0, (who, done.stdout, done.stderr)
+        said[who] = done.stdout
+
+    assert "the catalog is ready for target remote\n" in said["backup"]
+    assert {Path(name).name for name in owned.on_remote()} == blobids
+    assert len(list((owned.remote.local / "pgdump").glob("*.dump"))) == 1
+    assert f"{len(blobids)}" in said["monitor"]
+    copied = owned.query("select blobid from app.blobs where remote_copied")
+    assert {blobid for (blobid,) in copied} == blobids
+    for user, text in (
+        ("backup", "delete from app.blobs"),
+        ("backup", "update app.blobs set note = 'mine'"),
+        ("backup", "drop table ntt_backup.runs"),
+        ("backup", "create table app.more (n integer)"),
+        ("monitor", "update app.blobs set remote_copied = false"),
+        ("monitor", "delete from ntt_backup.failures"),
+        ("app", "delete from ntt_backup.failures"),
+    ):
+        refused = by(owned, user, f'psql -d copyjob -c "{text}"')
+        assert refused.returncode != 0, (user, text)
+        assert "permission denied" in refused.stderr or "must be owner" in refused.stderr
+    twice = [by(owned, who, commands) for who, commands in steps[:3]]
+    assert [done.returncode for done in twice] == [0, 0, 0]
+    assert (owned.root / "dba.sql").read_text() == "-- dba: postgres: nothing to do\n\n"
