@@ -25,7 +25,7 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 def key_line(remote: RemoteSettings) -> str:
     """The line for authorized_keys on the remote."""
-    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED}"
+    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED} --require blake3"
     # sshd takes the text up to the next quote without a backslash before it.
     quoted = command.replace('"', '\\"')
     return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'
@@ -41,8 +41,9 @@ def steps(remote: RemoteSettings) -> str:
         f"       ntt-backup-remote install-receiver --write {RECEIVER}",
         f"   (Where the package ntt-backup is installed there, {RECEIVER} is there already; it",
         "   must be in the PATH that sshd gives to commands.)",
-        "2. Install the Python module blake3 there, or the library libblake3. Without it the",
-        "   receiver must take this host's word for what a new blob's name should be.",
+        "2. Give it BLAKE3: apt-get install b3sum there, or the Python module blake3 or libblake3.",
+        "   Without it the receiver must take this host's word for what a new blob's name should",
+        "   be; --require blake3 in the line below has it serve nobody then.",
         f"3. Make the directory {remote.path} there, if it is missing, and give it to the account.",
         "4. Put this line into ~/.ssh/authorized_keys of the account there, in place of every",
         "   other line with the same key:",

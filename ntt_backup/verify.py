@@ -89,13 +89,13 @@ def verify_remote(
     fetching = question.way == "download"
     far = FarSide(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
     session = far.greet()
-    if not fetching and not session.can_hash:
+    if not fetching and not session.banner.can_hash:
         far.close()
         raise Unsupported(
-            "the remote cannot hash: its Python has no BLAKE3",
+            "the remote cannot hash: it has no BLAKE3",
             detail=f"receiver {session.banner.version}, Python {session.banner.python}",
-            hint="install the Python module blake3 there (or the library libblake3), or let"
-            " `verify --download` fetch every blob and hash it here",
+            hint="install it there, on Debian by `apt-get install b3sum` ('BLAKE3 on the remote' in"
+            " docs/operations.md), or let `verify --download` fetch every blob and hash it here",
         )
     desk = Desk(2 * question.workers, far.cancelled, far.wake)
     work = download if fetching else hash_there

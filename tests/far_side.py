@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from blake3 import blake3
 
 from ntt_backup.remote import asking, frames
@@ -63,9 +65,19 @@ def litter(root: Path) -> list[str]:
     return sorted(str(path.relative_to(incoming)) for path in incoming.rglob("*"))
 
 
-def forced_command(*options: str) -> list[str]:
+def forced_command(*options: str, checking: str = "blake3") -> list[str]:
+    """A receiver with these options. checking: what it has to check names with, `blake3` in its
+    Python, the program `b3sum`, or `none`.
+    """
     program = "from ntt_backup.remote.program import main; raise SystemExit(main())"
-    return [sys.executable, "-c", program, *options]
+    if checking == "blake3":
+        return [sys.executable, "-c", program, *options]
+    lacking = "from ntt_backup.remote import hashing; hashing.LIBRARIES = (); "
+    if checking == "none":
+        lacking += "import os; os.environ['PATH'] = '/nowhere'; "
+    elif shutil.which("b3sum") is None:
+        pytest.skip("b3sum is not installed")
+    return [sys.executable, "-S", "-c", lacking + program, *options]
 
 
 class FarSide:

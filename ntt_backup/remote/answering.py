@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from ntt_backup.remote import asking, blocks
+from ntt_backup.remote.b3sum import HOW_TO_GET, B3sum
 from ntt_backup.remote.frames import BLAKE3
 from ntt_backup.remote.giving import Giving
 from ntt_backup.remote.ground import Ground, Refusal, gone
@@ -34,12 +35,14 @@ class Answering:
         ground: Ground,
         allow: frozenset[str],
         hashes: dict[int, NewHasher],
+        b3sum: B3sum | None,
         wake: int,
         alive: Callable[[], None],
     ) -> None:
         self._ground = ground
         self._allow = allow
-        self._hashes = hashes
+        self._new_hasher = hashes.get(BLAKE3)
+        self._b3sum = b3sum
         self._wake = wake
         self._alive = alive
         self._stock = Stock(ground)
@@ -82,11 +85,11 @@ class Answering:
 
     def _verify(self, payload: memoryview) -> None:
         self._require("verify")
-        new = self._hashes.get(BLAKE3)
-        if new is None:
-            raise Refusal("refused", "no BLAKE3 here: install the Python module, or libblake3")
+        if self._new_hasher is None and self._b3sum is None:
+            raise Refusal("refused", f"there is no BLAKE3 on this machine: {HOW_TO_GET}")
         digests = asking.read_digests(payload)
-        self._frames = Verifying(self._ground, digests, new, self._wake).frames()
+        how = self._new_hasher, self._b3sum
+        self._frames = Verifying(self._ground, digests, *how, self._wake).frames()
 
     def _get(self, payload: memoryview) -> None:
         self._require("get")

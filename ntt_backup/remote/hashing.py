@@ -2,7 +2,8 @@
 
 The standard library has no BLAKE3, and one in pure Python would manage a megabyte a second. So it
 is looked for: the `blake3` module, else BLAKE3's own C library through ctypes. What is found must
-give the right answer for a known input before it is trusted with more. Used by the receiver.
+give the right answer for a known input before it is trusted with more. Where there is neither, the
+program `b3sum` can still check names. Used by the receiver.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ntt_backup.remote.b3sum import KNOWN_INPUT, KNOWN_OUTPUT
 from ntt_backup.remote.frames import BLAKE3, SHA256
 
 if TYPE_CHECKING:
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     NewHasher = Callable[[Buffer], Hasher]
 
 LIBRARIES = ("libblake3.so.0", "libblake3.so")
-
-# BLAKE3's published test vector for 1025 bytes: more than a chunk, so that its tree is used.
-_INPUT = bytes(number % 251 for number in range(1025))
-_OUTPUT = bytes.fromhex("d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444")
 
 # blake3_hasher has 1912 bytes in version 1; there is room for one that has grown.
 _STATE_BYTES = 4096
@@ -52,9 +50,9 @@ def available() -> dict[int, NewHasher]:
 
 def _is_right(new: NewHasher) -> bool:
     try:
-        hasher = new(_INPUT[:100])
-        hasher.update(memoryview(bytearray(_INPUT))[100:])
-        return hasher.digest() == _OUTPUT
+        hasher = new(KNOWN_INPUT[:100])
+        hasher.update(memoryview(bytearray(KNOWN_INPUT))[100:])
+        return hasher.digest() == KNOWN_OUTPUT
     except Exception:  # noqa: BLE001 - whatever a foreign module raises, it is of no use here
         return False
 

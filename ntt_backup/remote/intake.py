@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ntt_backup.remote import frames
 from ntt_backup.remote.frames import (
+    BLAKE3,
     COMPLETE,
     DIGEST_BYTES,
     MAX_CHUNK,
@@ -29,14 +30,15 @@ from ntt_backup.remote.frames import (
     ProtocolError,
 )
 from ntt_backup.remote.ground import Ground
-from ntt_backup.remote.large import LargeBlob, Offers
+from ntt_backup.remote.large import LargeBlob, Offers, Sums
+from ntt_backup.remote.naming import Naming
 from ntt_backup.remote.partial import open_partial
 from ntt_backup.remote.staged import StagedBatch
 from ntt_backup.remote.stow import CREATE, Stowage
 
 if TYPE_CHECKING:
     from ntt_backup.remote.codec import Decompress
-    from ntt_backup.remote.hashing import Hasher, NewHasher
+    from ntt_backup.remote.hashing import NewHasher
 
 # Each holds two descriptors until its batch is settled, and there may be eight such batches.
 _MOST_PARTIALS = 32
@@ -45,15 +47,18 @@ _MOST_PARTIALS = 32
 class Intake:
     """The batch that is being received, and the large blob within it.
 
-    alive is called now and then while something takes long. on_failure takes the batch that storing
-    failed for.
+    hash: of the session. Names are checked by BLAKE3 whatever that is: with a hasher of it as
+    content comes, or else by naming once the batch is whole. naming is None where that is not
+    needed, or cannot be. alive is called now and then while something takes long. on_failure takes
+    the batch that storing failed for.
     """
 
     def __init__(
         self,
         ground: Ground,
         hash: int,
-        new_hasher: NewHasher,
+        hashes: dict[int, NewHasher],
+        naming: Naming | None,
         codecs: dict[int, Decompress],
         by_file: bool,
         alive: Callable[[], None],
@@ -61,11 +66,13 @@ class Intake:
     ) -> None:
         self._ground = ground
         self._by_blob = hash != SHA256
-        self._new_hasher = new_hasher
+        self._new_hasher = hashes[hash]
+        self._new_name = hashes.get(BLAKE3)
+        self._naming = naming
         self._codecs = codecs
         self._by_file = by_file
-        self._stowage = Stowage(ground, new_hasher if self._by_blob else None, by_file)
-        self._offers = Offers(ground, self._begin_hash, alive)
+        self._stowage = Stowage(ground, self._new_name, by_file)
+        self._offers = Offers(ground, self._begin_sums, alive)
         self._on_failure = on_failure
         self._counter = 0
         self._last_number = -1
@@ -121,7 +128,7 @@ class Intake:
             self._dropping_large = True
             return
         self._check_room(batch, 1, announced.size)
-        partial, hasher = self._offers.take(announced)
+        partial, sums = self._offers.take(announced)
         room = batch.partials < _MOST_PARTIALS
         if partial is None and announced.size > RESUMABLE and room:
             partial = open_partial(self._ground, announced.digest)
@@ -139,7 +146,7 @@ class Intake:
             self._dropping_large = True
             self.fail(problem)
         else:
-            self._large = LargeBlob(announced, fd, partial, hasher)
+            self._large = LargeBlob(announced, fd, partial, sums)
 
     def data(self, payload: memoryview) -> None:
         """DATA: the next piece."""
@@ -167,7 +174,7 @@ class Intake:
             raise ProtocolError("an END outside a large blob")
         if status != COMPLETE:
             self._leave_out(batch, large, WITHDREW)
-        elif large.result() != (large.digest if self._by_blob else checksum):
+        elif not large.is_right(large.digest if self._by_blob else checksum):
             self._leave_out(batch, large, MISMATCH)
         else:
             self._large = None
@@ -178,7 +185,15 @@ class Intake:
 
     def commit(self, payload: memoryview) -> StagedBatch | None:
         """COMMIT: the batch as it is now staged; None where it was answered already."""
-        return self._finish(frames.read_number(payload))
+        number = frames.read_number(payload)
+        self._require_end(number)
+        if self._batch is not None and self._naming is not None:
+            # While it is still the one being received: a sync that fails meanwhile fails it too.
+            try:
+                self._naming.check(self._batch)
+            except OSError as problem:
+                self.fail(problem)
+        return self._finish()
 
     def abort(self, payload: memoryview) -> int | None:
         """ABORT: its number, when it is still to be answered. It may come within a large blob."""
@@ -186,7 +201,8 @@ class Intake:
         if self._large is not None:
             self._large.interrupt()
         self._large, self._dropping_large = None, False
-        batch = self._finish(number)
+        self._require_end(number)
+        batch = self._finish()
         if batch is None:
             return None
         batch.discard(self._ground.stage, keep_partials=True)
@@ -223,9 +239,11 @@ class Intake:
             self._batch = None
         self._offers.withdraw()
 
-    def _begin_hash(self, digest: bytes) -> Hasher:
-        """The hash of a large blob. BLAKE3 gives its name; SHA-256 covers the name as well."""
-        return self._new_hasher(b"" if self._by_blob else digest)
+    def _begin_sums(self, digest: bytes) -> Sums:
+        """The hashes of a large blob. BLAKE3 gives its name; SHA-256 covers the name as well."""
+        if self._by_blob:
+            return Sums(self._new_hasher(b""), None)
+        return Sums(self._new_hasher(digest), self._new_name and self._new_name(b""))
 
     def _open_batch(self, what: str) -> StagedBatch | None:
         if self._large is not None or self._dropping_large:
@@ -234,12 +252,14 @@ class Intake:
             raise ProtocolError(f"{what} outside a batch")
         return self._batch
 
-    def _finish(self, number: int) -> StagedBatch | None:
+    def _require_end(self, number: int) -> None:
         if self._large is not None or self._dropping_large:
             raise ProtocolError("the end of a batch within a large blob")
         current = self._batch.number if self._batch is not None else self._dropping
         if number != current:
             raise ProtocolError(f"the end of batch {number} within batch {current}")
+
+    def _finish(self) -> StagedBatch | None:
         self._dropping = None
         batch, self._batch = self._batch, None
         return batch

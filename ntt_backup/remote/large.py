@@ -19,6 +19,7 @@ from ntt_backup.remote.ground import Ground
 from ntt_backup.remote.partial import Partial, open_partial
 
 if TYPE_CHECKING:
+    from ntt_backup.remote.frames import Buffer
     from ntt_backup.remote.hashing import Hasher
 
 _KEEP_EVERY = 64 << 20
@@ -27,34 +28,57 @@ _READ_CHUNK = 1 << 20
 _PREDECESSOR_SECONDS = 10.0
 
 
+class Sums:
+    """The hashes of a blob that comes in pieces: the session's, and BLAKE3 as name, where that is
+    another one and can be had.
+    """
+
+    def __init__(self, session: Hasher, name: Hasher | None) -> None:
+        self._session = session
+        self._name = name
+
+    def update(self, data: Buffer) -> None:
+        self._session.update(data)
+        if self._name is not None:
+            self._name.update(data)
+
+    def digest(self) -> bytes:
+        """The session's hash."""
+        return self._session.digest()
+
+    def may_be(self, name: bytes) -> bool:
+        """Whether BLAKE3, where it was computed beside the session's hash, is this name."""
+        return self._name is None or self._name.digest() == name
+
+
 class LargeBlob:
     """The blob that is coming in. fd: where to; that of partial, if there is one."""
 
-    def __init__(self, announced: Large, fd: int, partial: Partial | None, hasher: Hasher) -> None:
+    def __init__(self, announced: Large, fd: int, partial: Partial | None, sums: Sums) -> None:
         self.digest = announced.digest
         self.partial = partial
         self._size = announced.size
         self._length = announced.offset
         self._kept = announced.offset
         self._fd = fd
-        self._hasher = hasher
+        self._sums = sums
 
     def write(self, raw: memoryview) -> None:
         """The next piece. Raises OSError when it cannot be stored."""
         if self._length + len(raw) > self._size:
             raise ProtocolError(f"more than the announced {self._size} bytes")
-        self._hasher.update(raw)
+        self._sums.update(raw)
         write_all(self._fd, raw)
         self._length += len(raw)
         if self.partial is not None and self._length - self._kept >= _KEEP_EVERY:
             self.partial.keep(self._length)
             self._kept = self._length
 
-    def result(self) -> bytes:
-        """The hash of all of it."""
+    def is_right(self, checksum: bytes) -> bool:
+        """Whether all of it has this hash of the session's kind, and its own name."""
         if self._length != self._size:
             raise ProtocolError(f"{self._length} of the announced {self._size} bytes")
-        return self._hasher.digest()
+        return self._sums.digest() == checksum and self._sums.may_be(self.digest)
 
     def seal(self, by_file: bool) -> None:
         """It is whole and right. A partial file stays locked until it is placed. Raises OSError."""
@@ -87,18 +111,18 @@ class _Offer(NamedTuple):
     digest: bytes
     offset: int
     partial: Partial
-    hasher: Hasher
+    sums: Sums
 
 
 class Offers:
     """The answer to the last ASK_OFFSET, for the LARGE that may follow it.
 
-    begin gives the hash of a blob, from its digest. alive is called now and then while a long
+    begin gives the hashes of a blob, from its digest. alive is called now and then while a long
     prefix is hashed.
     """
 
     def __init__(
-        self, ground: Ground, begin: Callable[[bytes], Hasher], alive: Callable[[], None]
+        self, ground: Ground, begin: Callable[[bytes], Sums], alive: Callable[[], None]
     ) -> None:
         self._ground = ground
         self._begin = begin
@@ -108,25 +132,25 @@ class Offers:
     def make(self, digest: bytes, size: int) -> tuple[int, bytes]:
         """From where the blob can go on, and the hash of what is there."""
         self.withdraw()
-        hasher = self._begin(digest)
+        sums = self._begin(digest)
         if size > RESUMABLE:
             self._await_predecessor()
         partial = open_partial(self._ground, digest) if size > RESUMABLE else None
         if partial is None:
-            return 0, hasher.digest()
+            return 0, sums.digest()
         try:
             offset = min(partial.durable(), size)
             partial.cut(offset)
-            self._hash(partial, offset, hasher)
+            self._hash(partial, offset, sums)
         except OSError:
             # It cannot be read: then it is no head start.
             partial.remove()
             return 0, self._begin(digest).digest()
-        self._offer = _Offer(digest, offset, partial, hasher)
-        return offset, hasher.digest()
+        self._offer = _Offer(digest, offset, partial, sums)
+        return offset, sums.digest()
 
-    def take(self, announced: Large) -> tuple[Partial | None, Hasher]:
-        """The partial file to go on with, if one was offered for this blob, and the hash so far."""
+    def take(self, announced: Large) -> tuple[Partial | None, Sums]:
+        """The partial file to go on with, if one was offered, and the hashes of what it has."""
         offer = self._offer
         if offer is None or offer.digest != announced.digest:
             self.withdraw()
@@ -136,8 +160,8 @@ class Offers:
         if announced.offset not in (0, offer.offset):
             raise ProtocolError(f"offset {announced.offset} where {offer.offset} was offered")
         self._offer = None
-        hasher = offer.hasher if announced.offset else self._begin(announced.digest)
-        return offer.partial, hasher
+        sums = offer.sums if announced.offset else self._begin(announced.digest)
+        return offer.partial, sums
 
     def withdraw(self) -> None:
         """Nobody wanted it."""
@@ -155,13 +179,13 @@ class Offers:
             time.sleep(0.05)
         self._ground.forget_predecessors()
 
-    def _hash(self, partial: Partial, length: int, hasher: Hasher) -> None:
+    def _hash(self, partial: Partial, length: int, sums: Sums) -> None:
         at = 0
         while at < length:
             chunk = os.pread(partial.fd, min(_READ_CHUNK, length - at), at)
             if not chunk:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            hasher.update(chunk)
+            sums.update(chunk)
             at += len(chunk)
             self._alive()
 

@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Sequence
 
 from ntt_backup import __version__
-from ntt_backup.remote import codec, frames, hashing
+from ntt_backup.remote import b3sum, codec, frames, hashing
 from ntt_backup.remote.ground import words
-from ntt_backup.remote.receiver import ALLOWED, Receiver, Terms
+from ntt_backup.remote.receiver import ALLOWED, REQUIRED, Receiver, Terms
 
 _IDLE_SECONDS = 3600.0
 _PIPE_BYTES = 1 << 20
@@ -36,18 +36,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=frozenset(("put", "list", "verify", "get")),
         help="what a client may do: " + ",".join(ALLOWED),
     )
+    parser.add_argument(
+        "--require",
+        action="append",
+        choices=REQUIRED,
+        default=[],
+        help="serve nobody where names cannot be checked by BLAKE3",
+    )
     parser.add_argument("--idle-timeout", type=float, default=_IDLE_SECONDS, metavar="SECONDS")
     options = parser.parse_args(argv)
-    return serve(options.root, options.allow, options.idle_timeout)
+    require = frozenset(options.require)
+    return serve(options.root, options.allow, options.idle_timeout, require)
 
 
 def serve(
     root: str | None = None,
     allow: frozenset[str] = frozenset(ALLOWED),
     idle_timeout: float = _IDLE_SECONDS,
+    require: frozenset[str] = frozenset(),
 ) -> int:
     """Greet, and serve one session on standard input and output; the exit status."""
-    terms = Terms(root, allow, idle_timeout, hashing.available(), codec.available())
+    hashes = hashing.available()
+    program = None if frames.BLAKE3 in hashes else b3sum.find()
+    terms = Terms(root, allow, idle_timeout, hashes, codec.available(), program, require)
+    if terms.lacking:
+        print(f"ntt-backup-receive: {terms.lacking}", file=sys.stderr, flush=True)
     os.umask(0o022)
     _widen(0)
     os.write(1, _banner(terms))
@@ -77,12 +90,20 @@ def _banner(terms: Terms) -> bytes:
         "version": __version__,
         "python": python,
         "hash": ",".join(hashes[number] for number in terms.hashes),
+        "check": _checked_with(terms),
         "codec": ",".join(codecs[number] for number in terms.codecs),
         "allow": ",".join(word for word in ALLOWED if word in terms.allow),
     }
     said = " ".join(f"{name}={value}" for name, value in facts.items())
     line = f"NTT-RECEIVE {frames.PROTOCOL} {said}".encode("ascii")
     return b"\n%s sum=%s\n" % (line, frames.banner_sum(line).encode("ascii"))
+
+
+def _checked_with(terms: Terms) -> str:
+    """What the names of blobs are checked with: a hash that a session can have, or a program."""
+    if frames.BLAKE3 in terms.hashes:
+        return "blake3"
+    return "none" if terms.b3sum is None else "b3sum"
 
 
 def _described(problem: Exception) -> str:

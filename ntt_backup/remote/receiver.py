@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.remote import asking, frames
 from ntt_backup.remote.answering import Answering
+from ntt_backup.remote.b3sum import HOW_TO_GET, B3sum
 from ntt_backup.remote.barrier import Barrier
 from ntt_backup.remote.frames import NAME_ALPHABET, ProtocolError
 from ntt_backup.remote.ground import Ground, Refusal, gone
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.remote.intake import Intake
+from ntt_backup.remote.naming import Naming
 from ntt_backup.remote.place import Places
 from ntt_backup.remote.settle import Settling
 from ntt_backup.remote.syscalls import can_syncfs
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ntt_backup.remote.hashing import NewHasher
 
 ALLOWED = ("put", "list", "verify", "get", "replace")
+REQUIRED = ("blake3",)
 
 _BUSY_SECONDS = 5.0
 # How long it sleeps at most before it looks whether it is still wanted.
@@ -44,13 +47,29 @@ _FAMILIES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
 
 
 class Terms(NamedTuple):
-    """What a receiver may do, and has. root: the only one that may be asked for; None for any."""
+    """What a receiver may do, and has. root: the only one that may be asked for; None for any.
+    b3sum: what checks names where no hasher of BLAKE3 does. require: the words of `--require`.
+    """
 
     root: str | None
     allow: frozenset[str]
     idle_timeout: float
     hashes: dict[int, NewHasher]
     codecs: dict[int, Decompress]
+    b3sum: B3sum | None = None
+    require: frozenset[str] = frozenset()
+
+    @property
+    def checks_names(self) -> bool:
+        """Whether BLAKE3 can be computed."""
+        return frames.BLAKE3 in self.hashes or self.b3sum is not None
+
+    @property
+    def lacking(self) -> str:
+        """What is required and not there, and how to get it; nothing where all is there."""
+        if "blake3" not in self.require or self.checks_names:
+            return ""
+        return f"--require blake3, and there is no BLAKE3 on this machine: {HOW_TO_GET}"
 
 
 class Receiver:
@@ -168,20 +187,25 @@ class Receiver:
         for name, choices in _FAMILIES.items():
             if asked.get(name) not in choices:
                 raise ProtocolError(f"{name} is none of {', '.join(choices)}")
+        if self._terms.lacking:
+            raise Refusal("refused", self._terms.lacking)
         kind = frames.HASHES[_text(asked, "hash")]
         if kind not in self._terms.hashes:
             raise ProtocolError("a hash that was not offered")
         if self._terms.root is not None and not _same_path(root, self._terms.root):
             raise Refusal("refused", f"this receiver is for {self._terms.root} only")
         reading = bool(asked.get("reading"))
-        ground = Ground(root, owner, run, slot, self._alive, reading)
+        if not reading and "put" not in self._terms.allow:
+            raise Refusal("refused", "this receiver takes no blobs (--allow)")
+        # Two spellings of one path may lead to two places, where a symlink stands before a `..`.
+        ground = Ground(self._terms.root or root, owner, run, slot, self._alive, reading)
         self._ground = ground
         self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
         self._handlers = {frames.PING: self._ping, frames.BYE: self._bye}
         if reading:
             terms = self._terms
             self._answering = Answering(
-                ground, terms.allow, terms.hashes, self._wake_end, self._alive
+                ground, terms.allow, terms.hashes, terms.b3sum, self._wake_end, self._alive
             )
             self._handlers.update(self._answering.handlers())
         else:
@@ -189,7 +213,9 @@ class Receiver:
         self._ready(ground)
 
     def _begin(self, ground: Ground, kind: int, by_file: bool) -> None:
-        may_replace = kind == frames.BLAKE3 or "replace" in self._terms.allow
+        terms = self._terms
+        may_replace = terms.checks_names or "replace" in terms.allow
+        naming = Naming(terms.b3sum, ground.stage, self._alive) if terms.b3sum else None
         barrier = Barrier(ground, by_file, self._wake_end)
         self._settling = Settling(
             barrier,
@@ -202,29 +228,27 @@ class Receiver:
         self._intake = Intake(
             ground,
             kind,
-            self._terms.hashes[kind],
-            self._terms.codecs,
+            terms.hashes,
+            naming,
+            terms.codecs,
             by_file,
             self._alive,
             self._settling.fail,
         )
         self._barrier = barrier
-        if "put" in self._terms.allow:
-            self._handlers.update(
-                {
-                    frames.BATCH: self._intake.begin,
-                    frames.PACK: self._intake.pack,
-                    frames.LARGE: self._intake.large,
-                    frames.DATA: self._intake.data,
-                    frames.END: self._intake.end,
-                    frames.COMMIT: self._commit,
-                    frames.ABORT: self._abort,
-                    frames.ASK_OFFSET: self._ask_offset,
-                    frames.PLACE: self._place,
-                }
-            )
-        else:
-            self._handlers.update({frames.BATCH: _not_allowed, frames.PLACE: _not_allowed})
+        self._handlers.update(
+            {
+                frames.BATCH: self._intake.begin,
+                frames.PACK: self._intake.pack,
+                frames.LARGE: self._intake.large,
+                frames.DATA: self._intake.data,
+                frames.END: self._intake.end,
+                frames.COMMIT: self._commit,
+                frames.ABORT: self._abort,
+                frames.ASK_OFFSET: self._ask_offset,
+                frames.PLACE: self._place,
+            }
+        )
 
     def _ready(self, ground: Ground) -> None:
         free, total = ground.free()
@@ -368,7 +392,3 @@ def _text(asked: dict[str, frames.Field], name: str) -> str:
 
 def _same_path(asked: str, allowed: str) -> bool:
     return os.path.normpath(asked) == os.path.normpath(allowed)
-
-
-def _not_allowed(payload: memoryview) -> None:
-    raise Refusal("refused", "this receiver takes no blobs (--allow)")

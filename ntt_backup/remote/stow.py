@@ -34,7 +34,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Stowage:
-    """new_hasher: of BLAKE3, where each blob is to be checked. by_file: sync each of them."""
+    """new_hasher: of BLAKE3, where there is one, to check each blob. by_file: sync each of them."""
 
     def __init__(self, ground: Ground, new_hasher: NewHasher | None, by_file: bool) -> None:
         self._stage = ground.stage

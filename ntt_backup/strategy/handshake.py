@@ -39,11 +39,14 @@ _HINT: Final = "install python3 (3.8 or newer) there, or set run.strategy to tar
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """What the receiver says about itself. hashes and codecs are in its order of preference."""
+    """What the receiver says about itself. hashes and codecs are in its order of preference.
+    checking: what it checks names with, `blake3` itself, the program `b3sum`, or `none`.
+    """
 
     version: str
     python: str
     hashes: tuple[str, ...]
+    checking: str
     codecs: tuple[str, ...]
     allowed: frozenset[str]
 
@@ -51,6 +54,11 @@ class Banner:
     def hash(self) -> str:
         """The one to use: BLAKE3 proves the name itself, so it goes before all others."""
         return "blake3" if "blake3" in self.hashes else "sha256"
+
+    @property
+    def can_hash(self) -> bool:
+        """Whether it can compute BLAKE3."""
+        return self.checking != "none"
 
 
 class Caller(Protocol):
@@ -131,7 +139,8 @@ def refusal(code: str, text: str) -> BackupError:
         return RemoteDenied(
             "the receiver there refuses",
             detail=text,
-            hint="see the forced command of our key in authorized_keys: its --root and --allow",
+            hint="see the forced command of our key in authorized_keys there: its --root, --allow"
+            " and --require",
         )
     if code == "protocol":
         # The banner has settled the version: what arrives there is not what was sent.
@@ -156,10 +165,13 @@ def _banner(said: re.Match[bytes]) -> Banner:
             f" we are version {__version__} with protocol {PROTOCOL}",
             hint="install the same version of ntt-backup at both ends",
         )
+    hashes = tuple(pairs.get("hash", "").split(","))
     return Banner(
         version,
         pairs.get("python", "unknown"),
-        tuple(pairs.get("hash", "").split(",")),
+        hashes,
+        # Older receivers do not say it: they check with the hash of the session.
+        pairs.get("check", "blake3" if "blake3" in hashes else "none"),
         tuple(filter(None, pairs.get("codec", "").split(","))),
         frozenset(pairs.get("allow", "").split(",")),
     )

@@ -105,11 +105,6 @@ class ReadingSession:
             self.abort()
             raise
 
-    @property
-    def can_hash(self) -> bool:
-        """Whether the far side has BLAKE3."""
-        return "blake3" in self.banner.hashes
-
     def require(self, word: str) -> None:
         """Raise Unsupported where the receiver may not do this: `list`, `verify` or `get`."""
         if word not in self.banner.allowed:

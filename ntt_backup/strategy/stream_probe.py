@@ -12,11 +12,14 @@ Called by `preflight`, through the registry.
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from ntt_backup.remote import frames
 from ntt_backup.strategy.session import Facts, SessionPlan
 from ntt_backup.strategy.stream import StreamSession
 from ntt_backup.strategy.trial import Deadline, trial
+
+_NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 there)"
 
 
 class StreamProbe:
@@ -33,9 +36,11 @@ class StreamProbe:
         after = time.time()
         theirs = _whole(facts, "clock_us") / 1e6
         banner = session.banner
+        by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
+        checks = f"checks by BLAKE3{by}" if banner.can_hash else _NAMES_UNCHECKED
         return Facts(
             system=str(facts.get("system", "unknown system")),
-            program=f"receiver {banner.version}, Python {banner.python}, {banner.hash}",
+            program=f"receiver {banner.version}, Python {banner.python}, {checks}",
             free_bytes=_whole(facts, "free_bytes"),
             # Their clock was read somewhere between.
             skew_s=max(0.0, before - theirs, theirs - after),

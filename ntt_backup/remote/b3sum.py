@@ -1,0 +1,169 @@
+"""BLAKE3 by the program b3sum, for a machine whose Python has none: one small package of Debian.
+
+A process takes milliseconds to start, so one is started for many files, which it reads where they
+lie: memory stays constant, and what it has hashed is what was stored. Its word counts for little.
+A line must be a digest and one of our names; that a file is wrong is believed only when the program
+has right afterwards given the known answer for a known input; whatever else it does is an error of
+its own, and no verdict on any blob. Found by `hashing`, used by `naming` and `verifying`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+# BLAKE3's published test vector for 1025 bytes: more than a chunk, so that its tree is used.
+KNOWN_INPUT = bytes(number % 251 for number in range(1025))
+KNOWN_OUTPUT = bytes.fromhex("d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444")
+
+HOW_TO_GET = (
+    "install b3sum (apt-get install b3sum), or the module blake3 of its Python, or libblake3"
+)
+
+_LINE = re.compile(rb"([0-9a-f]{64})  (.+)")
+# A file that shrinks while it is mapped would kill the program.
+_OPTIONS = ("--no-mmap",)
+_READABLE, _SOME_UNREADABLE = 0, 1
+_LOOK_SECONDS = 1.0
+# Slower than any disk: what takes longer hangs.
+_PATIENCE_SECONDS = 120.0
+_BYTES_PER_SECOND = 1_000_000
+_LAST_WORDS_SECONDS = 10.0
+
+
+class B3sum:
+    """The program at that path."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def digests(
+        self,
+        files: Mapping[str, bytes],
+        size: int,
+        alive: Callable[[], None],
+        directory: int = -1,
+        fds: Sequence[int] = (),
+    ) -> dict[str, bytes]:
+        """What each of these files hashes to; those that cannot be read are left out.
+
+        files has what each should hash to, size is that of all of them together. Names are relative
+        to directory, or `by_descriptor` of one of fds. alive is called every second, and may raise.
+        Raises OSError where the program itself fails.
+        """
+        found = self._run(files, size, alive, directory, fds)
+        if any(found.get(name, digest) != digest for name, digest in files.items()):
+            self.prove()
+        return found
+
+    def prove(self) -> None:
+        """Raise OSError unless it gives the known answer for a known input."""
+        fd = os.memfd_create("known")
+        try:
+            os.write(fd, KNOWN_INPUT)
+            name = by_descriptor(fd)
+            found = self._run({name: KNOWN_OUTPUT}, 0, lambda: None, -1, (fd,))
+        finally:
+            os.close(fd)
+        if found != {name: KNOWN_OUTPUT}:
+            raise _broken("gives wrong answers")
+
+    def _run(
+        self,
+        files: Mapping[str, bytes],
+        size: int,
+        alive: Callable[[], None],
+        directory: int,
+        fds: Sequence[int],
+    ) -> dict[str, bytes]:
+        try:
+            process = subprocess.Popen(
+                [self._program, *_OPTIONS, *files],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=by_descriptor(directory) if directory >= 0 else None,
+                pass_fds=fds,
+            )
+        except OSError as problem:
+            raise _broken(f"cannot be started: {problem.strerror}") from None
+        deadline = time.monotonic() + _PATIENCE_SECONDS + size / _BYTES_PER_SECOND
+        most = sum(len(name.encode()) + 67 for name in files)
+        with process:
+            try:
+                said = _read(process, most, deadline, alive)
+                status = process.wait(_LAST_WORDS_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise _broken("does not end") from None
+            except BaseException:
+                process.kill()
+                raise
+        if status not in (_READABLE, _SOME_UNREADABLE):
+            raise _broken(f"ended with status {status}")
+        found = _parsed(said, files)
+        if status == _READABLE and len(found) != len(files):
+            raise _broken("left files out")
+        return found
+
+
+def find() -> B3sum | None:
+    """The one in the PATH, if it gives right answers."""
+    places = [place for place in os.environ.get("PATH", os.defpath).split(":") if place[:1] == "/"]
+    program = shutil.which("b3sum", path=":".join(places))
+    if program is None:
+        return None
+    found = B3sum(program)
+    try:
+        found.prove()
+    except (OSError, AttributeError):  # No memfd: no Linux, and perhaps no /proc either.
+        return None
+    return found
+
+
+def by_descriptor(fd: int) -> str:
+    """A name under which the program finds what is open as fd, whatever stands in its place now."""
+    return f"/proc/self/fd/{fd}"
+
+
+def _read(
+    process: subprocess.Popen[bytes], most: int, deadline: float, alive: Callable[[], None]
+) -> bytes:
+    assert process.stdout is not None
+    fd = process.stdout.fileno()
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    said = bytearray()
+    while len(said) <= most:
+        if poll.poll(_LOOK_SECONDS * 1000):
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                return bytes(said)
+            said += chunk
+        else:
+            alive()
+        if time.monotonic() > deadline:
+            raise _broken("does not end")
+    raise _broken("says more than it was asked")
+
+
+def _parsed(said: bytes, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for line in said.splitlines():
+        match = _LINE.fullmatch(line)
+        name = os.fsdecode(match[2]) if match is not None else ""
+        if match is None or name not in files or name in found:
+            raise _broken("says what is no digest of a file")
+        found[name] = bytes.fromhex(match[1].decode("ascii"))
+    return found
+
+
+def _broken(what: str) -> OSError:
+    """An error of the program is one of resources: it was right at the session's start."""
+    return OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), f"b3sum {what}")

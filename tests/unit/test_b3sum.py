@@ -1,0 +1,158 @@
+"""The program b3sum, and programs that are called so: never a wrong verdict, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.remote import b3sum
+from ntt_backup.remote.b3sum import B3sum, by_descriptor
+
+REAL = shutil.which("b3sum")
+needs_b3sum = pytest.mark.skipif(REAL is None, reason="b3sum is not installed")
+# A program that is right once, for the known input, and then does something else.
+RIGHT_ONCE = """#!/bin/sh
+if [ ! -e {marker} ]; then : >{marker}; echo "{known}  $2"; exit 0; fi
+{then}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    """A few files, by name, with what they hash to."""
+    contents = {f"d{number}/name": os.urandom(number * 1000) for number in range(40)}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(content)
+    return {name: blake3(content).digest() for name, content in contents.items()}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def fake(tmp_path: Path, then: str) -> B3sum:
+    program = tmp_path / "fake"
+    text = RIGHT_ONCE.format(marker=tmp_path / "marker", known=b3sum.KNOWN_OUTPUT.hex(), then=then)
+    program.write_text(text)
+    program.chmod(0o755)
+    found = B3sum(str(program))
+    found.prove()
+    return found
+
+
+def silent() -> None:
+    """Nobody waits for a sign of life."""
+
+
+@needs_b3sum
+def test_it_hashes_by_name_and_by_descriptor(
+    tmp_path: Path, files: dict[str, bytes], directory: int
+) -> None:
+    program = b3sum.find()
+    assert program is not None
+    assert program.digests(files, 0, silent, directory) == files
+    fds = [os.open(tmp_path / name, os.O_RDONLY) for name in files]
+    named = {by_descriptor(fd): digest for fd, digest in zip(fds, files.values(), strict=True)}
+    (tmp_path / "d1/name").unlink()  # It is open, so it is still there.
+    assert program.digests(named, 0, silent, fds=fds) == named
+    for fd in fds:
+        os.close(fd)
+
+
+@needs_b3sum
+def test_what_is_wrong_is_told_and_what_cannot_be_read_is_left_out(
+    tmp_path: Path, files: dict[str, bytes], directory: int
+) -> None:
+    program = b3sum.find()
+    assert program is not None
+    (tmp_path / "d1/name").write_bytes(b"rotten")
+    (tmp_path / "d2/name").unlink()
+    found = program.digests(files, 0, silent, directory)
+    assert found.pop("d1/name") == blake3(b"rotten").digest()
+    assert found == {name: files[name] for name in files if name not in ("d1/name", "d2/name")}
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        ("kill -9 $$", "ended with status -9"),
+        ("exit 2", "ended with status 2"),
+        ("exit 0", "left files out"),
+        ("echo garbage", "no digest"),
+        ('shift; sha256sum "$@"', "wrong answers"),
+        ('shift; for f; do printf "%064d  %s\\n" 0 "$f"; done', "wrong answers"),
+        ('shift; for f; do printf "%064d  other\\n" 0; done', "no digest"),
+        ("while :; do echo garbage; done", "more than it was asked"),
+    ],
+)
+def test_whatever_else_it_does_is_no_verdict(
+    tmp_path: Path, files: dict[str, bytes], directory: int, then: str, why: str
+) -> None:
+    program = fake(tmp_path, then)
+    with pytest.raises(OSError, match="temporarily unavailable") as caught:
+        program.digests(files, 0, silent, directory)
+    assert why in str(caught.value.filename)
+
+
+def test_one_that_is_gone_says_so(tmp_path: Path, files: dict[str, bytes], directory: int) -> None:
+    program = fake(tmp_path, "exit 0")
+    (tmp_path / "fake").unlink()
+    with pytest.raises(OSError, match="temporarily unavailable") as caught:
+        program.digests(files, 0, silent, directory)
+    assert "cannot be started" in str(caught.value.filename)
+
+
+def test_one_that_hangs_is_ended(
+    tmp_path: Path, files: dict[str, bytes], directory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = fake(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 600")
+    signs: list[int] = []
+    monkeypatch.setattr(b3sum, "_PATIENCE_SECONDS", 2.5)
+    with pytest.raises(OSError, match="temporarily unavailable") as caught:
+        program.digests(files, 0, lambda: signs.append(1), directory)
+    assert "does not end" in str(caught.value.filename)
+    assert signs
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_who_waits_may_end_it(tmp_path: Path, files: dict[str, bytes], directory: int) -> None:
+    program = fake(tmp_path, "exec sleep 600")
+
+    def stop() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        program.digests(files, 0, stop, directory)
+
+
+@pytest.mark.parametrize("text", ["exit 0", "echo 0", "exit 127", "exec cat"])
+def test_one_that_is_not_right_from_the_start_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "b3sum").write_text(f"#!/bin/sh\n{text}\n")
+    (tmp_path / "b3sum").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert b3sum.find() is None
+
+
+@needs_b3sum
+def test_it_is_not_looked_for_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert REAL is not None
+    shutil.copy(REAL, tmp_path / "b3sum")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f":.:{tmp_path.name}")
+    assert b3sum.find() is None
+    monkeypatch.setenv("PATH", f".:{tmp_path}")
+    assert b3sum.find() is not None
