@@ -16,10 +16,10 @@ import pytest
 
 from ntt_backup.catalog import connect, dumps
 from ntt_backup.config import RemoteSettings
-from ntt_backup.installation import RECEIVER, key_line, write
+from ntt_backup.installation import RECEIVER, key_line
 from ntt_backup.remote import frames
 from tests.far_side import FarSide, digest_of, place_of
-from tests.hashing import give_blake3
+from tests.hashing import CHECKING, receiver_on
 from tests.postgres import Postgres
 from tests.site import Site
 from tests.sshd import ALIAS, Sshd
@@ -28,17 +28,31 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def forced(site: Site, remote: Sshd, tmp_path: Path) -> Iterator[list[str]]:
+def checking(request: pytest.FixtureRequest) -> str:
+    """What the receiver has to check names with; nothing, where a test does not say."""
+    return str(getattr(request, "param", "none"))
+
+
+@pytest.fixture
+def required() -> bool:
+    """Whether the line requires BLAKE3 where there is none."""
+    return False
+
+
+@pytest.fixture
+def forced(
+    site: Site, remote: Sshd, tmp_path: Path, checking: str, required: bool
+) -> Iterator[list[str]]:
     """The site's only key is one that the receiver stands behind; an ssh that uses it."""
     identity = tmp_path / "id_forced"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "forced", "-f", str(identity)]
     subprocess.run(argv, check=True)
-    program = remote.directory("program")
-    write(program.local / RECEIVER)
     line = key_line(RemoteSettings(host="x", path=site.remote.path, identity_file=identity))
+    if checking == "none" and not required:
+        line = line.replace(" --require blake3", "")
     authorized = remote.work / "keys" / "authorized_keys"
     before = authorized.read_text()
-    authorized.write_text(before + line.replace(RECEIVER, f"{program.path}/{RECEIVER}") + "\n")
+    authorized.write_text(before + line.replace(RECEIVER, receiver_on(remote, checking)) + "\n")
     config = tmp_path / "ssh_config"
     config.write_text(
         remote.ssh_config.read_text().replace(str(remote.identity_file), str(identity))
@@ -53,7 +67,8 @@ def client(site: Site, forced: list[str]) -> FarSide:
     return FarSide(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
 
 
-def test_a_whole_run_goes_through_it(site: Site, forced: list[str]) -> None:
+@pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
+def test_a_whole_run_goes_through_it(site: Site, forced: list[str], checking: str) -> None:
     site.fill(300)
     site.fill(2, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
     site.fill(1, seed=3, size=lambda chance: 70 * MIB)
@@ -61,6 +76,8 @@ def test_a_whole_run_goes_through_it(site: Site, forced: list[str]) -> None:
     check = site.run("check")
     assert check.returncode == 0, check.stdout
     assert "receiver" in check.stdout
+    says = "by SHA-256 (no BLAKE3" if checking == "none" else "by BLAKE3 (b3sum)"
+    assert f"checks {says}" in check.stdout
     done = site.run("run")
 
     assert done.returncode == 0, done.stdout
@@ -91,6 +108,19 @@ def test_check_says_that_no_dump_goes_through_it(
     assert re.search(r"^FAILED +dump .*forced command", check.stdout, re.MULTILINE)
     done = site.run("run")
     assert done.returncode == 7, done.stdout
+
+
+@pytest.mark.parametrize("required", [True])
+def test_a_line_that_requires_blake3_says_what_to_install(
+    site: Site, forced: list[str], required: bool
+) -> None:
+    site.fill(3)
+    for command in ("check", "run"):
+        done = site.run(command)
+        assert done.returncode == 5, done.stdout
+        assert "apt-get install b3sum" in done.stdout
+    assert site.copied() == set()
+    assert list(site.remote.local.iterdir()) == []
 
 
 def test_the_tar_strategy_says_that_it_needs_a_shell(site: Site, forced: list[str]) -> None:
@@ -149,8 +179,10 @@ def test_no_other_service_is_to_be_had(site: Site, forced: list[str], asked: str
     assert list(site.remote.local.iterdir()) == []
 
 
-def test_a_hostile_client_harms_nothing(site: Site, forced: list[str]) -> None:
+@pytest.mark.parametrize("checking", CHECKING, indirect=True)
+def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking: str) -> None:
     """Good content stays, nothing appears beside by-hash, and nothing is deleted."""
+    refused = frames.REFUSED if checking == "none" else frames.MISMATCH
     good = site.put(b"good content")
     assert site.run("run").returncode == 0
     path = site.remote.local / "by-hash" / site.path(good).relative_to(site.store)
@@ -160,12 +192,12 @@ def test_a_hostile_client_harms_nothing(site: Site, forced: list[str]) -> None:
     with client(site, forced) as far:
         far.hello(root=site.remote.path)
         far.write(far.batch(1, [b"evil content"], digests=[digest]))
-        assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.REFUSED)]
+        assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
         far.write(frames.batch(2, 1, 12) + frames.large(digest, 12, 0))
         for piece in far.pieces(b"evil content"):
             far.write(piece)
         far.write(far.end(b"evil content", digest) + frames.numbered(frames.COMMIT, 2))
-        assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.REFUSED)]
+        assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
         assert far.bye() == 0
     for name in ("/", f"{site.remote.path}/../elsewhere", f"{site.remote.path}/by-hash", ""):
         with client(site, forced) as far:
@@ -182,8 +214,9 @@ def test_a_hostile_client_harms_nothing(site: Site, forced: list[str]) -> None:
     site.assert_complete()
 
 
+@pytest.mark.parametrize("checking", CHECKING, indirect=True)
 def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
-    site: Site, forced: list[str], remote: Sshd
+    site: Site, forced: list[str], remote: Sshd, checking: str
 ) -> None:
     """Without BLAKE3 there the receiver cannot know; a run with replace in its --allow can."""
     good = site.put(b"good content")
@@ -191,9 +224,9 @@ def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
         far.hello(root=site.remote.path)
         far.write(far.batch(1, [b"evil content"], digests=[digest_of(b"good content")]))
         stored = far.receipt().stored
-        offered = far.banner["hash"].split(",")
+        assert far.banner["check"] == checking
         assert far.bye() == 0
-    assert stored == ("blake3" not in offered)
+    assert stored == (checking == "none")
     if stored:
         done = site.run("run")
         assert done.returncode == 7, done.stdout
@@ -206,10 +239,10 @@ def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("checking", ["blake3", "b3sum"], indirect=True)
 def test_it_can_list_and_hash_and_gives_nothing_back(
-    site: Site, forced: list[str], remote: Sshd, startup: Path
+    site: Site, forced: list[str], remote: Sshd
 ) -> None:
-    give_blake3(remote, startup)
     blobids = site.fill(30, size=lambda chance: chance.randrange(1, 5000))
     assert site.run("run").returncode == 0
     lost = place_of(site.remote.local, bytes.fromhex(blobids[0]))

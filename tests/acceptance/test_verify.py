@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.hashing import give_blake3
+from tests.hashing import give_b3sum, give_blake3
 from tests.link import Link
 from tests.site import Site
 from tests.sshd import Sshd
@@ -52,12 +52,14 @@ def backed_up(site: Site, count: int = 200) -> list[str]:
     return blobids
 
 
-@pytest.mark.parametrize("way", [(), ("--download",)])
+@pytest.mark.parametrize("hashed", ["by the module", "by b3sum", "here"])
 def test_what_is_wrong_is_found_and_the_next_run_mends_it(
-    site: Site, remote: Sshd, request: pytest.FixtureRequest, way: tuple[str, ...]
+    site: Site, remote: Sshd, request: pytest.FixtureRequest, hashed: str
 ) -> None:
+    way = ("--download",) if hashed == "here" else ()
     if not way:
-        request.getfixturevalue("hashing")
+        give = give_b3sum if hashed == "by b3sum" else give_blake3
+        give(remote, request.getfixturevalue("startup"))
     blobids = backed_up(site)
     site.fill(1, seed=7, size=lambda chance: 5 * MIB + 1)
     assert site.run("run").returncode == 0
