@@ -6,8 +6,8 @@ in it is only there to be named in the message. The file stays: removing it woul
 lock two files of the same name.
 
 The default path lies in /tmp, where others may put things: a symlink in its place is refused, and
-so is a file of another user, who could lock it himself and keep us out. Called by `coordinator` and
-`preflight`.
+so is a file of another user, who could lock it himself and keep us out. A file with anything but a
+PID in it is another program's, and is left as it is. Called by `coordinator` and `preflight`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ import errno
 import fcntl
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ntt_backup.errors import ConfigError, LockHeld
+
+_OURS = re.compile(rb"[0-9]*\n?")
+_LONGEST = 32
+_ELSEWHERE = "set lock.file (NTT_LOCK_FILE) to"
+_ANOTHER_FILE = f"{_ELSEWHERE} a file of its own"
+_WRITABLE = f"{_ELSEWHERE} a path where this user may write, or run as the user whose file it is"
 
 
 @contextmanager
@@ -35,12 +42,15 @@ def pid_lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = os.pread(fd, _LONGEST, 0).decode("ascii", "replace").strip() or "unknown"
             raise LockHeld(
                 f"another coordinator runs here, with PID {holder}",
                 detail=f"it holds {path}",
-                hint="wait for it or stop it; another --target has a lock of its own",
+                hint="wait for it or stop it; if it works for another target or catalog, give this"
+                " one a lock.file of its own (NTT_LOCK_FILE)",
             ) from None
+        if not _OURS.fullmatch(os.pread(fd, _LONGEST, 0)):
+            raise ConfigError(f"the lock file {path} holds something else", hint=_ANOTHER_FILE)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         try:
@@ -56,25 +66,28 @@ def _open(path: Path) -> int:
     try:
         fd = os.open(path, flags, 0o644)
     except OSError as error:
-        why = "a symlink stands there" if error.errno == errno.ELOOP else error.strerror
         raise ConfigError(
             f"the lock file {path} cannot be opened",
-            detail=why or str(error),
-            hint="remove what stands there, or set lock.file (NTT_LOCK_FILE) to a path where"
-            " this user may write",
+            detail="a symlink stands there" if error.errno == errno.ELOOP else error.strerror or "",
+            hint=_hint(error, path),
         ) from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
-        wrong = "is not a regular file"
+        wrong, hint = "is not a regular file", _ANOTHER_FILE
     elif found.st_uid not in (os.geteuid(), 0):
-        wrong = f"belongs to {_name(found.st_uid)}"
+        wrong, hint = f"belongs to {_name(found.st_uid)}", _WRITABLE
     else:
         return fd
     os.close(fd)
-    raise ConfigError(
-        f"the lock file {path} {wrong}",
-        hint="remove what stands there, or set lock.file (NTT_LOCK_FILE)",
-    )
+    raise ConfigError(f"the lock file {path} {wrong}", hint=hint)
+
+
+def _hint(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+        return _ANOTHER_FILE
+    if error.errno == errno.ENOENT:
+        return f"create the directory {path.parent} for this user, or {_ANOTHER_FILE}"
+    return _WRITABLE
 
 
 def _name(uid: int) -> str:

@@ -81,7 +81,7 @@ def load(
     """
     in_file = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
-    layers = [sources.from_flags(flags or {}), in_environment, in_file, sources.from_target(target)]
+    layers = [sources.from_flags(flags or {}), in_environment, in_file]
     place = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
     problems = [*_two_places(in_environment, in_file, place), *_in_other_targets(in_file)]
     token = LAYERS.set(tuple(layer.values for layer in layers))

@@ -93,13 +93,6 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
     return layer
 
 
-def from_target(target: str) -> Layer:
-    """The defaults that differ from target to target: two of them must not share a lock."""
-    layer = Layer()
-    layer.put("lock.file", f"/tmp/ntt-backup-{target}.lock", "the default of lock.file")  # noqa: S108
-    return layer
-
-
 def misspelt(environ: Mapping[str, str]) -> list[str]:
     """A line for each set variable that looks like one of ours and is none."""
     ours = {name.removeprefix("NTT_"): name for name in (*ENVIRONMENT, CONFIG_VARIABLE)}

@@ -19,7 +19,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -236,9 +245,9 @@ class LogSettings(_Section):
 
 
 class LockSettings(_Section):
-    """The coordinator's PID lock. Each target has a file of its own by default."""
+    """The coordinator's PID lock. `{target}` in the name of file stands for the target's name."""
 
-    file: LocalPath = Path("/tmp/ntt-backup-remote.lock")  # noqa: S108  the documented default
+    file: LocalPath = Path("/tmp/ntt-backup-{target}.lock")  # noqa: S108  the documented default
 
 
 TABLES: Mapping[str, type[_Section]] = {
@@ -282,7 +291,12 @@ class CatalogConfig(BaseSettings):
     run: RunSettings = RunSettings()
     dump: DumpSettings = DumpSettings()
     log: LogSettings = LogSettings()
-    lock: LockSettings = LockSettings()
+    lock: LockSettings = Field(default=LockSettings(), validate_default=True)
+
+    @field_validator("lock")
+    @classmethod
+    def _of_this_target(cls, lock: LockSettings, info: ValidationInfo) -> LockSettings:
+        return LockSettings(file=Path(str(lock.file).replace("{target}", info.data["target"])))
 
     @classmethod
     def settings_customise_sources(

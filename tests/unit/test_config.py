@@ -322,6 +322,16 @@ def test_each_target_has_a_lock_of_its_own_unless_told_otherwise(file: Path) -> 
     )
 
 
+def test_the_target_s_name_can_stand_in_the_name_of_the_lock(file: Path) -> None:
+    file.write_text(NAS + '[lock]\nfile = "/run/ntt/{target}.lock"\n')
+    locks = [load(Settings, file=file, environ={}, target=t).lock.file for t in ("remote", "nas")]
+    assert locks == [Path("/run/ntt/remote.lock"), Path("/run/ntt/nas.lock")]
+    environ = {"NTT_LOCK_FILE": "/srv/{target}"}
+    one = load(Settings, file=file, environ=environ, target="nas")
+    assert one.lock.file == Path("/srv/nas")
+    assert Settings.model_validate_json(one.model_dump_json()) == one
+
+
 # --- secrets --------------------------------------------------------------------------------------
 
 URL = f"postgresql://copyjob:{SECRET}@db/catalog"

@@ -58,7 +58,7 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
                 pytest.fail("two hold the lock")
             assert str(other.pid) in caught.value.message
             assert str(path) in caught.value.detail
-            assert caught.value.hint
+            assert "a lock.file of its own (NTT_LOCK_FILE)" in caught.value.hint
             assert caught.value.exit_code == 3
             assert path.read_text() == f"{other.pid}\n"
         finally:
@@ -74,9 +74,19 @@ def test_a_dead_holder_leaves_nothing_that_holds(path: Path) -> None:
 
 
 def test_a_longer_text_in_a_stale_file_is_not_left_behind(path: Path) -> None:
-    path.write_text("99999999999 and more\n")
+    path.write_text("99999999999\n")
     with pid_lock(path):
         assert path.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("content", [b"root:x:0:0:root:/root:/bin/sh\n", b"1\n" * 9, b"\0" * 99])
+def test_a_file_that_holds_something_else_is_left_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="holds something else") as caught, pid_lock(path):
+        pytest.fail("locked")
+    assert str(path) in caught.value.message
+    assert "lock.file (NTT_LOCK_FILE)" in caught.value.hint
+    assert path.read_bytes() == content
 
 
 def test_children_do_not_inherit_the_lock(path: Path) -> None:
@@ -113,12 +123,42 @@ def test_what_is_no_regular_file_is_refused(
         pytest.fail("locked")
     assert str(path) in caught.value.message
     assert why in str(caught.value)
-    assert caught.value.hint
+    assert caught.value.hint == "set lock.file (NTT_LOCK_FILE) to a file of its own"
     assert not (path.parent / "elsewhere").exists()
 
 
-def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_is_missing_is_to_be_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught, pid_lock(tmp_path / "missing" / "lock"):
         pytest.fail("locked")
     assert "missing/lock" in caught.value.message
-    assert "NTT_LOCK_FILE" in caught.value.hint
+    assert caught.value.hint.startswith(f"create the directory {tmp_path}/missing")
+    assert "lock.file (NTT_LOCK_FILE)" in caught.value.hint
+    assert not (tmp_path / "missing").exists()
+
+
+ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from ntt_backup.errors import ConfigError
+from ntt_backup.lock import pid_lock
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    with pid_lock(Path(sys.argv[1])):
+        print("locked")
+except ConfigError as error:
+    print(error.message, error.detail, error.hint, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("where", ["/etc/passwd", "/etc/ntt-backup.lock"])
+def test_where_we_may_not_write_nothing_is_to_be_removed(where: str) -> None:
+    argv = [sys.executable, "-c", ANOTHER_USER, where]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == [
+        f"the lock file {where} cannot be opened",
+        "Permission denied",
+        "set lock.file (NTT_LOCK_FILE) to a path where this user may write,"
+        " or run as the user whose file it is",
+    ]

@@ -84,6 +84,17 @@ def test_the_lock_of_the_services_is_the_one_in_the_sample() -> None:
         assert f"Environment=NTT_LOCK_FILE={lock}" in settings_of(unit)
 
 
+def test_the_sample_gives_each_target_a_lock_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text(
+        re.sub(r"^#(?=\[targets|host|path)", "", SAMPLE.read_text(), flags=re.MULTILINE)
+    )
+    locks = {
+        load(Settings, environ={}, file=file, target=t).lock.file for t in ("remote", "offsite")
+    }
+    assert locks == {Path("/run/ntt-backup/remote.lock"), Path("/run/ntt-backup/offsite.lock")}
+
+
 def test_the_sample_loads_as_it_is() -> None:
     settings = load(Settings, environ={}, file=SAMPLE)
     assert settings.source.root == Path("/srv/store")
