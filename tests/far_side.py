@@ -24,9 +24,9 @@ from ntt_backup.remote import asking, frames
 from ntt_backup.remote.frames import Receipt
 from ntt_backup.remote.inbox import Inbox
 from ntt_backup.strategy.bundle import bundle
+from tests.patience import PATIENCE
 
 PROJECT = Path(__file__).resolve().parent.parent
-PATIENCE = 60.0
 
 
 def digest_of(content: bytes) -> bytes:

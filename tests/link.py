@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.site import wait_until
 from tests.sshd import Sshd, free_port
 
@@ -116,7 +117,7 @@ class Link:
         return not self._flowing.is_set()
 
     def _call(self, work: Coroutine[None, None, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=PATIENCE)
 
     async def _allow(self, size: int, then: Callable[[], Coroutine[None, None, None]]) -> None:
         self._allowance, self._then = size, then

@@ -28,6 +28,7 @@ from psycopg import sql
 
 from ntt_backup.catalog import Connection, connect, init_db
 from tests.parallel import in_turn, memory
+from tests.patience import PATIENCE
 
 TARGET = "remote"
 # Few, so that a test can use them up.
@@ -75,7 +76,7 @@ class Postgres:
         """The server ends at once, as in a crash; connections break, new ones are refused."""
         pid = self.server.get_pid()
         os.kill(pid, signal.SIGQUIT)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while Path(f"/proc/{pid}").exists():
             if time.monotonic() > deadline:
                 pytest.fail("the database server does not stop", pytrace=False)

@@ -26,9 +26,9 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.model import relative_path
+from tests.patience import PATIENCE
 from tests.sshd import RemoteDir, Sshd
 
-WAIT_SECONDS = 60.0
 # In the environment of all that a site's CLI starts, so that none of it can hide.
 _MARK = "ACCEPTANCE_SITE"
 # A `wrapper`: some starters leave that behind, and it is inherited.
@@ -40,7 +40,7 @@ IGNORING_CHILDREN = [
 ]
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = WAIT_SECONDS) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     """Return once condition() is true; fail, naming what was waited for, when it never is."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
@@ -246,7 +246,7 @@ class Site:
     def run(
         self,
         *args: str,
-        timeout: float = 120,
+        timeout: float = PATIENCE,
         stdout: int | IO[str] = subprocess.PIPE,
         stderr: int | IO[str] = subprocess.PIPE,
     ) -> subprocess.CompletedProcess[str]:
@@ -344,7 +344,7 @@ def site(tmp_path: Path, catalog_url: str, remote: Sshd) -> Site:
     made.write_config(
         catalog={"url": catalog_url},
         source={"root": str(made.store)},
-        remote={"path": directory.path},
+        remote={"path": directory.path, "connect_timeout": int(min(600, PATIENCE))},
         # Dumps have tests of their own; without them a run is a second shorter.
         run={
             "workers": 2,

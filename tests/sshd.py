@@ -33,6 +33,7 @@ from typing import Any, Literal, Protocol, Self
 import pytest
 
 from tests.parallel import in_turn, ports
+from tests.patience import PATIENCE
 
 HOST = "127.0.0.1"
 ALIAS = "ntt-test"
@@ -40,7 +41,6 @@ FULL_SIZE = 16 * 1024**2
 ACCOUNTS = ("backup", "csh", "fishy", "busy", "noisy")
 _DOCKER = Path(__file__).parent / "docker"
 _KEYS_IN_CONTAINER = "/etc/ntt-test"
-_START_TIMEOUT = 30
 
 Kind = Literal["docker", "local"]
 
@@ -144,7 +144,7 @@ class Sshd:
     def run(self, command: str, *, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Run a shell command on the remote and return its outcome, whatever it is."""
         return subprocess.run(
-            self.argv(command), input=stdin, capture_output=True, timeout=60, check=False
+            self.argv(command), input=stdin, capture_output=True, timeout=PATIENCE, check=False
         )
 
     def directory(self, name: str = "backup") -> RemoteDir:
@@ -198,7 +198,7 @@ class DockerServer:
         self._data = _shared_directory(work / "data", self._uid)
         read_only = _shared_directory(work / "read-only", self._uid)
         with in_turn(_DOCKER / "make-base"):  # whoever comes later finds the image made
-            subprocess.run([_DOCKER / "make-base"], check=True, timeout=600, stdout=sys.stderr)
+            subprocess.run([_DOCKER / "make-base"], check=True, timeout=PATIENCE, stdout=sys.stderr)
             image = DockerImage(
                 _DOCKER / "sshd",
                 tag=f"ntt-backup-test-sshd:{self._uid}",
@@ -327,7 +327,7 @@ class LocalServer:
         for pid in self._descendants():
             _kill(pid, signal.SIGKILL)
         self._listener.kill()
-        self._listener.wait(timeout=_START_TIMEOUT)
+        self._listener.wait(timeout=PATIENCE)
         self._listener = None
 
     def pause(self) -> None:
@@ -436,7 +436,7 @@ def wait_for_sshd(server: Server, port: int) -> None:
             return client.recv(8).startswith(b"SSH-2.0")
         return False
 
-    deadline = time.monotonic() + _START_TIMEOUT
+    deadline = time.monotonic() + PATIENCE
     while not greets():
         if time.monotonic() > deadline:
             pytest.fail(f"sshd does not answer on port {port}:\n{server.log()}", pytrace=False)

@@ -218,7 +218,7 @@ def test_what_is_no_blobid_is_failed_and_never_a_path(site: Site) -> None:
     good = site.fill(40)
     site.register(list(MALFORMED.values()))
 
-    done = site.run("run", "--once", timeout=60)
+    done = site.run("run", "--once")
 
     assert_failed(site, done.returncode, dict.fromkeys(MALFORMED.values(), "bad-blobid"))
     assert site.on_remote() == site.in_store()
@@ -226,14 +226,14 @@ def test_what_is_no_blobid_is_failed_and_never_a_path(site: Site) -> None:
     assert not Path("/tmp/ntt-was-here").exists()
     assert "\x1b" not in done.stdout
     assert len(done.stdout.splitlines()) < len(MALFORMED) + 5
-    assert site.run("run", "--once", timeout=60).returncode == 0
+    assert site.run("run", "--once").returncode == 0
 
 
 def test_only_malformed_blobids_end_the_run_too(site: Site) -> None:
     site.put_in_store(b"the store is there")
     site.register(list(MALFORMED.values()))
 
-    done = site.run("run", "--once", timeout=60)
+    done = site.run("run", "--once")
 
     assert done.returncode == 7
     assert site.failures() == dict.fromkeys(MALFORMED.values(), "bad-blobid")
@@ -247,7 +247,7 @@ def test_a_table_without_a_key_may_hold_null_and_the_same_twice(site: Site) -> N
     site.query("insert into blobs (blobid) select blobid from blobs where blobid < '8'")
     site.query("insert into blobs (blobid) values (null), (null), (null)")
 
-    done = site.run("run", "--once", timeout=60)
+    done = site.run("run", "--once")
 
     assert done.returncode == 0, done.stdout
     site.assert_complete()
@@ -255,7 +255,7 @@ def test_a_table_without_a_key_may_hold_null_and_the_same_twice(site: Site) -> N
         (3,)
     ]
     assert sum(event["copied"] for event in site.events("batch_complete")) == len(blobs)
-    assert site.run("run", "--once", timeout=60).returncode == 0
+    assert site.run("run", "--once").returncode == 0
 
 
 @pytest.mark.parametrize("size", [-1, 0, 2**62])
@@ -263,7 +263,7 @@ def test_a_size_in_the_catalog_that_cannot_be(site: Site, size: int) -> None:
     blobs = site.fill(20, size=lambda chance: chance.randrange(1, 900))
     site.query("update blobs set size = %s where blobid = %s", size, blobs[0])
 
-    done = site.run("run", "--once", timeout=60)
+    done = site.run("run", "--once")
 
     assert_failed(site, done.returncode, {blobs[0]: "wrong-size"})
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, Sshd
 
@@ -92,7 +93,7 @@ def test_ctrl_c_ends_it_and_leaves_the_remote_empty(site: Site) -> None:
     with site.running("bench", "strategies", "--seconds", "0.2") as process:
         wait_until(lambda: "round 1 of 3: tar, 2 workers" in site.output(), "a first run")
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE) == 130
     assert_untouched(site)
 
 
@@ -105,7 +106,7 @@ def test_a_remote_that_is_cut_off_is_said_and_its_leftovers_go_with_a_later_chec
     with site.running("bench", "strategies", "--seconds", "0.2") as process:
         wait_until(lambda: "round 1 of 3: tar, 2 workers" in site.output(), "a first run")
         link.cut()
-        assert process.wait(60) == 5
+        assert process.wait(PATIENCE) == 5
     assert "error: " in site.output()
     (left,) = site.remote.local.iterdir()
     assert f"{left.name} may still stand on the remote" in site.output()
@@ -141,7 +142,7 @@ def test_a_remote_that_fills_up_on_the_way_is_said_and_nothing_is_left(
     with site.running("bench", "strategies", *many) as process:
         wait_until(lambda: "round 1 of 100: " in site.output(), "a first run")
         remote.run(f"cat >{site.remote.path}/other", stdin=bytes(FULL_SIZE))
-        assert process.wait(60) == 6
+        assert process.wait(PATIENCE) == 6
     assert "No space left on device" in site.output()
     assert "may still stand" not in site.output()
     remote.run(f"rm {site.remote.path}/other")

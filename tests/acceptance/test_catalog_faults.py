@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.site import Site, wait_until
 
@@ -20,7 +21,7 @@ def test_a_restart_of_the_database_is_waited_out(site: Site, postgres: Postgres)
         postgres.stop()
         site.await_event("outage", 2)
         postgres.start()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert {line["what"] for line in site.events("outage")} == {"catalog"}
     assert site.events("worker_restart") == []
     assert site.failures() == {}
@@ -39,7 +40,7 @@ def test_terminated_connections_are_made_again(site: Site) -> None:
                 " where application_name like 'ntt-backup-remote/%'"
             )
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert site.events("outage")
     assert site.events("worker_restart") == []
     assert site.failures() == {}
@@ -58,7 +59,7 @@ def test_a_receipt_outlives_an_outage_of_the_catalog(site: Site, link: Link) -> 
         site.query("select pg_terminate_backend(%s)", _held_up(site)[0][0])
         site.await_event("outage")
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert link.sent - before < 200_000
     assert site.events("batch_retry") == []
     assert sum(line["copied"] for line in site.events("batch_complete")) == len(blobids)
@@ -94,7 +95,7 @@ def test_an_outage_that_lasts_too_long_ends_the_run(site: Site, postgres: Postgr
     with site.running("run") as run:
         site.await_event("batch_complete")
         postgres.stop()
-        assert run.wait(60) == 4, site.output()
+        assert run.wait(PATIENCE) == 4, site.output()
     assert site.processes() == {}
     assert site.events("run_stop")[0]["outcome"] == "error"
     assert "the catalog is not available" in site.events("error")[0]["message"]
@@ -114,7 +115,7 @@ def test_told_to_stop_while_the_database_is_away(site: Site, postgres: Postgres)
         postgres.stop()
         site.await_event("outage", 2)
         run.send_signal(signal.SIGTERM)
-        assert run.wait(60) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
     assert site.processes() == {}
     postgres.start()
     assert site.failures() == {}
@@ -135,7 +136,7 @@ def test_a_privilege_that_is_revoked_ends_the_run(
     with site.running("run") as run:
         site.await_event("batch_complete")
         site.query(f"revoke {right} on blobs from {name}")
-        assert run.wait(60) == 4, site.output()
+        assert run.wait(PATIENCE) == 4, site.output()
     (error,) = site.events("error")
     assert error["detail"] == "permission denied for table blobs"
     assert f"grant select, insert, update on blobs to {name}" in error["hint"].replace('"', "")
@@ -195,6 +196,6 @@ def test_limits_of_the_role_do_not_end_a_run(site: Site, role: Callable[[], str]
         waits = "select 1 from pg_locks where waitstart < now() - interval '2 s'"
         wait_until(lambda: site.query(waits), "a wait longer than the role's limit")
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert site.events("outage") == []
     site.assert_complete()

@@ -201,15 +201,15 @@ def test_a_remote_that_does_not_answer_at_all(site: Site, remote: Sshd) -> None:
 
 def test_startup_files_that_never_end(site: Site, startup: Path) -> None:
     site.fill(10)
-    site.write_config(remote={"connect_timeout": 1})
-    startup.write_text("echo tired >&2; sleep 20\n")
+    site.write_config(remote={"connect_timeout": 5})
+    startup.write_text("echo tired >&2; sleep 60\n")
 
     done = site.run("check")
 
     assert done.returncode == 5, done.stdout
     said, hint = failed(done.stdout)["remote"]
     assert "did not answer in time: starting the receiver" in said
-    assert "waited 2 s" in said
+    assert "waited 10 s" in said
     assert "tired" in said
     assert "startup files" in hint
     assert list(site.remote.local.iterdir()) == []
@@ -232,10 +232,10 @@ def test_startup_files_that_take_our_input(site: Site, startup: Path) -> None:
 def test_a_remote_whose_storage_hangs(site: Site, remote: Sshd, startup: Path) -> None:
     """The login works, the transfer waits for ever: as with a network file system that is away."""
     site.fill(10)
-    site.write_config(remote={"connect_timeout": 1}, run={"strategy": "tar"})
+    site.write_config(remote={"connect_timeout": 5}, run={"strategy": "tar"})
     tools = remote.directory("tools")
     sync = tools.local / "sync"
-    sync.write_text("#!/bin/sh\nsleep 20\n")
+    sync.write_text("#!/bin/sh\nsleep 60\n")
     sync.chmod(0o755)
     startup.write_text(f"PATH={tools.path}:$PATH\n")
 

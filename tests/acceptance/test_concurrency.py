@@ -11,6 +11,7 @@ import sys
 import psycopg
 import pytest
 
+from tests.patience import PATIENCE
 from tests.postgres import CONNECTIONS
 from tests.site import Site, wait_until
 
@@ -27,7 +28,7 @@ def test_a_second_coordinator_is_turned_away(site: Site) -> None:
         assert check.returncode == 3
         assert f"PID {run.pid}" in check.stdout
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert len(site.events("run_start")) == 1
     site.assert_complete()
 
@@ -69,7 +70,7 @@ def test_what_is_no_lock_file_is_refused_and_left_alone(site: Site, what: str) -
     else:
         site.write_config(lock={"file": "/dev/null"})
     before = os.lstat(site.lock) if what != "device" else None
-    result = site.run("run", timeout=30)
+    result = site.run("run")
     assert result.returncode == 2
     assert "the lock file" in result.stderr
     assert "hint: " in result.stderr
@@ -109,8 +110,8 @@ def test_another_target_runs_beside(site: Site) -> None:
         beside.await_event("worker_start")
         assert (run.poll(), other.poll()) == (None, None)
         release()
-        assert other.wait(60) == 0, beside.output()
-        assert run.wait(60) == 0, site.output()
+        assert other.wait(PATIENCE) == 0, beside.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     site.assert_complete()
     there = {path.name for path in (elsewhere.local / "by-hash").rglob("*") if path.is_file()}
     assert there == set(blobids)
@@ -128,8 +129,8 @@ def test_two_hosts_share_one_catalog(site: Site) -> None:
         site.await_event("worker_start", 2)
         other.await_event("worker_start", 2)
         release()
-        assert run.wait(90) == 0, site.output()
-        assert run_there.wait(90) == 0, other.output()
+        assert run.wait(PATIENCE) == 0, site.output()
+        assert run_there.wait(PATIENCE) == 0, other.output()
     shares = [_copied(one) for one in (site, other)]
     assert sum(shares) == len(blobids)
     assert min(shares) > 0
@@ -185,7 +186,7 @@ def test_a_batch_is_told_after_its_commit(site: Site) -> None:
         while run.poll() is None:
             told = _copied(site)
             assert told <= len(site.copied())
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert _copied(site) == len(blobids)
 
 
@@ -198,7 +199,7 @@ def test_status_shows_who_holds_which_range(site: Site) -> None:
         status, shown = site.status(), site.run("status").stdout
         run.send_signal(signal.SIGTERM)
         release()
-        assert run.wait(60) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
     assert status["last_run"]["pid"] == run.pid
     assert status["last_run"]["ended_at"] is None
     holders = {one["holder"] for one in status["ranges"]}

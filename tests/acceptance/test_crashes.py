@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import Site, wait_until
 
 RESTARTS = 5
@@ -25,7 +26,7 @@ def test_a_killed_worker_takes_its_children_along_and_is_started_again(site: Sit
         site.await_event("worker_start", 3)
         release()
         wait_until(lambda: family.isdisjoint(site.processes()), "the end of the worker's children")
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     (restart,) = site.events("worker_restart")
     assert (restart["pid"], restart["status"], restart["attempt"]) == (victim, -9, 1)
     assert len(site.events("worker_start")) == 3
@@ -40,7 +41,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(site: Site) -> None:
     with site.locked_catalog(), site.running("run") as run:
         for nth in range(1, RESTARTS + 2):
             os.kill(site.await_event("worker_start", nth)["pid"], signal.SIGKILL)
-        assert run.wait(60) == 1, site.output()
+        assert run.wait(PATIENCE) == 1, site.output()
     assert len(site.events("worker_restart")) == RESTARTS
     (error,) = site.events("error")
     assert error["message"] == "worker 0 died 6 times"
@@ -56,7 +57,7 @@ def test_a_killed_tar_fails_its_batch_only(site: Site) -> None:
     site.write_config(run={"strategy": "tar", "workers": 1, "batch_size": 2, "bwlimit": "6MB/s"})
     with site.running("run") as run:
         _kill_child(site, "tar")
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert {line["attempt"] for line in site.events("batch_retry")} == {2}
     assert site.events("worker_restart") == []
     assert site.failures() == {}
@@ -87,7 +88,7 @@ def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, 
         _kill_child(site, "tar")
         wait_until(lambda: site.events("batch_retry"), "a batch to be sent again")
         link.resume()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert site.events("worker_restart") == []
     assert site.failures() == {}
     site.assert_complete()
@@ -101,7 +102,7 @@ def test_a_killed_ssh_is_an_outage(site: Site, link: Link) -> None:
         wait_until(lambda: link.stalled, "the middle of the run")
         _kill_child(site, "ssh")
         link.resume()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert {line["what"] for line in site.events("outage")} == {"remote"}
     assert site.events("worker_restart") == []
     assert site.failures() == {}
@@ -124,7 +125,7 @@ def test_nothing_outlives_a_killed_coordinator(
         os.kill(site.events("worker_start")[0]["pid"], signal.SIGSTOP)
         run.kill()
         run.wait()
-        wait_until(lambda: not site.processes(), "the end of workers, tar and ssh", timeout=30)
+        wait_until(lambda: not site.processes(), "the end of workers, tar and ssh")
         link.resume()
     site.assert_nothing_half()
     assert 0 < len(site.copied()) < len(blobids)

@@ -22,9 +22,9 @@ from ntt_backup.demo import loss, scratch, store, story
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.errors import ConfigError, SourceError
+from tests.patience import PATIENCE
 from tests.site import wait_until
 
-SECONDS = 120
 DEMO = (sys.executable, "-m", "ntt_backup", "demo")
 
 
@@ -73,7 +73,7 @@ class Demo:
     def wait(self) -> tuple[int, str]:
         """The exit code and all it has printed."""
         try:
-            code = self.process.wait(SECONDS)
+            code = self.process.wait(PATIENCE)
         finally:
             self.process.terminate()
         return code, self.output
@@ -116,7 +116,7 @@ def processes_at(place: Path) -> list[str]:
 def assert_nothing_left(place: Path, output: str) -> None:
     assert list(place.iterdir()) == []
     # The kernel ends a worker with its coordinator, and that takes a moment.
-    wait_until(lambda: processes_at(place) == [], "the end of all that was started", SECONDS)
+    wait_until(lambda: processes_at(place) == [], "the end of all that was started", PATIENCE)
     for word in output.replace("'", " ").split():
         if word.startswith("/tmp/ntt-demo-postgres-"):
             assert not Path(word).exists()
@@ -193,7 +193,7 @@ def test_stopped_demo_leaves_nothing(
     place: Path, files: Path, moment: str, signum: signal.Signals
 ) -> None:
     running = start(place, "--from", files, "--workers", "2")
-    wait_until(lambda: moment in running.output, f"{moment!r} is printed", SECONDS)
+    wait_until(lambda: moment in running.output, f"{moment!r} is printed", PATIENCE)
     # As a terminal does it: to the whole group.
     os.killpg(running.process.pid, signum)
     code, output = running.wait()
@@ -210,13 +210,13 @@ def test_killed_demo_leaves_files_but_no_process(
     place: Path, files: Path, moment: str, ssh_server: str
 ) -> None:
     running = start(place, "--from", files, "--ssh-server", ssh_server)
-    wait_until(lambda: moment in running.output, f"{moment!r} is printed", SECONDS)
+    wait_until(lambda: moment in running.output, f"{moment!r} is printed", PATIENCE)
     assert processes_at(place) != []
     running.process.kill()
     code, output = running.wait()
     try:
         assert code == -signal.SIGKILL, output
-        wait_until(lambda: processes_at(place) == [], "the end of all that was started", SECONDS)
+        wait_until(lambda: processes_at(place) == [], "the end of all that was started", PATIENCE)
     finally:
         for postgres in place.glob("*/postgres"):  # it may lie in /tmp
             # Its server, as it ends, removes files there too.
@@ -246,7 +246,7 @@ def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PATIENCE,
     )
     assert played.returncode == 3, played
     assert "registered 1 blob," in played.stdout

@@ -19,6 +19,7 @@ from psycopg import sql
 from ntt_backup.config import Settings, load
 from ntt_backup.dump import job
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.site import IGNORING_CHILDREN, Site, wait_until
 from tests.sshd import Sshd
@@ -553,7 +554,7 @@ def test_a_link_that_is_cut_in_the_middle(dumping: Site, link: Link) -> None:
         before = link.sent
         wait_until(lambda: link.sent > before + 100_000, "the dump on its way")
         link.cut()
-        assert run.wait(60) == 5, dumping.output()
+        assert run.wait(PATIENCE) == 5, dumping.output()
     link.restore()
     assert dumps_named(dumping) == []
     dumping.write_config(run={"bwlimit": "100MB/s"})
@@ -573,7 +574,7 @@ def test_a_stopped_run_ends_its_dump(dumping: Site, postgres: Postgres, tmp_path
     with dumping.running("run") as run:
         wait_until(going.exists, "pg_dump")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 143, dumping.output()
+        assert run.wait(PATIENCE) == 143, dumping.output()
         wait_until(lambda: dumping.processes() == {}, "the end of all it started")
     assert dumping.events("run_stop")[-1]["outcome"] == "stopped"
     assert dumping.copied() == set()
@@ -634,7 +635,7 @@ def test_the_death_of_the_process_that_dumps_stops_no_blob(
             if b"ntt_backup.dump.process" in Path(f"/proc/{child}/cmdline").read_bytes()
         )
         os.kill(victim, signal.SIGKILL)
-        assert run.wait(60) == 7, dumping.output()
+        assert run.wait(PATIENCE) == 7, dumping.output()
     (event,) = dumping.events("dump_failed")
     assert event["message"] == "the process that dumps the catalog died"
     assert dumping.on_remote() == dumping.in_store()
@@ -649,7 +650,7 @@ def test_a_watching_run_dumps_now_and_then(dumping: Site) -> None:
         dumping.await_event("dump_complete", 2)
         wait_until(lambda: set(blobids) <= dumping.copied(), "the blobs")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 143, dumping.output()
+        assert run.wait(PATIENCE) == 143, dumping.output()
     assert dumping.events("dump_failed") == []
 
 

@@ -20,6 +20,7 @@ from ntt_backup.installation import RECEIVER, key_line
 from ntt_backup.remote import frames
 from tests.far_side import FarSide, digest_of, place_of
 from tests.hashing import CHECKING, receiver_on
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.site import Site
 from tests.sshd import ALIAS, Sshd
@@ -172,7 +173,7 @@ def test_no_other_service_is_to_be_had(site: Site, forced: list[str], asked: str
         [*forced, "-oExitOnForwardFailure=yes", *words],
         input=b"\0\0\0\5\1\0\0\0\3",  # sftp's INIT
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode != 0
     assert not done.stdout or b"NTT-RECEIVE" in done.stdout

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import Site, wait_until
 from tests.sshd import Sshd, free_port
 
@@ -59,7 +60,7 @@ def test_a_link_that_is_cut_in_the_middle_of_a_batch(slow: Site, link: Link) -> 
         wait_until(lambda: noticed(slow), "the outage to be noticed")
         rows = len(slow.copied())
         link.restore()
-        code = run.wait(60)
+        code = run.wait(PATIENCE)
 
     assert 0 < rows < BLOBS
     assert slow.events("batch_retry")
@@ -73,7 +74,7 @@ def test_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
         for after in (500_000, 500_000, None):
             wait_until(lambda: link.is_cut, "the next cut")
             link.restore(cut_after=after)
-        code = run.wait(60)
+        code = run.wait(PATIENCE)
 
     assert_made_good(slow, code)
 
@@ -83,7 +84,7 @@ def test_a_link_that_stalls(slow: Site, link: Link) -> None:
     with slow.running("run", "--once") as run:
         wait_until(lambda: slow.events("batch_retry"), "the stall to be noticed")
         link.resume()
-        code = run.wait(60)
+        code = run.wait(PATIENCE)
 
     assert_made_good(slow, code)
 
@@ -96,7 +97,7 @@ def test_a_remote_that_is_restarted(slow: Site, link: Link, remote: Sshd) -> Non
         link.resume()
         wait_until(lambda: noticed(slow), "the outage to be noticed")
         remote.start()
-        code = run.wait(60)
+        code = run.wait(PATIENCE)
 
     assert slow.events("batch_retry")
     assert_made_good(slow, code)
@@ -109,7 +110,7 @@ def test_sessions_that_are_killed_on_the_remote(slow: Site, link: Link, remote: 
         wait_until(lambda: link.stalled, "the middle of the run")
         remote.kill_sessions()
         link.resume()
-        code = run.wait(60)
+        code = run.wait(PATIENCE)
 
     assert_made_good(slow, code)
 
@@ -132,7 +133,7 @@ def test_a_link_that_stays_away_ends_a_single_run(slow: Site, link: Link) -> Non
     slow.write_config(run={"outage_timeout": 0.5})
     link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:
-        code = run.wait(60)
+        code = run.wait(PATIENCE)
 
     assert code == 5, slow.output()
     (error,) = slow.events("error")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import Site, wait_until
 from tests.sshd import Sshd
 
@@ -218,7 +219,7 @@ def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
     with site.running("restore", "--to", str(back), "--workers", "3") as process:
         link.drop_twice()
         link.throttle(None)
-        assert process.wait(120) == 0, site.output()
+        assert process.wait(PATIENCE) == 0, site.output()
     assert "remote is away" in site.output()
     assert tree(back) == site.in_store()
 
@@ -261,7 +262,7 @@ def test_a_connection_that_fails_at_first_is_waited_for_where_another_one_stands
 
 def test_a_remote_that_is_not_there_is_not_waited_for_and_leaves_nothing_here(site: Site) -> None:
     site.write_config(remote={"port": 1})
-    done = site.run("restore", "--to", str(site.root / "back"), timeout=30)
+    done = site.run("restore", "--to", str(site.root / "back"))
     assert done.returncode == 5
     assert "again in" not in done.stderr
     assert not (site.root / "back").exists()
@@ -319,7 +320,7 @@ def test_stopped_by_a_signal_it_leaves_what_is_right(site: Site) -> None:
     with site.running("restore", "--to", str(back)) as process:
         wait_until(back.exists, "the destination")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (143, 0)
+        assert process.wait(PATIENCE) in (143, 0)
     assert tree(back).items() <= site.in_store().items()
     restored(site)
     assert tree(back) == site.in_store()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.site import Site, wait_until
 
 ROWS = 1_000_000
@@ -78,7 +79,7 @@ def test_memory_does_not_grow_with_what_is_pending(large: Site) -> None:
 
         wait_until(enough, "30 batches, and all workers at work")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(60) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
     assert len(peaks) == 4
     assert all(0 < peak < MEMORY_KIB for peak in peaks.values()), peaks
     assert 0 < len(site.copied()) < 3000

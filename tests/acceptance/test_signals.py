@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import IGNORING_CHILDREN, Site, wait_until
 
 
@@ -26,7 +27,7 @@ def test_the_first_signal_ends_the_run_after_what_is_in_flight(
     with site.running("run") as run:
         site.await_event("batch_complete")
         run.send_signal(signum)
-        assert run.wait(60) == 128 + signum, site.output()
+        assert run.wait(PATIENCE) == 128 + signum, site.output()
     assert 0 < len(site.copied()) < len(blobids)
     assert {Path(name).name for name in site.on_remote()} == site.copied()
     site.assert_nothing_half()
@@ -47,7 +48,7 @@ def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
     with site.running("run") as run:
         site.await_event("batch_complete")
         os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(60) == 130, site.output()
+        assert run.wait(PATIENCE) == 130, site.output()
     assert site.events("batch_retry") == site.events("outage") == []
     assert len(site.events("worker_stop")) == 2
     assert {Path(name).name for name in site.on_remote()} == site.copied()
@@ -64,7 +65,7 @@ def test_the_second_signal_ends_the_run_at_once(site: Site, link: Link) -> None:
         assert run.poll() is None
         run.send_signal(signal.SIGTERM)
         # Nothing goes over the link: it could not end by itself before the stall time-out.
-        assert run.wait(30) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
         assert site.processes() == {}
         link.resume()
     site.assert_nothing_half()
@@ -81,7 +82,7 @@ def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(site: Site, link: Li
     with site.running("run") as run:
         wait_until(lambda: "ssh" in site.processes().values(), "the preflight's ssh")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
     assert site.processes() == {}
     assert site.events("run_stop")[-1]["outcome"] == "stopped"
     assert site.copied() == set()
@@ -97,7 +98,7 @@ def test_hangup_while_waiting_for_the_remote_does_not_hurry_it(site: Site, link:
         run.send_signal(signal.SIGHUP)
         site.await_event("outage", 4)
         run.terminate()
-        assert run.wait(60) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
     waits = [line["wait_s"] for line in site.events("outage")]
     moments = [_seconds(line["timestamp"]) for line in site.events("outage")]
     gaps = [after - before for before, after in pairwise(moments)]
@@ -113,7 +114,7 @@ def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
         release()
         site.await_event("batch_complete")
         before = old.read_bytes()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     assert old.read_bytes() == before
     assert site.events("run_stop")[0]["outcome"] == "done"
     site.assert_complete()
@@ -125,7 +126,7 @@ def test_the_log_follows_its_name_without_a_signal(site: Site) -> None:
         site.await_event("batch_complete")
         old = site.log.rename(site.log.with_suffix(".1"))
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     counted = sum(line["copied"] for line in site.events("batch_complete"))
     assert 0 < counted < len(blobids)
     assert site.events("run_stop")
@@ -145,7 +146,7 @@ def test_a_log_that_cannot_be_written_is_refused_at_the_start(site: Site, what: 
     else:
         os.mkfifo(log)
     site.write_config(log={"jsonl": str(log)})
-    result = site.run("run", timeout=30)
+    result = site.run("run")
     assert result.returncode == 2
     assert f"the log {log} cannot be written" in result.stderr
     assert "hint: " in result.stderr
@@ -172,7 +173,7 @@ def test_the_log_goes_on_after_its_disk_was_full(site: Site) -> None:
         wait_until(lambda: "cannot write the log" in site.output(), "the disk to be full")
         _mount(site.log.parent, "remount,size=1m")
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
         lines = site.log.read_text().splitlines()
     # The line that met the end of the disk may be torn, but no other line hangs on it.
     assert len([line for line in lines if line and not line.endswith("}")]) <= 1
@@ -218,7 +219,7 @@ def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
     with site.running("check") as check:
         wait_until(lambda: list(scratch.glob("ntt-check-*/*")), "the trial blobs")
         check.send_signal(signum)
-        assert check.wait(60) == 128 + signum
+        assert check.wait(PATIENCE) == 128 + signum
         assert list(scratch.iterdir()) == []
         assert "Traceback" not in site.output()
         assert "unforeseen" not in site.output()
@@ -234,7 +235,7 @@ def test_whoever_starts_it_may_ignore_the_end_of_children(site: Site) -> None:
         os.kill(victim, signal.SIGKILL)
         site.await_event("worker_restart")
         release()
-        assert run.wait(60) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, site.output()
     (restart,) = site.events("worker_restart")
     assert (restart["pid"], restart["status"]) == (victim, -signal.SIGKILL)
     assert site.on_remote() == site.in_store()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, Sshd
 
@@ -96,7 +97,7 @@ def test_whoever_is_killed_at_whatever_moment(
                     kill_there(site, remote, above=victim == "sshd")
                 site.assert_nothing_half()
             if not todo:
-                assert run.wait(90) == 0, site.output()
+                assert run.wait(PATIENCE) == 0, site.output()
         if todo:  # All was copied before the last one was killed: some of it again.
             assert run.returncode == 0, site.output()
             again = chance.sample(blobids, 60)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.hashing import give_b3sum, give_blake3
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.site import Site
 from tests.sshd import Sshd
 
@@ -189,7 +190,7 @@ def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
     with site.running("verify", "--download", "--json", "--workers", "3") as process:
         link.drop_twice()
         link.throttle(None)
-        assert process.wait(120) == 0, site.output()
+        assert process.wait(PATIENCE) == 0, site.output()
     text = site.output()
     assert "remote is away" in text
     assert json.loads(text[text.index("{") :])["checked"] == 60

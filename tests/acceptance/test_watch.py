@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.site import Site, wait_until
 
@@ -43,7 +44,7 @@ def _send_twice_and_stop(site: Site) -> None:
             blobids = set(site.fill(30, seed=seed))
             wait_until(lambda new=blobids: new <= site.copied(), "the new blobs to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, site.output()
     site.assert_nothing_half()
     assert site.events("run_stop")[-1]["copied"] == len(site.copied())
     assert site.processes() == {}
@@ -62,7 +63,7 @@ def test_requeued_blobs_are_sent(watching: Site) -> None:
         assert site.run("requeue").stdout == "1 blob pending again\n"
         wait_until(lambda: site.copied() == {lost}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
 
 
 def test_it_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: Link) -> None:
@@ -75,7 +76,7 @@ def test_it_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: L
         link.restore()
         wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
 
 
@@ -100,7 +101,7 @@ def test_it_waits_for_a_store_that_is_not_mounted_at_the_start(site: Site, kind:
         aside.rename(mounted)
         wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
 
 
@@ -109,7 +110,7 @@ def test_told_to_stop_while_it_waits_for_the_store(site: Site) -> None:
     with site.running("run", "--watch") as run:
         site.await_event("outage")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
     assert str(site.store) in site.output()
     assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
 
@@ -130,7 +131,7 @@ def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres)
         second = site.put(b"after")
         wait_until(lambda: site.copied() == {first, second}, "the second blob to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
     assert site.events("worker_restart") == []
 
@@ -151,7 +152,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
         blobid = site.put(b"later")
         wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
 
 
 def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> None:
@@ -171,7 +172,7 @@ def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> N
         blobid = site.put(b"later")
         wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
 
 
 @pytest.mark.long
@@ -189,7 +190,7 @@ def test_a_catalog_that_froze_does_not_keep_it_from_ending(
             run.send_signal(signal.SIGTERM)
             site.await_event("stopping")
             run.send_signal(signal.SIGTERM)
-            assert run.wait(60) == 143
+            assert run.wait(PATIENCE) == 143
     assert site.processes() == {}
     assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
 
@@ -216,7 +217,7 @@ def test_systemd_hears_of_it(watching: Site, systemd: socket.socket) -> None:
         assert "copied 0" in _hear_until(systemd, "STATUS=")
         run.send_signal(signal.SIGTERM)
         _hear_until(systemd, "STOPPING=1")
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
 
 
 def test_systemd_hears_that_it_waits(watching: Site, link: Link, systemd: socket.socket) -> None:
@@ -231,7 +232,7 @@ def test_systemd_hears_that_it_waits(watching: Site, link: Link, systemd: socket
             _hear_until(systemd, "WATCHDOG=1")
         assert len(watching.events("outage")) == 1
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 143
+        assert run.wait(PATIENCE) == 143
 
 
 def _hear_until(service: socket.socket, word: str) -> str:

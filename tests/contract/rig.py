@@ -28,9 +28,10 @@ from ntt_backup.strategy import Outcome, Session, open_session
 from ntt_backup.strategy.session import SessionPlan
 from ntt_backup.transport import Transport
 from ntt_backup.transport.local import Local
+from tests.patience import PATIENCE
 
-WAIT_SECONDS = 30.0
-QUICK: dict[str, Any] = {"stall_timeout": 5, "receipt_timeout": 20}
+# Waits of the product, of which no test shall see the end unless it says so.
+PATIENT: dict[str, Any] = {"stall_timeout": PATIENCE, "receipt_timeout": PATIENCE}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Machine:
     startup: str = ":"
     script: str = ""
     recording: Path | None = None
-    connect_timeout: float = 15.0
+    connect_timeout: float = PATIENCE
 
     def argv(self, remote_command: str) -> list[str]:
         script = f"{self.startup}\n{remote_command}"
@@ -186,7 +187,7 @@ class Rig:
                 owner="0123456789ab",
                 run_id="run",
                 slot=str(len(self.sessions)),
-                run=RunSettings(**{**QUICK, **run}),
+                run=RunSettings(**{**PATIENT, **run}),
                 bytes_per_second=bytes_per_second,
                 on_bytes=self._count,
             ),
@@ -205,7 +206,7 @@ class Rig:
 def settle(session: Session) -> list[Outcome]:
     """Every outcome that the session still owes."""
     outcomes = session.collect(0.0)
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while session.in_flight:
         assert time.monotonic() < deadline, f"no outcome for {session.in_flight}"
         outcomes += session.collect(1.0)

@@ -18,9 +18,10 @@ from ntt_backup.bench.ways import VARIATIONS, Way, registered
 from ntt_backup.config.settings import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import relative_path
+from tests.patience import PATIENCE
 
 HERE = Reach(remote=None, patience=20.0)
-RUN = RunSettings(stall_timeout=20, receipt_timeout=20)
+RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from ntt_backup.remote import asking
 from ntt_backup.strategy.reading import Reach, ReadingSession
 from tests.contract.rig import Machine
 from tests.liar import LIAR
+from tests.patience import PATIENCE
 
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
 
@@ -43,7 +44,7 @@ def liar(tmp_path: Path) -> Callable[[str], ReadingSession]:
         program.write_text(LIAR.replace("{answer}", answer))
         project = Path(__file__).resolve().parents[2]
         machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
-        run = RunSettings(stall_timeout=5)
+        run = RunSettings(stall_timeout=PATIENCE)
         return ReadingSession(Reach(machine, "/x", "0" * 12, "test", "0", run, lambda: None))
 
     return make

@@ -29,6 +29,7 @@ from ntt_backup.store import Store
 from ntt_backup.strategy import Session, open_probe, open_session
 from ntt_backup.strategy.session import Rejection, SessionPlan
 from tests.contract.rig import Machine, Rig, reasons, receipt_of, settle
+from tests.patience import PATIENCE
 
 MIB = 1 << 20
 READY = {"free_bytes": 1, "total_bytes": 2, "clock_us": 0, "system": "Linux", "placed": 1}
@@ -112,7 +113,7 @@ def plan_of(rig: Rig) -> SessionPlan:
         owner="0123456789ab",
         run_id="run",
         slot="0",
-        run=RunSettings(stall_timeout=5, receipt_timeout=20),
+        run=RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE),
         bytes_per_second=None,
         on_bytes=rig._count,
     )
@@ -283,6 +284,7 @@ LIAR = """
 import os, sys
 from ntt_backup.remote import frames
 from ntt_backup.remote.inbox import Inbox
+from tests.patience import PATIENCE
 inbox = Inbox(frames.TO_RECEIVER)
 os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
 def say(frame): os.write(1, frame)

@@ -20,6 +20,7 @@ import pytest
 
 from ntt_backup.transport import embedded
 from ntt_backup.transport.embedded import EmbeddedSshServer
+from tests.patience import PATIENCE
 
 MEGABYTE = 1_000_000
 
@@ -38,7 +39,7 @@ class Client:
         self, command: str, *options: str, stdin: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            self.argv(command, *options), input=stdin, capture_output=True, timeout=60
+            self.argv(command, *options), input=stdin, capture_output=True, timeout=PATIENCE
         )
 
 
@@ -68,9 +69,9 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {what}"
         time.sleep(0.02)
 
 
@@ -132,7 +133,7 @@ def test_tar_pipeline_of_100_mb_arrives_identical(client: Client, tmp_path: Path
         (source / f"file {index}").write_bytes(os.urandom(size))
     tar = subprocess.Popen(["tar", "-C", source, "-cf", "-", "."], stdout=subprocess.PIPE)
     command = f"tar -C {shlex.quote(str(destination))} -xf -"
-    ssh = subprocess.run(client.argv(command), stdin=tar.stdout, timeout=120)
+    ssh = subprocess.run(client.argv(command), stdin=tar.stdout, timeout=PATIENCE)
     assert (tar.wait(), ssh.returncode) == (0, 0)
     assert checksums(destination) == checksums(source)
 
@@ -164,7 +165,7 @@ def test_many_connections_at_once(client: Client) -> None:
     answers: list[bytes] = [b""] * len(clients)
 
     def talk(index: int) -> None:
-        answers[index] = clients[index].communicate(payloads[index], timeout=60)[0]
+        answers[index] = clients[index].communicate(payloads[index], timeout=PATIENCE)[0]
 
     threads = [threading.Thread(target=talk, args=(index,)) for index in range(len(clients))]
     for thread in threads:
@@ -181,7 +182,7 @@ def test_two_commands_on_one_connection(client: Client, tmp_path: Path) -> None:
     )
     wait_until((tmp_path / "c").exists, "the shared connection is up")
     second = client.run("echo second; exit 3", *options)
-    first, _ = master.communicate(b"first", timeout=30)
+    first, _ = master.communicate(b"first", timeout=PATIENCE)
     assert (second.stdout, second.returncode) == (b"second\n", 3)
     assert (first, master.returncode) == (b"first", 0)
 
@@ -258,7 +259,7 @@ def test_close_ends_commands_and_refuses_new_clients(client: Client, tmp_path: P
         pid = read_pid(pid_file)
         client.server.close()
         assert not is_running(pid)
-        assert ssh.wait(timeout=30) == 255
+        assert ssh.wait(timeout=PATIENCE) == 255
     assert client.run("true").returncode == 255
     client.server.close()
 
@@ -285,5 +286,5 @@ def test_what_is_not_a_plain_command_is_refused(client: Client, options: list[st
     argv = ["ssh", "-F", str(client.config), *options, "embedded"]
     if "-W" not in options:
         argv.append("echo inside")
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
     assert (done.stdout, done.returncode) == (b"", 255)

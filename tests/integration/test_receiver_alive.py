@@ -12,6 +12,7 @@ import pytest
 from ntt_backup.remote import barrier, codec, frames, hashing, receiver
 from ntt_backup.remote.inbox import Inbox
 from tests.far_side import digest_of
+from tests.patience import PATIENCE
 
 
 class Answers:
@@ -34,7 +35,7 @@ def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     may_end = threading.Event()
     monkeypatch.setattr(receiver, "_BUSY_SECONDS", 0.01)
     monkeypatch.setattr(receiver, "can_syncfs", lambda device: True)
-    monkeypatch.setattr(barrier, "syncfs", lambda fd: may_end.wait(60))
+    monkeypatch.setattr(barrier, "syncfs", lambda fd: may_end.wait(PATIENCE))
     to_receiver, to_client = os.pipe(), os.pipe()
     for fd in (to_receiver[0], to_client[1]):
         os.set_blocking(fd, False)
@@ -74,7 +75,7 @@ def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     finally:
         may_end.set()
         os.close(to_receiver[1])
-        thread.join(60)
+        thread.join(PATIENCE)
     while (answer := answers.next())[0] == frames.BUSY:
         pass
     assert answer[0] == frames.RECEIPT

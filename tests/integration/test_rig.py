@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.link import Link
+from tests.patience import PATIENCE
 from tests.sshd import FULL_SIZE, Sshd
 
 LOOP = "while read line; do echo got $line; done"
@@ -124,7 +125,7 @@ def test_a_read_only_remote_says_so(remote: Sshd) -> None:
 def test_killed_sessions_end_and_new_ones_are_welcome(remote: Sshd) -> None:
     with session(remote) as client:
         remote.kill_sessions()
-        assert client.wait(timeout=30) == 255
+        assert client.wait(timeout=PATIENCE) == 255
     assert remote.run("true").returncode == 0
 
 
@@ -132,7 +133,7 @@ def test_a_stopped_remote_refuses_and_comes_back_on_its_port(remote: Sshd) -> No
     directory = remote.directory()
     with session(remote) as client:
         remote.stop()
-        assert client.wait(timeout=30) == 255
+        assert client.wait(timeout=PATIENCE) == 255
     assert b"Connection refused" in remote.run("true").stderr
     remote.start()
     assert remote.run(f"test -d {directory.path}").returncode == 0
@@ -160,7 +161,7 @@ def test_a_cut_link_ends_the_client_and_refuses_until_restored(remote: Sshd, lin
     through = remote.through(link.port)
     with session(through) as client:
         link.cut()
-        assert client.wait(timeout=30) == 255
+        assert client.wait(timeout=PATIENCE) == 255
     assert b"Connection refused" in through.run("true").stderr
     link.restore()
     assert through.run("true").returncode == 0

@@ -10,6 +10,7 @@ import pytest
 from ntt_backup.config.settings import RemoteSettings
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh
+from tests.patience import PATIENCE
 from tests.sshd import Sshd
 
 
@@ -33,5 +34,5 @@ def test_a_login_works_with_files_in_odd_places(remote: Sshd, tmp_path: Path, na
         known_hosts=hosts,
         ssh_config=config,
     )
-    said = ask(Ssh(settings), "id -un", {}, doing="its name", timeout=30)
+    said = ask(Ssh(settings), "id -un", {}, doing="its name", timeout=PATIENCE)
     assert said.decode().strip() == remote.user

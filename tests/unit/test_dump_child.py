@@ -13,6 +13,7 @@ from ntt_backup.config import Settings, load
 from ntt_backup.dump import child
 from ntt_backup.dump.child import RETRY_SECONDS, DumpChild
 from ntt_backup.process import wait_for
+from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
 
@@ -34,7 +35,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def heard(dump: DumpChild, now: float = 0.0) -> Iterator[dict[str, Any]]:
     """All events until the process has ended."""
     while dump.running:
-        wait_for(reading=dump.fds, timeout=10.0)
+        wait_for(reading=dump.fds, timeout=PATIENCE)
         yield from dump.hear(now)
 
 

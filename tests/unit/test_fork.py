@@ -13,8 +13,8 @@ import pytest
 
 from ntt_backup.fork import Fork
 from ntt_backup.process import wait_for
+from tests.patience import PATIENCE
 
-WAIT = 30.0
 pytestmark = pytest.mark.usefixtures("alone")
 
 
@@ -30,8 +30,8 @@ def outcome(body: Callable[[], int]) -> tuple[int | None, str, str]:
     said = b""
     while (data := child.read()) != b"":
         said += data or b""
-        wait_for(reading=[child.stdout_fd], timeout=WAIT)
-    status = child.wait(WAIT)
+        wait_for(reading=[child.stdout_fd], timeout=PATIENCE)
+    status = child.wait(PATIENCE)
     child.release()
     return status, said.decode(), child.stderr.text
 
@@ -57,7 +57,7 @@ def test_what_it_raises_is_told_and_does_not_come_back_here() -> None:
 def test_it_hears_us_on_its_stdin() -> None:
     child = Fork(lambda: int(os.read(0, 10)), "test")
     os.write(child.stdin_fd, b"5")
-    assert child.wait(WAIT) == 5
+    assert child.wait(PATIENCE) == 5
     child.release()
 
 
@@ -93,7 +93,7 @@ def test_our_signal_handlers_are_not_its_own() -> None:
         child = Fork(lambda: len(os.read(0, 1)), "test")
         wait_named(child.pid, "test")
         os.kill(child.pid, signal.SIGTERM)
-        assert child.wait(WAIT) == -signal.SIGTERM
+        assert child.wait(PATIENCE) == -signal.SIGTERM
         child.release()
     finally:
         signal.signal(signal.SIGTERM, before)

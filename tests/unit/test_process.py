@@ -13,9 +13,9 @@ import pytest
 
 from ntt_backup.errors import SourceError
 from ntt_backup.process import PIPE_BYTES, TAIL_BYTES, Child, Tail, output_of, wait_for, write
+from tests.patience import PATIENCE
 from tests.site import wait_until
 
-WAIT = 30.0
 Start = Callable[..., Child]
 
 
@@ -44,7 +44,7 @@ def gone(pid: int) -> bool:
 def read_all(child: Child) -> bytes:
     said = b""
     while True:
-        wait_for(reading=[child.stdout_fd], timeout=WAIT)
+        wait_for(reading=[child.stdout_fd], timeout=PATIENCE)
         data = child.read()
         if data == b"":
             return said
@@ -56,7 +56,7 @@ def read_all(child: Child) -> bytes:
 
 def test_only_the_end_of_stderr_is_kept(start: Start) -> None:
     child = start("yes 0123456789 | head -n 100000 >&2; echo the end >&2")
-    assert child.wait(WAIT) == 0
+    assert child.wait(PATIENCE) == 0
     assert child.stderr.text.endswith("0123456789\nthe end")
     assert len(child.stderr.text) <= TAIL_BYTES
 
@@ -96,7 +96,7 @@ def test_writing_never_waits_and_says_how_much_the_pipe_took(start: Start) -> No
 
 def test_writing_to_a_process_that_has_ended_is_told(start: Start) -> None:
     child = start("exit 0")
-    child.wait(WAIT)
+    child.wait(PATIENCE)
     with pytest.raises(BrokenPipeError):
         write(child.stdin_fd, b"x")
 
@@ -140,7 +140,7 @@ def test_arguments_reach_the_program_as_they_are() -> None:
 )
 def test_the_status_is_that_of_the_program(start: Start, script: str, status: int) -> None:
     child = start(script)
-    assert child.wait(WAIT) == status
+    assert child.wait(PATIENCE) == status
     assert child.status == status
     assert child.kill() == status
 
@@ -154,12 +154,12 @@ def test_a_wait_has_an_end(start: Start) -> None:
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_a_flood_of_output_does_not_keep_a_program_from_ending(start: Start, where: str) -> None:
-    assert start(f"yes | head -c 20000000 {where}").wait(WAIT) == 0
+    assert start(f"yes | head -c 20000000 {where}").wait(PATIENCE) == 0
 
 
 def test_kill_ends_a_program_that_ignores_every_request(start: Start) -> None:
     child = start("trap '' TERM INT HUP; echo ready; while :; do sleep 600; done")
-    wait_for(reading=[child.stdout_fd], timeout=WAIT)
+    wait_for(reading=[child.stdout_fd], timeout=PATIENCE)
     assert child.kill() == -signal.SIGKILL
     assert gone(child.pid)
 
@@ -198,16 +198,16 @@ def test_a_child_dies_with_its_parent_however_that_dies(
         pid = int(parent.stdout.readline())
         assert not gone(pid)
         parent.send_signal(signum)
-        parent.wait(WAIT)
+        parent.wait(PATIENCE)
         wait_until(lambda: gone(pid), "the child to end")
 
 
 def test_waiting_sees_whichever_is_ready_and_nothing_else(start: Start) -> None:
     quiet, loud = start("exec sleep 600"), start("echo here; exec sleep 600")
     both = [quiet.stdout_fd, loud.stdout_fd]
-    assert wait_for(reading=both, timeout=WAIT) == {loud.stdout_fd}
+    assert wait_for(reading=both, timeout=PATIENCE) == {loud.stdout_fd}
     assert wait_for(reading=[quiet.stdout_fd], timeout=0) == frozenset()
-    assert wait_for(reading=both, writing=[quiet.stdin_fd], timeout=WAIT) == {
+    assert wait_for(reading=both, writing=[quiet.stdin_fd], timeout=PATIENCE) == {
         loud.stdout_fd,
         quiet.stdin_fd,
     }
@@ -215,7 +215,7 @@ def test_waiting_sees_whichever_is_ready_and_nothing_else(start: Start) -> None:
 
 def test_waiting_sees_the_end_of_a_program(start: Start) -> None:
     child = start("exit 0")
-    assert wait_for(reading=[child.stdout_fd], timeout=WAIT) == {child.stdout_fd}
+    assert wait_for(reading=[child.stdout_fd], timeout=PATIENCE) == {child.stdout_fd}
     assert child.read() == b""
 
 
@@ -223,11 +223,11 @@ def test_waiting_sees_the_end_of_a_program(start: Start) -> None:
 
 
 def test_output_of_is_what_a_command_prints() -> None:
-    assert output_of(["sh", "-c", "echo version 1"], WAIT) == "version 1"
+    assert output_of(["sh", "-c", "echo version 1"], PATIENCE) == "version 1"
 
 
 def test_output_of_is_what_it_says_on_stderr_where_it_prints_nothing() -> None:
-    assert output_of(["sh", "-c", "echo OpenSSH_9 >&2"], WAIT) == "OpenSSH_9"
+    assert output_of(["sh", "-c", "echo OpenSSH_9 >&2"], PATIENCE) == "OpenSSH_9"
 
 
 def test_a_signal_that_comes_while_a_child_is_started_is_not_lost() -> None:
@@ -246,13 +246,13 @@ def test_a_signal_that_comes_while_a_child_is_started_is_not_lost() -> None:
 
 
 def test_a_child_does_not_inherit_signals_that_were_held() -> None:
-    blocked = output_of(["grep", "SigBlk", "/proc/self/status"], WAIT)
+    blocked = output_of(["grep", "SigBlk", "/proc/self/status"], PATIENCE)
     assert int(blocked.split()[1], 16) == 0
 
 
 def test_output_of_a_command_that_is_not_there_names_it() -> None:
     with pytest.raises(SourceError) as caught:
-        output_of(["/nowhere/program"], WAIT)
+        output_of(["/nowhere/program"], PATIENCE)
     assert "/nowhere/program is not installed" in caught.value.message
     assert "apt-get install" in caught.value.hint
 
@@ -262,7 +262,7 @@ def test_a_command_that_cannot_be_started_is_an_error_of_ours(tmp_path: Path) ->
     program = tmp_path / "program"
     program.touch(mode=0o644)
     with pytest.raises(SourceError) as caught:
-        output_of([str(program)], WAIT)
+        output_of([str(program)], PATIENCE)
     assert f"{program} cannot be started" in caught.value.message
     assert caught.value.detail == "Permission denied"
 
@@ -272,5 +272,5 @@ def test_output_of_a_command_that_hangs_is_what_it_said_so_far() -> None:
 
 
 def test_output_of_does_not_wait_for_a_command_whose_stderr_nobody_reads() -> None:
-    said = output_of(["sh", "-c", "yes | head -c 3000000 >&2; echo done"], WAIT)
+    said = output_of(["sh", "-c", "yes | head -c 3000000 >&2; echo done"], PATIENCE)
     assert said == "done"

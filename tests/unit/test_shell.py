@@ -15,8 +15,7 @@ from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, Sour
 from ntt_backup.transport.local import Local
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh
-
-WAIT = 30.0
+from tests.patience import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Account:
 
     startup: str = ":"
     program: str = "/bin/sh"
-    connect_timeout: float = WAIT
+    connect_timeout: float = PATIENCE
 
     def argv(self, remote_command: str) -> list[str]:
         return [self.program, "-c", f"{self.startup}\n{remote_command}"]
@@ -37,7 +36,9 @@ class Account:
         return Ssh(RemoteSettings(host="h", path="/p")).explain(status, stderr)
 
 
-def asked(script: str, startup: str = ":", timeout: float = WAIT, limit: int = 1 << 20) -> bytes:
+def asked(
+    script: str, startup: str = ":", timeout: float = PATIENCE, limit: int = 1 << 20
+) -> bytes:
     return ask(Account(startup), script, {}, doing="a question", timeout=timeout, limit=limit)
 
 
@@ -45,7 +46,9 @@ def asked(script: str, startup: str = ":", timeout: float = WAIT, limit: int = 1
 
 
 def test_the_answer_is_what_the_script_prints() -> None:
-    assert ask(Local(), "printf 'one\\ntwo'", {}, doing="a question", timeout=WAIT) == b"one\ntwo"
+    assert (
+        ask(Local(), "printf 'one\\ntwo'", {}, doing="a question", timeout=PATIENCE) == b"one\ntwo"
+    )
 
 
 def test_an_answer_may_be_empty_or_binary_or_look_like_ours() -> None:
@@ -81,7 +84,7 @@ def test_a_script_may_be_longer_than_any_command_line() -> None:
 @settings(max_examples=60)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
 def test_values_are_only_values(value: str) -> None:
-    said = ask(Local(), 'printf "%s" "$value"', {"value": value}, doing="it", timeout=WAIT)
+    said = ask(Local(), 'printf "%s" "$value"', {"value": value}, doing="it", timeout=PATIENCE)
     assert said == value.encode()
 
 
@@ -100,7 +103,7 @@ def test_values_are_only_values(value: str) -> None:
 def test_no_value_is_run(tmp_path: Path, value: str) -> None:
     script = 'cd "$place" && printf "%s" "$value"'
     values = {"place": str(tmp_path), "value": value}
-    assert ask(Local(), script, values, doing="it", timeout=WAIT) == value.encode()
+    assert ask(Local(), script, values, doing="it", timeout=PATIENCE) == value.encode()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,5 +181,5 @@ def test_a_link_that_is_lost_during_the_answer_is_an_outage_and_no_refusal() -> 
 def test_an_ssh_that_is_not_installed_is_a_matter_of_this_machine() -> None:
     missing = Account(program="/nowhere/ssh")
     with pytest.raises(SourceError) as caught:
-        ask(missing, "true", {}, doing="it", timeout=WAIT)
+        ask(missing, "true", {}, doing="it", timeout=PATIENCE)
     assert "apt-get install" in caught.value.hint

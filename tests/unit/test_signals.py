@@ -10,8 +10,7 @@ import pytest
 from ntt_backup.errors import Stopped
 from ntt_backup.process import wait_for
 from ntt_backup.signals import SignalInbox
-
-WAIT = 30.0
+from tests.patience import PATIENCE
 
 
 def kill(*signums: int) -> None:
@@ -31,7 +30,7 @@ def test_a_signal_wakes_a_wait(signum: int) -> None:
     with SignalInbox().installed() as inbox:
         assert not wait_for(reading=[inbox.fd], timeout=0)
         kill(signum)
-        assert wait_for(reading=[inbox.fd], timeout=WAIT) == {inbox.fd}
+        assert wait_for(reading=[inbox.fd], timeout=PATIENCE) == {inbox.fd}
         inbox.drain()
         assert not wait_for(reading=[inbox.fd], timeout=0)
 
@@ -41,7 +40,7 @@ def test_a_signal_ends_a_wait_that_has_begun() -> None:
         before = signal.signal(signal.SIGALRM, lambda *_: kill(signal.SIGTERM))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         try:
-            assert wait_for(reading=[inbox.fd], timeout=WAIT) == {inbox.fd}
+            assert wait_for(reading=[inbox.fd], timeout=PATIENCE) == {inbox.fd}
         finally:
             signal.signal(signal.SIGALRM, before)
         assert inbox.stops == 1

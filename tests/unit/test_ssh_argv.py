@@ -11,6 +11,7 @@ import pytest
 
 from ntt_backup.config.settings import RemoteSettings
 from ntt_backup.transport.ssh import Ssh, ssh_argv
+from tests.patience import PATIENCE
 
 HOSTILE = """
 Host *
@@ -57,7 +58,7 @@ def options(argv: list[str]) -> dict[str, str]:
 def effective(argv: list[str]) -> dict[str, str]:
     """What ssh itself makes of a command line."""
     done = subprocess.run(
-        ["ssh", "-G", *argv[1:]], capture_output=True, text=True, check=True, timeout=30
+        ["ssh", "-G", *argv[1:]], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
 

@@ -20,9 +20,9 @@ from ntt_backup.planner import Backoff
 from ntt_backup.process import Child, wait_for
 from ntt_backup.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.worker_process import Orders
+from tests.patience import PATIENCE
 from tests.site import wait_until
 
-WAIT = 30.0
 ENDLESS = 500_000
 ORDERS = Orders(
     settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
@@ -63,7 +63,7 @@ def listen(worker: SupervisedWorker) -> list[dict[str, Any]]:
     """All that it says until it has ended."""
     heard: list[dict[str, Any]] = []
     while worker.running:
-        assert wait_for(reading=worker.fds, timeout=WAIT), "no end"
+        assert wait_for(reading=worker.fds, timeout=PATIENCE), "no end"
         heard += worker.hear()
     return heard
 
@@ -89,7 +89,7 @@ STOP = {"event": "worker_stop", "pid": 1}
 def test_one_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
     """It may talk faster than it can be heard; signals and the other workers have their turn."""
     worker = start('exec yes \'{"event": "tick"}\'')
-    assert wait_for(reading=worker.fds, timeout=WAIT)
+    assert wait_for(reading=worker.fds, timeout=PATIENCE)
     assert 0 < sum(1 for _ in islice(worker.hear(), ENDLESS)) < ENDLESS
 
 
@@ -185,7 +185,7 @@ def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
 
 def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
     worker = start(f"trap '' TERM INT; sleep 600 & echo $! > {tmp_path}/pid; echo; wait")
-    wait_for(reading=worker.fds, timeout=WAIT)
+    wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.kill()
     *_, died = listen(worker)
     assert died["status"] == -signal.SIGKILL
@@ -273,7 +273,7 @@ def test_one_that_was_prepared_goes_at_its_start(start: Start, tmp_path: Path) -
     listen(worker)
     worker.prepare()
     worker.prepare()
-    assert wait_for(reading=worker.fds, timeout=WAIT)
+    assert wait_for(reading=worker.fds, timeout=PATIENCE)
     assert not said.exists()
     worker.start(0.0)
     assert listen(worker)[-2:] == [START, STOP]
@@ -285,7 +285,7 @@ def test_one_that_was_prepared_for_other_orders_is_replaced(start: Start, tmp_pa
     worker = start("exit 0", f"echo $$ >{pid}; echo; read word; exit 1", say(START, STOP))
     listen(worker)
     worker.prepare()
-    assert wait_for(reading=worker.fds, timeout=WAIT)
+    assert wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.orders = replace(worker.orders, strategy="stream")
     worker.start(0.0)
     assert listen(worker) == [START, STOP]
@@ -296,7 +296,7 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     worker = start("exit 0", "exit 7")
     listen(worker)
     worker.prepare()
-    assert wait_for(reading=worker.fds, timeout=WAIT)
+    assert wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.start(0.0)
     (died,) = listen(worker)
     assert (died["event"], died["status"]) == ("worker_died", 7)
