@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -47,6 +48,7 @@ _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
+_ID_SHOWN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class _Look:
         )
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
+        self._sizes: list[int] = []
         self.strategy: str | None = None
         self.pending = False
 
@@ -209,13 +212,22 @@ class _Look:
 
     def _look_in_store(self, sample: list[Blob]) -> Step:
         checked = self._store.inspect(sample, verify=False)
-        missing = [one for one in checked.failed if one.reason is Reason.MISSING]
-        if len(missing) == len(sample):
-            said = f"none of {len(sample)} pending blobs looked for is in {self._store.root}"
+        self._sizes = [blob.size for blob in checked.ready if blob.size is not None]
+        many = f"{len(sample)} pending blobs looked"
+        if not checked.failed:
+            return Step("", f"all {many} at can be sent")
+        reasons = Counter(failure.reason for failure in checked.failed)
+        if reasons[Reason.MISSING] == len(sample):
+            said = f"none of {many} for is in {self._store.root}; is it all of the store, mounted?"
             return Step("", warning=said)
-        return Step(
-            "", f"{len(checked.ready)} of {len(sample)} pending blobs looked at can be sent"
+        counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        first = checked.failed[0]
+        said = (
+            f"{len(checked.failed)} of {many} at cannot be sent: {counted}, such as"
+            f" {first.blobid[:_ID_SHOWN]} ({first.detail or first.reason}); a run leaves such blobs"
+            ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/operations.md'
         )
+        return Step("", warning=said)
 
     def _look_at_remote(self, facts: list[Facts]) -> Step:
         self.strategy, self._probe, found = open_probe(
@@ -241,15 +253,34 @@ class _Look:
         estimate = figures.pending_estimate(catalog, self._settings.target, _ESTIMATE_MS)
         if facts.free_bytes is None:
             return Step("", warning="the remote does not say how much space is free")
-        about = "" if estimate.exact else "about "
-        need = humanize.naturalsize(estimate.bytes)
+        need, unsized = _need(estimate, self._sizes)
+        about = "" if estimate.exact and not estimate.unsized else "about "
         free = humanize.naturalsize(facts.free_bytes)
-        text = f"{free} free, {about}{need} pending"
-        if facts.free_bytes < min(_LEAST_FREE, max(estimate.bytes, 1)):
+        text = f"{free} free, {about}{humanize.naturalsize(need)} pending{unsized}"
+        if facts.free_bytes < min(_LEAST_FREE, max(need, 1)):
             raise RemoteCannotStore("the remote is full", detail=text, hint="free space there")
-        if facts.free_bytes < estimate.bytes:
+        if facts.free_bytes < need:
             return Step("", warning=f"not all will fit: {text}")
         return Step("", text)
+
+
+def _need(estimate: figures.Estimate, sizes: list[int]) -> tuple[int, str]:
+    """The bytes that are pending, and what to say of those that are guessed.
+
+    A blob without a size is taken for one like the others, or where none has a size, like those
+    that were looked at in the store, which have the sizes given.
+    """
+    unsized, sized = estimate.unsized, estimate.blobs - estimate.unsized
+    if not unsized:
+        return estimate.bytes, ""
+    said = f"{unsized:,} of {estimate.blobs:,} blobs have no size in the catalog"
+    if not (sized or sizes):
+        return estimate.bytes, f" ({said} and are not counted)"
+    mean = estimate.bytes // sized if sized else sum(sizes) // len(sizes)
+    return (
+        estimate.bytes + mean * unsized,
+        f" ({said} and are taken for {humanize.naturalsize(mean)} each)",
+    )
 
 
 def _guarded(name: str, work: Callable[[], Step]) -> Step:

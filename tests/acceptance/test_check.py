@@ -52,6 +52,40 @@ def test_all_is_well(site: Site) -> None:
     assert site.events() == []
 
 
+def line(output: str, step: str) -> str:
+    """What was said of a step."""
+    return next(one for one in output.splitlines() if one[8:].startswith(f"{step} "))
+
+
+def test_pending_blobs_that_cannot_be_sent_are_counted_by_reason(site: Site) -> None:
+    gone, *_, cut = sorted(site.fill(8, size=lambda _: 1000))
+    site.path(gone).unlink()
+    site.path(cut).write_bytes(b"short")
+    site.query("update blobs set size = 1000 where blobid = %s", cut)
+
+    done = site.run("check")
+
+    assert done.returncode == 0, done.stdout
+    said = line(done.stdout, "pending")
+    assert said.startswith("warning")
+    assert "2 of 8 pending blobs looked at cannot be sent: 1 missing, 1 wrong-size" in said
+    assert gone in said
+    assert "Failed blobs" in said
+    # Those in the catalog without a size are as large as the one that has one.
+    assert "about 8.0 kB pending (7 of 8 blobs have no size" in line(done.stdout, "space")
+
+
+def test_a_store_without_any_of_them_is_no_store_of_theirs(site: Site) -> None:
+    for blobid in site.fill(3):
+        site.path(blobid).unlink()
+    site.put_in_store(b"another")
+
+    done = site.run("check")
+
+    assert done.returncode == 0, done.stdout
+    assert f"none of 3 pending blobs looked for is in {site.store}" in line(done.stdout, "pending")
+
+
 # --- each kind of failure
 
 

@@ -10,6 +10,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup import preflight
+from ntt_backup.catalog.figures import Estimate
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.model import relative_path
 from ntt_backup.strategy import tar_probe
@@ -73,6 +74,29 @@ def test_what_is_no_archive_is_an_error_of_ours_and_not_of_a_library(data: bytes
 def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
     facts = Facts(system="Linux", program="tar", free_bytes=1, skew_s=skew, placed=True)
     assert bool(preflight._clock(facts).warning) is warned
+
+
+@pytest.mark.parametrize(
+    ("estimate", "sizes", "need", "said"),
+    [
+        (Estimate(10, 500, 0, 256), [7], 500, ""),
+        (
+            Estimate(1200, 500_000, 200, 256),
+            [7],
+            600_000,
+            "200 of 1,200 blobs have no size in the catalog and are taken for 500 Bytes each",
+        ),
+        (Estimate(3, 0, 3, 256), [10, 20], 45, "are taken for 15 Bytes each"),
+        (Estimate(3, 0, 3, 256), [], 0, "3 of 3 blobs have no size in the catalog and are not"),
+    ],
+)
+def test_blobs_without_a_size_are_guessed_and_said_to_be(
+    estimate: Estimate, sizes: list[int], need: int, said: str
+) -> None:
+    found, words = preflight._need(estimate, sizes)
+    assert found == need
+    assert said in words
+    assert bool(words) is bool(said)
 
 
 def test_a_step_that_fails_is_a_step_with_its_error() -> None:
