@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise, zip_longest
 
 from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
 
@@ -33,14 +34,18 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
 
 
 def claim_order(worker: int, workers: int) -> tuple[int, ...]:
-    """In which order a worker (counted from 0) tries the ranges: all of them, from its own share
-    on.
+    """In which order a worker (counted from 0) tries the ranges: its own share, then those of the
+    others from their ends.
 
-    Workers start evenly spread, so they meet only when a share is done; the locks settle who gets
-    what.
+    Each works its share upwards, so what is left lies at the ends. Ranges that are done are tried
+    last: they are full of dead rows until vacuum comes, and each has to be looked at. The locks
+    settle who gets what.
     """
-    start = worker * RANGES // workers % RANGES
-    return tuple((start + step) % RANGES for step in range(RANGES))
+    starts = [one * RANGES // workers for one in range(workers + 1)]
+    shares = [range(start, end) for start, end in pairwise(starts)]
+    own, *others = shares[worker:] + shares[:worker]
+    rest = (one for tier in zip_longest(*map(reversed, others)) for one in tier)
+    return (*own, *(one for one in rest if one is not None))
 
 
 def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -> bool:

@@ -268,6 +268,8 @@ class Worker:
     def _idle(self) -> None:
         """Nothing left that is free: done, or others hold the rest, or there is nothing yet."""
         claims = self._open_catalog().claims
+        if claims.searching:
+            return
         pending = claims.any_pending()
         if not pending and not self._watch:
             self._done = True

@@ -19,15 +19,22 @@ Called by `worker` and, before there is one, by `runbook`; `holders` by `status`
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from ntt_backup.catalog.db import Connection, translated
+from psycopg import errors
+
+from ntt_backup.catalog.db import Connection, configure, translated
 from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
-from ntt_backup.model import Blob
+from ntt_backup.model import Blob, BlobRange
 from ntt_backup.planner import prefix_ranges
+
+# How long a search may take before its caller is asked whether anything else is to be done.
+_SEARCH_MILLISECONDS: Final = 500
 
 
 def lock_class(name: str) -> int:
@@ -60,23 +67,32 @@ class Claims:
         self._conn = conn
         self._class = lock_class(target)
         self._ranges = [ranges[index] for index in order]
+        self._unsearched = 0
+        self._one_by_one = False
         self._held: set[int] = set()
         self._open: Cursor | None = None
         with translated(conn, "read its indexes"):
             walk_indexes(conn)
             self._parts = read_parts(conn, target)
 
+    @property
+    def searching(self) -> bool:
+        """Whether the last `take` ended before it had looked into all free ranges."""
+        return self._unsearched > 0
+
     def take(self, limit: int) -> list[tuple[Blob, int]]:
-        """Up to limit pending blobs, each with its range's index; [] when nothing free is left.
+        """Up to limit pending blobs, each with its range's index; [] when nothing free is left, or
+        it is still `searching`: the next call goes on.
 
         Goes on in the open range, then claims free ranges until limit is reached. Blobs of a range
         come in the catalog's order. Each blob is handed out once for a claim.
         """
+        deadline = time.monotonic() + _SEARCH_MILLISECONDS / 1000
         with translated(self._conn, "claim blobs"):
             taken: list[tuple[Blob, int]] = []
             while len(taken) < limit:
                 wanted = limit - len(taken)
-                cursors = [self._open] if self._open else self._claim(wanted)
+                cursors = [self._open] if self._open else self._claim(wanted, deadline)
                 if not cursors:
                     break
                 taken += self._read(cursors, wanted)
@@ -121,12 +137,12 @@ class Claims:
         with translated(self._conn, "listen for new blobs"):
             return bool(list(self._conn.notifies(timeout=0)))
 
-    def _claim(self, limit: int) -> list[Cursor]:
-        """Lock free ranges that together have about limit pending blobs; [] when there are none.
+    def _claim(self, limit: int, deadline: float) -> list[Cursor]:
+        """Lock free ranges that have pending blobs, about limit of them; [] when there are none.
 
         What is found free may be taken by another before we lock it; then it is not found again.
         """
-        while found := self._find_free(limit):
+        while found := self._find_free(limit, deadline):
             rows = self._run("lock_ranges", {"indexes": found})
             got = {index for (index,) in rows}
             self._held |= got
@@ -134,10 +150,36 @@ class Claims:
                 return self._begin(got)
         return []
 
-    def _find_free(self, limit: int) -> list[int]:
-        candidates = [one for one in self._ranges if one.index not in self._held]
-        rows = self._run("free_ranges", {**bounds(candidates), "limit": limit})
-        return [index for (index,) in rows]
+    def _find_free(self, limit: int, deadline: float) -> list[int]:
+        """Look into the ranges in turn, until then.
+
+        A range that was emptied is full of dead rows until vacuum comes, and all of them are walked
+        before it is known to be empty. Where that takes too long for all ranges at once, they are
+        looked into one by one.
+        """
+        if not self._unsearched:
+            self._unsearched, self._one_by_one = len(self._ranges), False
+        while self._unsearched and time.monotonic() < deadline:
+            some = self._ranges[: 1 if self._one_by_one else self._unsearched]
+            candidates = [one for one in some if one.index not in self._held]
+            found = self._look(candidates, limit)
+            if found:
+                return found
+            if found is None:
+                self._one_by_one = True
+            else:
+                self._ranges = self._ranges[len(some) :] + self._ranges[: len(some)]
+                self._unsearched -= len(some)
+        return []
+
+    def _look(self, candidates: Sequence[BlobRange], limit: int) -> list[int] | None:
+        """Those that are free and have pending blobs; None where it takes too long."""
+        with suppress(errors.QueryCanceled), self._conn.transaction():
+            if not self._one_by_one:
+                configure(self._conn, "statement_timeout", _SEARCH_MILLISECONDS, local=True)
+            rows = self._run("free_ranges", {**bounds(candidates), "limit": limit})
+            return [index for (index,) in rows]
+        return None
 
     def _begin(self, indexes: set[int]) -> list[Cursor]:
         """The ranges from their beginnings, in order; the next search starts after the last one."""
@@ -145,6 +187,7 @@ class Claims:
         cursors = [Cursor(self._ranges[nth]) for nth in places]
         after = places[-1] + 1
         self._ranges = self._ranges[after:] + self._ranges[:after]
+        self._unsearched = 0
         return cursors
 
     def _read(self, cursors: Sequence[Cursor], limit: int) -> list[tuple[Blob, int]]:

@@ -16,6 +16,7 @@ from ntt_backup.catalog import (
     Claims,
     Connection,
     Ledger,
+    claim,
     connect,
     holders,
     init_db,
@@ -138,7 +139,7 @@ def test_a_range_that_was_emptied_before_we_locked_it_is_given_back(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(catalog, "0a")
-    monkeypatch.setattr(Claims, "_find_free", lambda self, limit: [9, 10, 11])
+    monkeypatch.setattr(Claims, "_find_free", lambda *_: [9, 10, 11])
 
     assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
 
@@ -156,6 +157,32 @@ def test_few_blobs_over_all_ranges_fill_one_batch_with_few_queries(catalog: Conn
     assert claims.exhausted() == set(EVERYWHERE)
 
 
+def test_a_search_among_dead_rows_has_pauses_and_finds_what_is_there(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every range takes too long, and all of them at once far too long."""
+    add(catalog, "80a", "ffa")
+    monkeypatch.setattr(claim, "_SEARCH_MILLISECONDS", 1)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    really = claims._run
+
+    def slowly(name: str, values: dict[str, object]) -> list[tuple[object, ...]]:
+        if name == "free_ranges":
+            rows = catalog.execute("select pg_sleep(0.002 * %s)", [len(values["indexes"])])  # type: ignore[arg-type]
+            rows.fetchall()
+        return really(name, values)
+
+    monkeypatch.setattr(claims, "_run", slowly)
+    taken, calls = [], 0
+    while not calls or claims.searching:
+        calls += 1
+        taken += ids(claims.take(10))
+
+    assert taken == ["80a", "ffa"]
+    assert calls > 100
+    assert catalog.execute("show statement_timeout").fetchall() == [("0",)]
+
+
 def queries_of(conn: Connection) -> int:
     """How many transactions, each one query, this database has seen; our own asking included."""
     conn.execute("select pg_stat_force_next_flush()")
@@ -166,12 +193,12 @@ def queries_of(conn: Connection) -> int:
     return int(row[0])
 
 
-def test_the_order_is_followed_and_wraps_round(catalog: Connection) -> None:
+def test_the_own_share_comes_first_and_then_the_others_from_their_ends(catalog: Connection) -> None:
     add(catalog, "00a", "7fa", "80a", "ffa")
 
     taken = Claims(catalog, "remote", claim_order(1, 2)).take(10)
 
-    assert ids(taken) == ["80a", "ffa", "00a", "7fa"]
+    assert ids(taken) == ["80a", "ffa", "7fa", "00a"]
 
 
 def test_blobs_of_earlier_ranges_do_not_starve_later_ones(catalog: Connection) -> None:

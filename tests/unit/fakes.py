@@ -47,6 +47,7 @@ class FakeCatalog:
         self.remote: FakeRemote | None = None
         self.locks: dict[int, FakeCatalogSession] = {}
         self.connections = 0
+        self.searches = 0  # takes that end before they have found anything
         self.notify, self.notified = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def connect(self) -> FakeCatalogSession:
@@ -86,7 +87,10 @@ class FakeCatalogSession:
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
         self._work("take")
-        taken = []
+        self._catalog.searches -= 1
+        taken: list[tuple[Blob, int]] = []
+        if self.searching:
+            return taken
         for blobid, blob in sorted(self._catalog.pending.items()):
             index = self._catalog.range_of(blobid)
             owner = self._catalog.locks.setdefault(index, self)
@@ -107,6 +111,10 @@ class FakeCatalogSession:
         for index in indexes:
             assert self._catalog.locks.pop(index) is self
             self._given = {one for one in self._given if self._catalog.range_of(one) != index}
+
+    @property
+    def searching(self) -> bool:
+        return self._catalog.searches > 0
 
     def any_pending(self) -> bool:
         self._work("look")

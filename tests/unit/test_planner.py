@@ -78,6 +78,12 @@ def test_workers_start_evenly_spread(workers: int) -> None:
     assert min(gaps) >= 1
 
 
+def test_a_worker_that_is_done_helps_where_the_others_come_to_last() -> None:
+    order = claim_order(1, 4)
+    assert order[:64] == tuple(range(64, 128))
+    assert order[64:70] == (191, 255, 63, 190, 254, 62)
+
+
 # --- cutting --------------------------------------------------------------------------------------
 
 blob_lists = st.lists(st.none() | st.integers(0, 300), max_size=60).map(

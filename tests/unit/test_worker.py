@@ -400,6 +400,17 @@ def test_ranges_that_others_hold_are_waited_for() -> None:
     made.assert_done()
 
 
+def test_a_long_search_goes_on_without_a_wait_and_ends_no_work() -> None:
+    """Nor does it look whether anything is pending, which takes as long among dead rows."""
+    made = scene(20)
+    made.catalog.searches = 5
+    states: list[str] = []
+    made.line.on_state = states.append
+    made.worker().run()
+    made.assert_done()
+    assert "idle" not in states
+
+
 def test_a_word_from_the_coordinator_ends_a_long_wait(stop_pipe: tuple[int, int]) -> None:
     made = scene(10, remote=["remote away"])
     made.line.fd, writer = stop_pipe
