@@ -24,7 +24,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ntt_backup.errors import BackupError, ConfigError
+from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
+from ntt_backup.events import level_of
 from ntt_backup.progress import Snapshot, View, WorkerLine
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import Stray
@@ -42,23 +43,15 @@ _STATE_STYLES: Final = {"sending": "green", "waiting": "cyan", "outage": "red", 
 
 
 def make_view(stream: TextIO, *, quiet: bool = False) -> View:
-    """The view that fits: nothing when quiet, a live picture on a terminal, else plain lines."""
+    """The view that fits: only what is wrong when quiet, a live picture on a terminal, else plain
+    lines.
+    """
     if quiet:
-        return SilentView()
+        return QuietView(stream)
     console = Console(file=stream, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console)
     return PlainView(stream)
-
-
-class SilentView:
-    """Shows nothing."""
-
-    def event(self, event: Mapping[str, Any]) -> None: ...
-
-    def refresh(self, snapshot: Snapshot) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PlainView:
@@ -90,6 +83,16 @@ class PlainView:
             print(line, file=self._stream, flush=True)
         except OSError:  # nobody reads any more; the backup matters, not the view
             self._stream = None
+
+
+class QuietView(PlainView):
+    """Only what is wrong at a run's end: a mail that comes is one to be read."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        name = event["event"]
+        failed = name == "run_stop" and event["exit_code"] == SOME_FAILED
+        if failed or name == "still_failed" or level_of(name) == "error":
+            super().event(event)
 
 
 class LiveView:

@@ -339,6 +339,8 @@ class _Run:
             outcome, code = "dump_failed", SOME_FAILED
         else:
             outcome, code = "done", 0
+        if still_failed := self._book.still_failed():
+            self._tell("still_failed", blobs=still_failed)
         self._book.end(snapshot, outcome, code)
         self._tell(
             "run_stop",

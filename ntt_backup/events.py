@@ -24,7 +24,15 @@ import structlog
 from ntt_backup.errors import ConfigError
 
 _WARNINGS: Final = frozenset(
-    {"blob_failed", "batch_retry", "batch_split", "outage", "worker_restart", "warning"}
+    {
+        "blob_failed",
+        "batch_retry",
+        "batch_split",
+        "outage",
+        "still_failed",
+        "worker_restart",
+        "warning",
+    }
 )
 _ERRORS: Final = frozenset({"error", "dump_failed"})
 _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "worker")

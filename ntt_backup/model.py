@@ -49,6 +49,12 @@ class Reason(StrEnum):
     REMOTE_UNREADABLE = "remote-unreadable"
 
 
+# No blob is failed for these.
+OF_CHECKS: Final = frozenset(
+    {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT, Reason.REMOTE_UNREADABLE}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One row of the catalog on its way. size is in bytes, None while the catalog does not

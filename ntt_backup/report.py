@@ -5,26 +5,24 @@ Pure, apart from printing: fed with what the catalog answered. Called by `cli`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import humanize
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.catalog.claim import Holder
 from ntt_backup.catalog.dumps import DumpRun
-from ntt_backup.catalog.figures import Totals
+from ntt_backup.catalog.figures import PendingEstimate, Totals
 from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
-from ntt_backup.model import Blob
-from ntt_backup.planner import is_full
 from ntt_backup.scan import ScanResult
-from ntt_backup.wording import duration, many, printable, size
+from ntt_backup.wording import about, duration, many, moment, printable, size
 
 
 def status_json(
@@ -52,7 +50,10 @@ def _plain(value: object) -> object:
 
 
 def _moment(value: object) -> object:
-    return value.isoformat() if isinstance(value, datetime) else value
+    """Times in UTC, as in the log."""
+    if not isinstance(value, datetime):
+        return value
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def status_table(
@@ -63,15 +64,23 @@ def status_table(
     holders: Sequence[Holder],
 ) -> Table:
     """The status for a terminal."""
+    guessed = totals.estimated
     rows = [
-        ("pending", _amount(totals.pending, totals.pending_bytes)),
+        (
+            "pending",
+            _amount(totals.pending, totals.pending_bytes, estimated="pending" in guessed),
+        ),
         *_reasons(totals.pending_by_reason),
-        ("copied", _amount(totals.copied, totals.copied_bytes)),
-        ("failed", _amount(totals.failed, totals.failed_bytes)),
+        ("copied", _amount(totals.copied, totals.copied_bytes, estimated="copied" in guessed)),
+        ("failed", _amount(totals.failed, totals.failed_bytes, estimated="failed" in guessed)),
         *_reasons(totals.failed_by_reason),
     ]
     if totals.unsized:
-        rows.append(("", f"{totals.unsized:,} pending blobs have no size in the catalog yet"))
+        guess = "unsized" in guessed
+        unsized = f"about {about(totals.unsized):,}" if guess else f"{totals.unsized:,}"
+        rows.append(("", f"{unsized} pending blobs have no size in the catalog yet"))
+    if guessed:
+        rows.append(("", "what is about so much is estimated; `status --exact` counts"))
     if totals.without_blobid:
         rows.append(("", f"{totals.without_blobid:,} rows have no blobid and are never sent"))
     rows.append(("last run", "none" if last is None else _run(last)))
@@ -90,7 +99,9 @@ def status_table(
     return table
 
 
-def _amount(blobs: int, bytes_: int) -> str:
+def _amount(blobs: int, bytes_: int, *, estimated: bool = False) -> str:
+    if estimated:
+        return f"about {_amount(about(blobs), bytes_)}"
     return f"{many(blobs, 'blob')}, {size(bytes_)}"
 
 
@@ -99,16 +110,16 @@ def _reasons(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _run(run: Run) -> str:
-    began = f"{run.started_at:%Y-%m-%d %H:%M} on {run.host}"
+    began = f"{moment(run.started_at)} on {run.host}"
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
     if run.ended_at is None:
-        seen = humanize.naturaldelta(datetime.now(run.updated_at.tzinfo) - run.updated_at)
-        return f"{began}, PID {run.pid}: no end yet, last seen {seen} ago, {did}"
+        age = max(0.0, (run.read_at - run.updated_at).total_seconds())
+        return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {did}"
     return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
 
 
 def _dump(one: DumpRun) -> str:
-    began = f"{one.started_at:%Y-%m-%d %H:%M}"
+    began = moment(one.started_at)
     if one.error:
         return f"{began}: FAILED, {one.error}"
     return f"{began}: {one.name}, {size(one.bytes)}"
@@ -127,40 +138,15 @@ def _ranges(indexes: Sequence[int]) -> str:
     return "ranges " + " ".join(names) + more
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run would send. Bytes are of blobs with a known size."""
-
-    blobs: int
-    bytes: int
-    unsized: int
-    batches: int
-
-
-def plan(pending: Iterable[Blob], max_blobs: int, max_bytes: int) -> Plan:
-    """Cut all pending blobs as one worker would; constant memory."""
-    blobs = total = unsized = batches = 0
-    count = size_so_far = 0
-    for blob in pending:
-        if count == 0 or is_full(count, size_so_far, blob, max_blobs, max_bytes):
-            batches += 1
-            count = size_so_far = 0
-        count += 1
-        size_so_far += blob.expected
-        blobs += 1
-        total += blob.expected
-        unsized += blob.size is None
-    return Plan(blobs, total, unsized, batches)
-
-
-def plan_lines(settings: Settings, planned: Plan) -> list[str]:
-    """The plan for a terminal."""
+def plan_lines(settings: Settings, pending: PendingEstimate) -> list[str]:
+    """What a run would send, for a terminal."""
     run = settings.run
     limit = f", at most {size(run.bwlimit)}/s" if run.bwlimit else ""
-    batches = many(planned.batches, "batch", "batches")
+    least = max(pending.blobs / run.batch_size, pending.bytes / run.batch_bytes)
+    batches = many(math.ceil(least), "batch", "batches")
     return [
-        f"would send {_amount(planned.blobs, planned.bytes)}"
-        + (f" ({planned.unsized:,} of unknown size)" if planned.unsized else ""),
+        f"would send {_amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
+        + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),
         f"from {settings.source.root} to {settings.remote.host}:{settings.remote.path}/by-hash",
         f"in about {batches} of at most {many(run.batch_size, 'blob')} and {size(run.batch_bytes)}",
         f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",

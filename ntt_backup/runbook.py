@@ -22,6 +22,7 @@ from uuid import UUID
 from ntt_backup import identity
 from ntt_backup.catalog import db, figures, runs
 from ntt_backup.catalog.claim import Claims
+from ntt_backup.catalog.glance import by_reason
 from ntt_backup.config import Settings
 from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.model import BlobRange
@@ -94,6 +95,12 @@ class RunBook:
         done = _figures(snapshot)
         self._try(lambda conn: runs.update_run(conn, self._run_id, **done))
 
+    def still_failed(self) -> int:
+        """How many blobs are failed by now, by whatever run; 0 where the catalog is away."""
+        if not self._started:
+            return 0
+        return self._try(partial(_failed, self._settings.target)) or 0
+
     def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
         """Note how the run ended, and let go of the catalog."""
         done = _figures(snapshot)
@@ -126,6 +133,10 @@ class RunBook:
 
 def _count(target: str, one: BlobRange, connection: db.Connection) -> int:
     return figures.pending_in(connection, target, one)
+
+
+def _failed(target: str, connection: db.Connection) -> int:
+    return sum(by_reason(connection, target, few=False).failed.values())
 
 
 def _figures(snapshot: Snapshot) -> dict[str, int]:

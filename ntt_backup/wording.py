@@ -9,6 +9,7 @@ Pure. Called by whatever a person reads: `console`, `report`, `meter`, `cli`, `b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import humanize
@@ -75,6 +76,11 @@ def describe(event: Mapping[str, Any]) -> str | None:
             text = f"the catalog is not dumped: {_reason(event['message'], event['detail'])}"
             if event["hint"]:
                 text += f"; {event['hint']}"
+        case "still_failed":
+            text = (
+                f"{many(event['blobs'], 'blob is', 'blobs are')} still failed: `status` says why,"
+                " `requeue` has them tried again"
+            )
         case "error":
             text = f"error: {_reason(event['message'], event['detail'])}"
             if event["hint"]:
@@ -146,6 +152,17 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+
+
+def moment(when: datetime) -> str:
+    """A point in time for people: `2026-03-04 06:06 CET`, in the zone of whoever asks."""
+    return f"{when.astimezone():%Y-%m-%d %H:%M %Z}"
+
+
+def about(count: int) -> int:
+    """A number that was estimated, without the digits that say nothing: the first three stay."""
+    unit: int = 10 ** max(len(str(count)) - 3, 0)
+    return (count + unit // 2) // unit * unit
 
 
 def many(count: int, noun: str, plural: str = "") -> str:

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from psycopg import errors, sql
+from psycopg import errors
 
 from ntt_backup.catalog.db import Connection, configure, translated
-from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
+from ntt_backup.catalog.pending import Cursor, Parts, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob, BlobRange
 from ntt_backup.planner import RANGES, prefix_ranges
@@ -37,7 +37,8 @@ class Totals:
 
     without_blobid: rows whose blobid is NULL; they are never sent, and are in no other figure.
     failed_by_reason: 'unknown' counts what another program marked as failed. pending_by_reason:
-    what is pending because a check did not find it on the remote, or not right.
+    what is pending because a check did not find it on the remote, or not right. estimated: which
+    of these figures were not counted.
     """
 
     pending: int
@@ -50,6 +51,7 @@ class Totals:
     without_blobid: int
     failed_by_reason: Mapping[str, int]
     pending_by_reason: Mapping[str, int]
+    estimated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,16 @@ class PendingEstimate:
 
 def status(conn: Connection, target: str) -> Totals:
     """Exact figures, as of one moment. Reads the whole table."""
-    with translated(conn, "count its blobs"), conn.transaction():
+    with translated(conn, "count its blobs"):
+        return count(conn, target)
+
+
+def count(conn: Connection, target: str, milliseconds: int | None = None) -> Totals:
+    """The same; psycopg's QueryCanceled where a query takes longer than so many milliseconds."""
+    with conn.transaction():
         conn.execute(statement("one_snapshot"))
+        if milliseconds is not None:
+            configure(conn, "statement_timeout", milliseconds, local=True)
         parts = read_parts(conn, target)
         totals = conn.execute(statement("totals", **parts)).fetchall()[0]
         reasons: list[dict[str, int]] = [
@@ -125,9 +135,7 @@ def pending_estimate(conn: Connection, target: str, milliseconds: int) -> Pendin
         return _sampled(conn, parts, deadline) or _planned(conn, parts, milliseconds)
 
 
-def _sampled(
-    conn: Connection, parts: Mapping[str, sql.Composable], deadline: float
-) -> PendingEstimate | None:
+def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate | None:
     """Scaled up from the first blobs of as many ranges as time allows; None where those are few."""
     ranges = [prefix_ranges()[nth * _SAMPLE_STEP % RANGES] for nth in range(RANGES)]
     query = statement("pending_starts", **parts)
@@ -168,9 +176,7 @@ def _place(blobid: str | None) -> float:
         return 1.0
 
 
-def _planned(
-    conn: Connection, parts: Mapping[str, sql.Composable], milliseconds: int
-) -> PendingEstimate:
+def _planned(conn: Connection, parts: Parts, milliseconds: int) -> PendingEstimate:
     """What the planner expects. Only a lock can make it wait."""
     with conn.transaction():
         configure(conn, "lock_timeout", max(milliseconds, 1), local=True)

@@ -9,7 +9,7 @@ correct and slow, `verify_schema` refuses, and `init_db` builds one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -17,6 +17,8 @@ from psycopg import sql
 from ntt_backup.catalog.db import Connection
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import BlobRange
+
+Parts = Mapping[str, sql.Composable]
 
 _OWN_FORM = "uncopied_is_false"
 _FORMS = {

@@ -8,7 +8,7 @@ Called by `runbook`, which owns the row; `last_run` by the CLI.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -18,7 +18,10 @@ from ntt_backup.catalog.queries import statement
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. ended_at, outcome and exit_code are None while it is under way, and if it died."""
+    """One run. ended_at, outcome and exit_code are None while it is under way, and if it died.
+
+    Its figures are those of updated_at, seen at read_at.
+    """
 
     run_id: UUID
     target: str
@@ -34,6 +37,7 @@ class Run:
     copied: int
     failed: int
     bytes: int
+    read_at: datetime = field(compare=False)
 
 
 def start_run(

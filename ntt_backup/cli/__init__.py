@@ -27,19 +27,21 @@ from ntt_backup.catalog import (
     survey,
     verify_schema,
 )
+from ntt_backup.catalog.glance import glance
 from ntt_backup.catalog.shape import print_sql
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.cli.program import unforeseen
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
 from ntt_backup.console import ScanView, make_view
 from ntt_backup.errors import BackupError
-from ntt_backup.model import Reason
-from ntt_backup.report import plan, plan_lines, scan_lines, status_json, status_table
+from ntt_backup.model import OF_CHECKS, Reason
+from ntt_backup.report import plan_lines, scan_lines, status_json, status_table
 from ntt_backup.scan import scan as scan_store
 from ntt_backup.store import Store
 from ntt_backup.wording import many, printable
 
 _UNWRAPPED = 100_000  # Columns; no line is that long.
+_ESTIMATE_MS = 1000
 # Commands in modules of their own name, which are loaded only when they are asked for.
 _ELSEWHERE = ("bench", "drill", "dump", "reconcile", "restore", "verify")
 
@@ -171,15 +173,20 @@ def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> Non
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Count everything. Without it, what takes longer than a moment is estimated.",
+)
 @click.pass_obj
-def status(common: Common, as_json: bool) -> None:
+def status(common: Common, as_json: bool, exact: bool) -> None:
     """Show what is pending, copied and failed, the last run, and who is at work."""
     settings = common.load(CatalogConfig)
     with connect(settings, "status") as conn:
         verify_schema(conn, settings.target, "status")
         answers = (
             settings.target,
-            figures.status(conn, settings.target),
+            (figures.status if exact else glance)(conn, settings.target),
             runs.last_run(conn, settings.target),
             dumps.last_dumps(conn, settings.target),
             claim.holders(conn, settings.target),
@@ -194,7 +201,9 @@ def status(common: Common, as_json: bool) -> None:
 
 @cli.command()
 @click.option(
-    "--reason", type=click.Choice([one.value for one in Reason]), help="Only those failed for this."
+    "--reason",
+    type=click.Choice([one.value for one in Reason if one not in OF_CHECKS]),
+    help="Only those failed for this.",
 )
 @click.pass_obj
 def requeue(common: Common, reason: str | None) -> None:
@@ -250,17 +259,16 @@ def run(
     if dry_run:
         with connect(settings, "dry-run") as conn:
             verify_schema(conn, settings.target, "run --dry-run")
-            pending = figures.iter_pending(conn, settings.target)
-            planned = plan(pending, settings.run.batch_size, settings.run.batch_bytes)
-            if not planned.blobs:
+            pending = figures.pending_estimate(conn, settings.target, _ESTIMATE_MS)
+            if not pending.blobs:
                 from ntt_backup import preflight
 
                 preflight.require_known(conn, settings)
-        click.echo("\n".join(plan_lines(settings, planned)))
+        click.echo("\n".join(plan_lines(settings, pending)))
         return
     from ntt_backup import coordinator
 
-    view = make_view(sys.stdout, quiet=quiet)
+    view = make_view(sys.stderr if quiet else sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=mode == "watch", view=view)
     sys.exit(code)
 

@@ -315,6 +315,36 @@ def test_status_counts_by_state_and_reason(site: Site) -> None:
     assert pending not in site.copied()
 
 
+def test_status_is_in_local_time_and_its_json_in_utc(site: Site) -> None:
+    site.query(
+        "insert into ntt_backup.dumps"
+        " values ('remote', '2026-03-04 05:06:07Z', now(), 'a', 1, '', '')"
+    )
+    site.query("alter role postgres set timezone = 'America/New_York'")
+    site.environ["TZ"] = "Asia/Kolkata"
+    try:
+        assert "2026-03-04 10:36 IST: a" in site.run("status").stdout
+        assert site.status()["dumps"][0]["started_at"] == "2026-03-04T05:06:07Z"
+    finally:
+        site.query("alter role postgres reset timezone")
+
+
+def test_status_counts_exactly_where_that_is_asked_for(site: Site) -> None:
+    site.put(b"one")
+    result = site.run("status", "--exact", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout) == site.status()
+    assert json.loads(result.stdout)["estimated"] == []
+    assert "about" not in site.run("status").stdout
+
+
+def test_requeue_offers_only_what_a_blob_is_failed_for(site: Site) -> None:
+    for reason in ("remote-missing", "remote-corrupt", "remote-unreadable"):
+        refused = site.run("requeue", "--reason", reason)
+        assert refused.returncode == 2
+        assert "remote-rejected" in refused.stderr
+
+
 def test_requeue_takes_all_or_those_of_one_reason(site: Site) -> None:
     missing = site.put(b"missing")
     site.path(missing).unlink()
@@ -336,6 +366,31 @@ def test_a_quiet_run_says_nothing(site: Site) -> None:
     result = site.run("run", "--quiet")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     site.assert_complete()
+
+
+def test_failed_blobs_are_told_of_by_every_run_until_they_are_requeued(site: Site) -> None:
+    """Also by a quiet one: a timer's mail is all that its owner sees."""
+    site.put(b"good")
+    missing = site.put(b"missing")
+    site.path(missing).unlink()
+
+    first = site.run("run", "--quiet")
+    assert (first.returncode, first.stdout) == (7, "")
+    assert "1 blob is still failed" in first.stderr
+    assert "some failed: 1 copied, 1 failed" in first.stderr
+
+    site.put(b"more")
+    for flags in (["--quiet"], []):
+        later = site.run("run", *flags)
+        assert later.returncode == 0
+        assert "1 blob is still failed: `status` says why" in later.stderr + later.stdout
+    told = site.events("still_failed")
+    assert [(event["level"], event["blobs"]) for event in told] == [("warning", 1)] * 3
+
+    assert site.run("requeue").returncode == 0
+    site.put_in_store(b"missing")
+    last = site.run("run", "--quiet")
+    assert (last.returncode, last.stdout, last.stderr) == (0, "", "")
 
 
 def test_progress_is_told_now_and_then(site: Site) -> None:

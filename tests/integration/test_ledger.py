@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from uuid import UUID, uuid4
 
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import (
@@ -23,7 +22,6 @@ from ntt_backup.catalog import (
     ledger,
     load_scan,
     missing,
-    pending_estimate,
     pending_in,
     register,
     requeue,
@@ -33,7 +31,7 @@ from ntt_backup.catalog import (
     update_run,
 )
 from ntt_backup.catalog.checks import record_checks
-from ntt_backup.errors import CatalogRefused, CatalogUnavailable
+from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.planner import prefix_ranges
 from tests.integration.test_claim import MALFORMED, add, add_hashes, allow_null
@@ -403,7 +401,6 @@ def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:
     totals = status(catalog, TARGET)
 
     assert (totals.pending, totals.pending_bytes, totals.failed_by_reason) == (0, 0, {})
-    assert pending_estimate(catalog, TARGET, 60_000) == figures.PendingEstimate(0, 0, 0, True)
     assert list(iter_pending(catalog, TARGET)) == []
 
 
@@ -416,103 +413,6 @@ def test_the_counts_of_all_ranges_add_up(catalog: Connection) -> None:
 
     assert sum(counts) == status(catalog, TARGET).pending == 1000 + len(MALFORMED)
     assert min(counts[1:-1]) < max(counts)
-
-
-def test_an_estimate_is_exact_where_time_allows(catalog: Connection) -> None:
-    allow_null(catalog)
-    add(catalog, "0a", "ff", size=21)
-    add(catalog, "77", None)
-
-    estimate = pending_estimate(catalog, TARGET, 60_000)
-
-    assert estimate == figures.PendingEstimate(blobs=3, bytes=42, unsized=1, exact=True)
-
-
-def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements of these names end at once, as if their time were over."""
-    really = figures.statement
-
-    def slow(name: str, **parts: sql.Composable) -> sql.Composable:
-        return sql.SQL("select pg_sleep(60)") if name in names else really(name, **parts)
-
-    monkeypatch.setattr(figures, "statement", slow)
-
-
-@pytest.mark.parametrize("first", [0, 200])
-def test_an_estimate_goes_by_how_close_the_first_blobs_of_each_range_lie(
-    catalog: Connection, monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    """Also in the middle of a run, where ranges are done or begun."""
-    no_time_for(["pending_total"], monkeypatch)
-    catalog.execute(
-        "insert into blobs (blobid, size)"
-        " select md5(n::text) || md5((-n)::text), case when n % 2 = 0 then 1000 end"
-        " from generate_series(1, 60000) as n"
-    )
-    catalog.execute("update blobs set remote_copied = true where blobid < %s", [f"{first:02x}8"])
-    totals = status(catalog, TARGET)
-
-    estimate = pending_estimate(catalog, TARGET, 20_000)
-
-    assert not estimate.exact
-    assert estimate.blobs == pytest.approx(totals.pending, rel=0.1)
-    assert estimate.bytes == pytest.approx(totals.pending_bytes, rel=0.15)
-    assert estimate.unsized == pytest.approx(totals.unsized, rel=0.15)
-
-
-def test_ids_that_are_no_hex_are_estimated_too(
-    catalog: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_time_for(["pending_total"], monkeypatch)
-    add(catalog, *MALFORMED, *(f"zz{n:03}" for n in range(100)), *(f"{n:03}" for n in range(9)))
-
-    assert 0 < pending_estimate(catalog, TARGET, 20_000).blobs <= 109 + len(MALFORMED)
-
-
-def test_where_reading_is_slow_the_planner_is_asked_and_the_session_left_as_it_was(
-    catalog: Connection, catalog_url: str, role: Callable[[], str]
-) -> None:
-    """Also for a table that was never analyzed."""
-    add_hashes(catalog, 3000)
-    reader = role()
-    for text in (
-        "create policy slow on blobs using (pg_sleep(60) is not null)",
-        "alter table blobs enable row level security",
-        f"grant select on blobs to {reader}",
-    ):
-        catalog.execute(text.encode())
-
-    with connect(make_conninfo(catalog_url, user=reader), "test") as conn:
-        for analyzed in (False, True):
-            if analyzed:
-                catalog.execute("analyze blobs")
-            estimate = pending_estimate(conn, TARGET, 50)
-            assert 300 < estimate.blobs < 30_000
-            assert not estimate.exact
-        assert rows(conn, "show statement_timeout") == [("0",)]
-        assert rows(conn, "show lock_timeout") == [("30s",)]
-
-
-def test_the_planner_knows_sizes_too(catalog: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_time_for(["pending_total", "pending_starts"], monkeypatch)
-    catalog.execute(
-        "insert into blobs (blobid, size) select md5(n::text), case when n % 2 = 0 then n end"
-        " from generate_series(1, 20000) as n"
-    )
-    catalog.execute("analyze blobs")
-
-    estimate = pending_estimate(catalog, TARGET, 50)
-
-    assert estimate.blobs == pytest.approx(20_000, rel=0.1)
-    assert estimate.bytes == pytest.approx(10_000 * 10_000, rel=0.2)
-    assert estimate.unsized == pytest.approx(10_000, rel=0.2)
-
-
-def test_a_locked_table_is_not_waited_for(catalog: Connection, catalog_url: str) -> None:
-    with connect(catalog_url, "test") as other, other.transaction():
-        other.execute("lock table blobs")
-        with pytest.raises(CatalogUnavailable, match="estimate what is pending"):
-            pending_estimate(catalog, TARGET, 50)
 
 
 def test_pending_blobs_are_listed_page_by_page(

@@ -20,7 +20,7 @@ from ntt_backup.console import (
     FAILURES_SHOWN,
     LiveView,
     PlainView,
-    SilentView,
+    QuietView,
     make_view,
     render_error,
 )
@@ -139,9 +139,27 @@ def test_view_is_chosen_by_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(make_view(io.StringIO()), PlainView)
     with terminal() as term:
         assert isinstance(make_view(term.stream), LiveView)
-        assert isinstance(make_view(term.stream, quiet=True), SilentView)
+        assert isinstance(make_view(term.stream, quiet=True), QuietView)
         monkeypatch.setenv("TERM", "dumb")
         assert isinstance(make_view(term.stream), PlainView)
+
+
+def test_a_quiet_run_tells_only_what_is_wrong() -> None:
+    stream = io.StringIO()
+    view = make_view(stream, quiet=True)
+    for event in (RUN_START, failed(), OUTAGE, {"event": "warning", "reason": "odd"}):
+        view.event(event)
+    view.event({**RUN_STOP, "outcome": "done", "exit_code": 0})
+    view.event({**RUN_STOP, "outcome": "stopped", "exit_code": 143})
+    assert stream.getvalue() == ""
+    view.event({"event": "still_failed", "blobs": 8})
+    view.event(RUN_STOP)
+    view.event({"event": "error", "message": "remote is full", "detail": "", "hint": ""})
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == [
+        "8 blobs are still failed",
+        "some failed",
+        "error",
+    ]
 
 
 def test_plain_lines_tell_the_run() -> None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from ntt_backup import report
 from ntt_backup.catalog.claim import Holder
 from ntt_backup.catalog.dumps import DumpRun
-from ntt_backup.catalog.figures import Totals
+from ntt_backup.catalog.figures import PendingEstimate, Totals
 from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
-from ntt_backup.model import Blob
-from ntt_backup.planner import cut
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import StrayKind
 
@@ -57,11 +55,21 @@ def a_run(**changes: Any) -> Run:
         "copied": 10,
         "failed": 0,
         "bytes": 1000,
+        "read_at": NOW + timedelta(minutes=1, seconds=40),
     }
     return Run(**{**values, **changes})
 
 
 A_DUMP = DumpRun(NOW, NOW, "20260304T050607Z-0badcafe.dump", 3_000_000_000, "ab" * 32, "")
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def drawn(
@@ -95,7 +103,8 @@ def test_the_json_is_plain_and_complete() -> None:
     assert said["failed_by_reason"] == {"missing": 2, "wrong-size": 1}
     assert said["pending_by_reason"] == {"remote-missing": 5}
     assert said["last_run"]["run_id"] == str(UUID(int=7))
-    assert datetime.fromisoformat(said["last_run"]["started_at"]) == NOW
+    assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
+    assert said["last_run"]["read_at"] == "2026-03-04T05:07:47Z"
     assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
 
@@ -107,8 +116,8 @@ def test_the_json_of_a_catalog_without_runs() -> None:
 def test_a_person_sees_the_last_dump_and_a_later_failure() -> None:
     failed = DumpRun(NOW + timedelta(days=1), NOW, "", 0, "", "pg_dump failed: no such table")
     text = drawn(a_run(), dumps=[A_DUMP, failed])
-    assert "2026-03-04 05:06: 20260304T050607Z-0badcafe.dump, 3.0 GB" in text
-    assert "2026-03-05 05:06: FAILED, pg_dump failed: no such table" in text
+    assert "2026-03-04 05:06 UTC: 20260304T050607Z-0badcafe.dump, 3.0 GB" in text
+    assert "2026-03-05 05:06 UTC: FAILED, pg_dump failed: no such table" in text
     assert re.search(r"last dump +none", drawn(a_run(), dumps=[failed]))
 
 
@@ -117,12 +126,37 @@ def test_a_person_reads_the_same_figures() -> None:
     for words in ("1,200 blobs", "3,400,000 blobs", "2 missing", "1 wrong-size", "4 pending blobs"):
         assert words in text
     assert "2 rows have no blobid" in text
-    assert "2026-03-04 05:06 on alpha: done (exit code 0), 10 copied" in text
+    assert "2026-03-04 05:06 UTC on alpha: done (exit code 0), 10 copied" in text
 
 
-def test_a_run_without_an_end_says_when_it_was_last_seen() -> None:
+def test_a_run_without_an_end_says_how_old_its_figures_are() -> None:
     text = drawn(a_run(ended_at=None, outcome=None, exit_code=None))
-    assert "PID 4711: no end yet, last seen" in text
+    assert "PID 4711: no end yet; as of 40 s ago 10 copied, 0 failed, 1.0 kB" in text
+
+
+@pytest.mark.parametrize(("zone", "shown"), [("Asia/Kolkata", "10:36 IST"), ("UTC", "05:06 UTC")])
+def test_a_person_reads_local_times_and_a_program_utc(
+    monkeypatch: pytest.MonkeyPatch, zone: str, shown: str
+) -> None:
+    """Whatever the zone of the database's session."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    theirs = NOW.astimezone(timezone(timedelta(hours=-5)))
+    assert f"2026-03-04 {shown} on alpha" in drawn(a_run(started_at=theirs))
+    said = report.status_json("remote", TOTALS, a_run(started_at=theirs), [], [])
+    assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
+
+
+def test_what_is_estimated_is_called_so() -> None:
+    totals = replace(TOTALS, pending=41_930_647, estimated=("pending", "pending_bytes", "unsized"))
+    text = drawn(totals=totals)
+    assert "about 41,900,000 blobs, 5.0 MB" in text
+    assert "about 4 pending blobs have no size" in text
+    assert "`status --exact` counts" in text
+    assert "about 3,400,000" not in text
+    said = report.status_json("remote", totals, None, [], [])
+    assert (said["pending"], said["estimated"]) == (41_930_647, totals.estimated)
+    assert "about" not in drawn()
 
 
 def test_a_catalog_that_no_run_has_seen() -> None:
@@ -162,23 +196,6 @@ def test_reasons_stand_below_the_state_that_they_explain() -> None:
 # --- the plan -------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.none() | st.integers(0, 300), max_size=80), st.integers(1, 20), st.integers(1, 500)
-)
-def test_a_plan_counts_the_batches_that_would_be_cut(
-    sizes: list[int | None], max_blobs: int, max_bytes: int
-) -> None:
-    blobs = [Blob(f"{number:064x}", size) for number, size in enumerate(sizes)]
-    planned = report.plan(iter(blobs), max_blobs, max_bytes)
-    left, batches = blobs, 0
-    while left:
-        left = left[cut(left, max_blobs, max_bytes) :]
-        batches += 1
-    assert planned == report.Plan(
-        len(blobs), sum(size or 0 for size in sizes), sizes.count(None), batches
-    )
-
-
 def settings(**run: Any) -> Settings:
     return Settings(  # type: ignore[call-arg]
         source={"root": "/store"},  # type: ignore[arg-type]
@@ -192,15 +209,36 @@ def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -
     text = "\n".join(
         report.plan_lines(
             settings(batch_size=500, workers=3, bwlimit=rate),
-            report.Plan(12_345, 10**9, unsized, 25),
+            PendingEstimate(12_345, 10**9, unsized, exact=True),
         )
     )
-    assert "12,345 blobs" in text
+    assert "would send 12,345 blobs" in text
     assert "/store to vault:/backup/by-hash" in text
     assert "25 batches of at most 500 blobs" in text
     assert "by 3 workers, strategy auto" in text
     assert ("unknown size" in text) is bool(unsized)
     assert ("12.0 MB/s" in text) is bool(rate)
+
+
+@pytest.mark.parametrize(
+    ("blobs", "bytes_", "batches"),
+    [
+        (0, 0, "0 batches"),
+        (1, 0, "1 batch "),
+        (501, 0, "2 batches"),
+        (1, 3 * 2**28 + 1, "4 batches"),
+    ],
+)
+def test_batches_are_full_of_blobs_or_of_bytes(blobs: int, bytes_: int, batches: str) -> None:
+    pending = PendingEstimate(blobs, bytes_, 0, exact=True)
+    text = "\n".join(report.plan_lines(settings(batch_size=500, batch_bytes=2**28), pending))
+    assert f"in about {batches}" in text
+
+
+def test_a_plan_for_a_large_catalog_is_an_estimate() -> None:
+    pending = PendingEstimate(41_930_647, 17 * 10**12, 0, exact=False)
+    lines = report.plan_lines(settings(), pending)
+    assert lines[0] == "would send about 41,900,000 blobs, 17.0 TB"
 
 
 def test_a_scan_is_told_with_what_it_left_aside() -> None:

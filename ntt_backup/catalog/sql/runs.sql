@@ -21,8 +21,8 @@ set updated_at = now(), ended_at = now(), outcome = %(outcome)s, exit_code = %(e
 where run_id = %(run_id)s;
 
 -- name: last_run
--- The target's latest run.
+-- The target's latest run, and the server's time, by which the run's figures have an age.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
-    exit_code, copied, failed, bytes
+    exit_code, copied, failed, bytes, clock_timestamp()
 from ntt_backup.runs where target = %(target)s
 order by started_at desc, run_id limit 1;

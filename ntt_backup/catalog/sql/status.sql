@@ -114,3 +114,47 @@ where (schemaname, tablename) = (
     select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where c.oid = to_regclass('blobs')
 ) and attname = 'size';
+
+-- name: uncopied_by_reason
+-- What is not copied and has a reason, or is failed without one of ours: reason, whether failed, how
+-- many, their known bytes. Reads all that is not copied.
+select coalesce(f.reason, 'unknown'), {copy_failed} is true, count(*),
+    least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint
+from blobs
+left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
+where {uncopied} and blobs.blobid is not null and ({copy_failed} or f.reason is not null)
+group by 1, 2;
+
+-- name: listed_by_reason
+-- The same of what is on our list: goes from our few reasons to their rows, not through the table.
+select f.reason, {copy_failed} is true, count(*),
+    least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint
+from ntt_backup.failures f
+join blobs on blobs.blobid = f.blobid
+where f.target = %(target)s and {uncopied}
+group by 1, 2;
+
+-- name: noted_by_reason
+-- The same from the list alone, where it is long.
+select reason, reason <> all(%(checks)s::text[]), count(*), 0
+from ntt_backup.failures where target = %(target)s
+group by 1, 2;
+
+-- name: without_blobid
+-- Rows that are never sent.
+select count(*) from blobs where blobid is null;
+
+-- name: all_rows
+-- How many rows the table has, as vacuum last knew: dead rows do not count. Null before that.
+select case when reltuples > 0 then reltuples end::bigint from pg_class
+where oid = to_regclass('blobs');
+
+-- name: all_rows_plan
+-- What the planner thinks.
+explain (format json) select from blobs;
+
+-- name: copied_by_runs
+-- What the target's runs have copied so far: blobs, bytes.
+select coalesce(sum(copied), 0)::bigint,
+    least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint
+from ntt_backup.runs where target = %(target)s;
