@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -29,7 +29,7 @@ from ntt_backup.events import level_of
 from ntt_backup.progress import Snapshot, View, WorkerLine
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import Stray
-from ntt_backup.wording import describe, duration, printable, size
+from ntt_backup.wording import describe, duration, many, printable, size
 
 FAILURES_SHOWN: Final = 20
 STRAYS_SHOWN: Final = 20
@@ -38,8 +38,13 @@ _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
 # The lines that are no worker's: header, bar, figures, recent events, and one for the cursor.
 _OTHER_LINES: Final = 4 + _RECENT
+_GAP: Final = 2
 _COLUMNS: Final[tuple[JustifyMethod, ...]] = ("left", "left", "right", "right", "left")
-_STATE_STYLES: Final = {"sending": "green", "waiting": "cyan", "outage": "red", "stopped": "dim"}
+# Red has failed, yellow wants a look; what is well has no colour, or green.
+_RED: Final = "red"
+_YELLOW: Final = "yellow"
+_LEVEL_STYLES: Final = {"warning": _YELLOW, "error": _RED}
+_STATE_STYLES: Final = {"outage": _YELLOW, "stopped": "dim"}
 
 
 def make_view(stream: TextIO, *, quiet: bool = False) -> View:
@@ -101,8 +106,8 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._header = "starting"
-        self._summary = "ended"
-        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._summary = Text("ended")
+        self._recent: deque[Text] = deque(maxlen=_RECENT)
         self._snapshot: Snapshot | None = None
         self._live: Live | None = Live(
             console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
@@ -115,22 +120,24 @@ class LiveView:
         if event["event"] == "run_start":
             self._header = line
         elif event["event"] == "run_stop":
-            self._summary = line
+            bad = event["outcome"] not in ("done", "stopped")
+            self._summary = Text(line, style=_RED if bad else "")
         else:
-            self._recent.append(line)
+            self._recent.append(Text(line, style=_style(event)))
         if self._snapshot is None:  # before the workers start, only events move the picture
-            self._draw(self._picture())
+            self._draw(self._picture)
 
     def refresh(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._draw(self._picture())
+        self._draw(self._picture)
 
     def close(self) -> None:
-        summary = Group(*(Text(line) for line in (*self._recent, self._summary)))
-        self._draw(summary, last=True)
+        summary = Group(*self._recent, self._summary)
+        self._draw(lambda: summary, last=True)
         self._live = None
 
-    def _draw(self, picture: RenderableType, *, last: bool = False) -> None:
+    def _draw(self, picture: Callable[[], RenderableType], *, last: bool = False) -> None:
+        """Draw what picture makes, once it is known how large the terminal is."""
         if self._live is None:
             return
         try:
@@ -139,38 +146,39 @@ class LiveView:
             if all(size_now):  # a terminal that does not know its size says 0
                 self._console.size = ConsoleDimensions(*size_now)
             self._live.start()  # does nothing the second time
-            self._live.update(picture, refresh=True)
+            self._live.update(picture(), refresh=True)
             if last:
                 self._live.stop()
         except OSError:  # the terminal has gone; the backup matters, not the view
             self._live = None
 
     def _picture(self) -> RenderableType:
-        recent = [_line(line, "yellow") for line in self._recent]
+        recent = [_line(line.plain, str(line.style)) for line in self._recent]
         snapshot = self._snapshot
         if snapshot is None:
             return Group(_line(self._header, "bold"), *recent)
         return Group(
             _line(self._header, "bold"),
             self._bar(snapshot),
-            _line(_figures(snapshot)),
+            _figures(snapshot, self._console.width),
             *self._workers(snapshot.workers),
             *recent,
         )
 
     def _bar(self, snapshot: Snapshot) -> RenderableType:
-        done = snapshot.copied + snapshot.failed
-        grid = Table.grid(padding=(0, 2))
-        if snapshot.pending is None:
-            grid.add_row(_line(f"{done:,} blobs, counting what is pending"))
-        else:
-            total = done + snapshot.pending
-            share = done / total if total else 1.0
-            width = min(_BAR_WIDTH, self._console.width // 3)
-            grid.add_row(
-                ProgressBar(total=1.0, completed=share, width=width),
-                _line(f"{share:.0%}, {done:,} of {total:,} blobs"),
-            )
+        room = self._console.width
+        if snapshot.share is None:
+            return _line(_fitting(_outlook(snapshot), room))
+        width = min(_BAR_WIDTH, room // 3)
+        bar = ProgressBar(
+            total=1.0,
+            completed=snapshot.share,
+            width=width,
+            complete_style="green",
+            finished_style="green",
+        )
+        grid = Table.grid(padding=(0, _GAP))
+        grid.add_row(bar, _line(_fitting(_outlook(snapshot), room - width - _GAP)))
         return grid
 
     def _workers(self, workers: tuple[WorkerLine, ...]) -> Iterator[RenderableType]:
@@ -185,29 +193,59 @@ class LiveView:
                 f"worker {worker.index}",
                 Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
                 f"{worker.mb_per_s:.1f} MB/s",
-                f"{worker.copied:,} blobs",
+                many(worker.copied, "blob"),
                 Text(printable(worker.batch)),
             )
         yield table
         if len(shown) < len(workers):
-            yield _line(f"and {len(workers) - len(shown)} workers more")
+            yield _line(f"and {many(len(workers) - len(shown), 'worker')} more")
 
 
 def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="crop")
 
 
-def _figures(snapshot: Snapshot) -> str:
+def _style(event: Mapping[str, Any]) -> str:
+    if event["event"] == "blob_failed":
+        return _RED
+    return _LEVEL_STYLES.get(level_of(event["event"]), "")
+
+
+def _outlook(snapshot: Snapshot) -> list[str]:
+    """How far the work is and how long it will take, what matters most first."""
+    pending, done = snapshot.pending, snapshot.done
+    if pending is None:
+        return [many(done, "blob"), "counting what is pending"]
+    if snapshot.share is None:
+        return ["nothing is pending"]
+    about = "about " if snapshot.estimated else ""
+    # Rounded down: 100 % is for when nothing is pending.
+    parts = [f"{about}{int(snapshot.share * 100)}%"]
+    if pending and snapshot.eta_s is not None:
+        parts.append(f"about {duration(snapshot.eta_s)} left")
+    return [*parts, f"{done:,} of {about}{many(done + pending, 'blob')}"]
+
+
+def _figures(snapshot: Snapshot, room: int) -> Text:
+    failed = f"{snapshot.failed:,} failed" if snapshot.failed else ""
     parts = [
-        f"{size(snapshot.bytes)} in {duration(snapshot.elapsed_s)}",
-        f"{snapshot.mb_per_s:.1f} MB/s over the last minute",
+        f"{size(snapshot.sent)} sent in {duration(snapshot.elapsed_s)}",
+        f"{snapshot.mb_per_s:.1f} MB/s on the link",
         f"{snapshot.blobs_per_s:,.0f} files/s",
     ]
-    if snapshot.failed:
-        parts.insert(0, f"{snapshot.failed:,} failed")
-    if snapshot.eta_s is not None:
-        parts.append(f"about {duration(snapshot.eta_s)} left")
-    return ", ".join(parts)
+    line = _line(_fitting([failed, *parts] if failed else parts, room))
+    line.stylize(_RED, 0, len(failed))
+    return line
+
+
+def _fitting(parts: Sequence[str], room: int) -> str:
+    """As many of the parts as there is room for: a number that is cut short would be another."""
+    text = parts[0]
+    for part in parts[1:]:
+        if len(text) + len(part) + 2 > room:
+            break
+        text += f", {part}"
+    return text
 
 
 class ScanView:

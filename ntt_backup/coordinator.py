@@ -41,7 +41,9 @@ from ntt_backup.worker_process import Orders
 
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
-_INTERNAL: Final = frozenset({"tick", "fatal", "worker_died"})
+# How often one that has nothing to do says so.
+_IDLE_PROGRESS_SECONDS: Final = 3600.0
+_INTERNAL: Final = frozenset({"tick", "batch_start", "drained", "fatal", "worker_died"})
 
 
 def run(settings: Settings, *, watch: bool, view: View) -> int:
@@ -87,6 +89,8 @@ class _Run:
         self._asked_to_stop = False
         self._killed = False
         self._next_progress = self._started + settings.log.progress_interval
+        self._told: Snapshot | None = None
+        self._next_idle_progress = 0.0
         self._next_watchdog = 0.0
         self._systemd = sdnotify.SystemdNotifier()
 
@@ -106,6 +110,7 @@ class _Run:
             if (strategy := self._preflight()) is not None:
                 self._book.start(strategy)
                 self._systemd.notify("READY=1")
+                self._look()
                 self._dump_first()
                 if not self._inbox.stops and (self._watch or self._book.any_pending()):
                     self._work(strategy)
@@ -133,6 +138,9 @@ class _Run:
                         watch=self._watch,
                         between=self._between_steps,
                     )
+                if clock.attempt:
+                    away = round(clock.lasted(time.monotonic()), 3)
+                    self._tell("outage_end", what="preflight", duration_s=away)
                 for warning in found.warnings:
                     self._tell("warning", reason=warning)
                 return found.strategy
@@ -199,9 +207,10 @@ class _Run:
             self._systemd.notify("STATUS=dumping the catalog")
         while self._dump.running and not self._inbox.stops:
             self._systemd.notify("WATCHDOG=1")
-            wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_WATCHDOG_SECONDS)
+            wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_REFRESH_SECONDS)
             self._hear_dump()
             self._mind_hangup()
+            self._look()
 
     def _hear_dump(self) -> None:
         for event in self._dump.hear(time.monotonic()):
@@ -306,10 +315,15 @@ class _Run:
             for worker in self._workers:
                 worker.kill()
 
-    def _keep_time(self, now: float) -> None:
-        self._book.count_some(self._progress, now)
-        snapshot = self._progress.snapshot(now)
+    def _look(self) -> Snapshot:
+        """What is pending, what is done, and the view of it."""
+        self._book.count(self._progress, time.monotonic())
+        snapshot = self._progress.snapshot(time.monotonic())
         self._view.refresh(snapshot)
+        return snapshot
+
+    def _keep_time(self, now: float) -> None:
+        snapshot = self._look()
         if now >= self._next_watchdog:
             self._next_watchdog = now + _WATCHDOG_SECONDS
             self._systemd.notify("WATCHDOG=1")
@@ -320,6 +334,13 @@ class _Run:
         if now >= self._next_progress:
             self._next_progress = now + self._settings.log.progress_interval
             self._book.update(snapshot)
+            self._tell_progress(snapshot, now)
+
+    def _tell_progress(self, snapshot: Snapshot, now: float) -> None:
+        """While there is work, once when there is none any more, and rarely from then on."""
+        if snapshot.says_more_than(self._told) or now >= self._next_idle_progress:
+            self._told = snapshot
+            self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS
             self._tell("progress", **_progress_fields(snapshot))
 
     # --- the end ----------------------------------------------------------------------------------
@@ -364,6 +385,7 @@ def _progress_fields(snapshot: Snapshot) -> dict[str, object]:
         "copied": snapshot.copied,
         "failed": snapshot.failed,
         "pending": snapshot.pending,
+        "estimated": snapshot.estimated,
         "bytes": snapshot.bytes,
         "mb_per_s": round(snapshot.mb_per_s, 3),
         "blobs_per_s": round(snapshot.blobs_per_s, 3),

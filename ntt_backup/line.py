@@ -97,6 +97,11 @@ def tell_split(line: Line, batch: Batch, error: BackupError) -> None:
     line.emit("batch_split", batch=batch.name, blobs=len(batch.blobs), reason=str(error))
 
 
+def tell_start(line: Line, batch: Batch) -> None:
+    """A batch is about to be sent."""
+    line.emit("batch_start", batch=batch.name, blobs=len(batch.blobs), bytes=batch.size)
+
+
 def tell_outage(line: Line, what: str, error: BackupError, attempt: int, wait_s: float) -> None:
     """A side (`remote`, `catalog` or `source`) is away; it is tried again after wait_s seconds."""
     line.emit(
@@ -107,3 +112,8 @@ def tell_outage(line: Line, what: str, error: BackupError, attempt: int, wait_s:
         attempt=attempt,
         wait_s=round(wait_s, 3),
     )
+
+
+def tell_outage_end(line: Line, what: str, duration_s: float) -> None:
+    """A side that was away has answered again, so long after it was first missed."""
+    line.emit("outage_end", what=what, duration_s=round(duration_s, 3))

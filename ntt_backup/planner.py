@@ -106,6 +106,10 @@ class OutageClock:
         self.attempt += 1
         return self._backoff.wait(self.attempt, self._random)
 
+    def lasted(self, now: float) -> float:
+        """Seconds since the first failure that nothing good came after; 0 where there is none."""
+        return 0.0 if self._since is None else now - self._since
+
     def over(self) -> None:
         """The side has answered: the next failure is a new outage."""
         self.answered()
@@ -241,17 +245,17 @@ class RateWindow:
             self._total -= self._buckets.popleft()[1]
 
 
-def eta_seconds(pending: int | None, settled: int, elapsed_s: float) -> float | None:
-    """Seconds until pending blobs are done at the run's own pace; None while that cannot be said.
+def eta_seconds(left: float, done: float, elapsed_s: float) -> float | None:
+    """Seconds until what is left (bytes, or blobs) is done at the pace of what is done; None while
+    that cannot be said.
 
-    Counted in blobs, not bytes: blobids are hashes, so what is still to come has the same sizes as
-    what has been, and the run so far is a fair sample of it. Small runs say nothing for the first
-    seconds.
+    Blobids are hashes, so what is still to come is like what has been, and the run so far is a fair
+    sample of it. Nothing is said for the first second.
     """
-    if pending is None or elapsed_s < 1.0:
+    if elapsed_s < 1.0:
         return None
-    if pending == 0:
+    if left == 0:
         return 0.0
-    if settled == 0:
+    if done == 0:
         return None
-    return pending * elapsed_s / settled
+    return left * elapsed_s / done

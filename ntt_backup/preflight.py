@@ -264,7 +264,7 @@ class _Look:
         return Step("", text)
 
 
-def _need(estimate: figures.Estimate, sizes: list[int]) -> tuple[int, str]:
+def _need(estimate: figures.PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     """The bytes that are pending, and what to say of those that are guessed.
 
     A blob without a size is taken for one like the others, or where none has a size, like those

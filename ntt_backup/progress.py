@@ -1,11 +1,14 @@
 """What a run has done so far, as told by its workers' events; what the log and the screen show of
 it.
 
-Pure: fed with events and the time, asked for figures. The number of pending blobs is not known at
-the start, because counting 42 million rows takes longer than most runs; the coordinator counts
-range by range beside the work, over and over (`count_range`), since other programs insert rows
-meanwhile. Until the first count is complete, `pending` and the ETA are None. A daemon that waited
-for hours is no slower for it: the ETA goes by the pace since there was work again.
+Pure: fed with events and the time, asked for figures. What is pending is found by the coordinator
+at the start and again beside the work, since other programs insert rows meanwhile: counted, or
+estimated where that takes too long (`found`). Before that `pending` and the ETA are None. A worker
+that sees the catalog without a pending blob says so, and then it is 0, whatever was found before.
+
+Share and ETA go by content, also by what was sent and is not answered yet: a batch may be under way
+for half a minute. Both begin anew with each burst of work, so a daemon that waited for hours is no
+slower for it. Sums (`copied`, `failed`, `bytes`) are of receipts alone.
 
 Called by `coordinator`, which feeds a `View`; the views are in `console`.
 """
@@ -14,9 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ntt_backup.planner import RANGES, RateWindow, eta_seconds
+from ntt_backup.planner import RateWindow, eta_seconds
+
+_NOT_AT_WORK = ("starting", "idle", "stopped")
+_NOT_ALL = 0.999  # What is sent is not done before the answer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +39,36 @@ class WorkerLine:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A run at a moment. Bytes and seconds; mb_per_s is 10^6 bytes a second over the last
-    minute.
+    minute, on the link.
+
+    estimated: pending was not counted; it, and what rests on it, is about right. sent: content that
+    was sent, answered or not. Of the work since nothing was pending last: done are the blobs that
+    are settled, share is how much of the content was sent, below 1 while blobs are pending; None
+    where nothing is known to be pending or done.
     """
 
     elapsed_s: float
     copied: int
     failed: int
     pending: int | None
+    estimated: bool
     bytes: int
+    sent: int
+    done: int
+    share: float | None
     mb_per_s: float
     blobs_per_s: float
     eta_s: float | None
     workers: tuple[WorkerLine, ...]
+
+    def says_more_than(self, other: Snapshot | None) -> bool:
+        """Whether there is work, or anything has changed but speeds, which only fade."""
+        states = {worker.state for worker in self.workers}
+        return other is None or bool(states - {"idle"}) or self._sums != other._sums
+
+    @property
+    def _sums(self) -> tuple[int, int, int | None, int]:
+        return self.copied, self.failed, self.pending, self.active_workers
 
     @property
     def active_workers(self) -> int:
@@ -61,16 +85,41 @@ class View(Protocol):
 
 @dataclass(slots=True)
 class _Worker:
+    """under_way: content that was sent and is in no sum yet. It may be below zero for a moment:
+    a batch may be told of before the last of its bytes.
+    """
+
     state: str = "starting"
     batch: str = ""
     copied: int = 0
+    under_way: int = 0
     rate: RateWindow = field(default_factory=lambda: RateWindow(10.0))
+
+
+class _Sums(NamedTuple):
+    """What was settled up to a moment; bytes are of what was copied."""
+
+    copied: int = 0
+    failed: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was pending when so much had been settled."""
+
+    blobs: int
+    bytes: int
+    unsized: int
+    exact: bool
+    settled: _Sums
 
 
 class Progress:
     """Adds up a run. Times are monotonic seconds.
 
-    out_of_date: work has begun or ended since the last count was begun, so another should be.
+    at_work: some worker has something to do. out_of_date: what was last found to be pending tells
+    little now, so it should be looked at anew.
     """
 
     def __init__(self, started: float, workers: int) -> None:
@@ -78,11 +127,12 @@ class Progress:
         self._workers = [_Worker() for _ in range(workers)]
         self._bytes_rate = RateWindow()
         self._blobs_rate = RateWindow()
-        self._counted = 0
-        self._sum = 0
-        self._pending_then: int | None = None
-        self._settled_then = 0
-        self._work_since = (started, 0)
+        self._found: _Found | None = None
+        self.at_work = False
+        self._work_since = started
+        self._before = _Sums()
+        self._begun_blobs = 0
+        self._begun_bytes = 0
         self.out_of_date = False
         self.copied = 0
         self.failed = 0
@@ -95,77 +145,123 @@ class Progress:
             case "tick":
                 self._turn(worker, event["state"], now)
                 worker.rate.add(now, event["sent"])
+                worker.under_way += event["content"]
                 self._bytes_rate.add(now, event["sent"])
-            case "batch_complete":
+            case "batch_start":
                 worker.batch = event["batch"]
+                self._begun_blobs += event["blobs"]
+                self._begun_bytes += event["bytes"]
+                if not self.pending:
+                    self.out_of_date = True
+            case "batch_complete":
                 worker.copied += event["copied"]
+                worker.under_way -= event["bytes"]
                 self.copied += event["copied"]
                 self.failed += event["failed"]
                 self.bytes += event["bytes"]
                 self._blobs_rate.add(now, event["copied"] + event["failed"])
+            case "drained":
+                self.found(0, 0, 0, exact=True)
             case "worker_start":
-                worker.state = "starting"
-            case "worker_stop":
-                worker.state = "stopped"
+                worker.state, worker.under_way = "starting", 0
+            case "worker_stop" | "worker_died" | "fatal":
+                worker.state, worker.under_way = "stopped", 0
 
     def _turn(self, worker: _Worker, state: str, now: float) -> None:
         """Note what the worker does now, and whether with it work begins or ends for all."""
-        idle = self._all_idle
         worker.state = state
-        if self._all_idle is idle:
-            return
-        self.out_of_date = True
-        if idle:
-            self._work_since = (now, self._settled)
+        if not self.at_work and state not in _NOT_AT_WORK:
+            self.at_work = True
+            self._work_since, self._before = now, self._settled
+            if not self.pending:
+                self._found = None
+                self.out_of_date = True
+        elif self.at_work and all(one.state == "idle" for one in self._workers):
+            self.at_work = False
+            self.out_of_date = self.pending != 0
 
-    @property
-    def _all_idle(self) -> bool:
-        return all(worker.state == "idle" for worker in self._workers)
-
-    @property
-    def next_range(self) -> int:
-        """The index of the range to count next."""
-        return self._counted
-
-    def count_range(self, pending: int) -> bool:
-        """Take in the number of pending blobs of that range; whether that completes a count.
-
-        What is settled while a count goes on may be in it or not: the figure is that much too high
-        until the next count.
+    def found(self, blobs: int, bytes_: int, unsized: int, *, exact: bool) -> None:
+        """Take in how much is pending at this moment: blobs, the bytes of those with a known size,
+        and how many have none. exact: it was counted, and no estimate takes its place as long as
+        it is not out of date.
         """
-        if self._counted == 0:
-            self.out_of_date = False
-        self._counted += 1
-        self._sum += pending
-        if self._counted < RANGES:
-            return False
-        self._pending_then, self._settled_then = self._sum, self._settled
-        self._counted = self._sum = 0
-        return True
+        counted = self._found is not None and self._found.exact and not self.out_of_date
+        if exact or not counted:
+            self._found = _Found(blobs, bytes_, unsized, exact, self._settled)
+        self.out_of_date = False
 
     @property
-    def _settled(self) -> int:
-        return self.copied + self.failed
+    def _settled(self) -> _Sums:
+        return _Sums(self.copied, self.failed, self.bytes)
 
     @property
     def pending(self) -> int | None:
-        """Blobs still to send; None until the first count is complete."""
-        if self._pending_then is None:
+        """Blobs still to send; None while that is not known."""
+        found = self._found
+        if found is None:
             return None
-        return max(0, self._pending_then - (self._settled - self._settled_then))
+        left = found.blobs + found.settled.copied + found.settled.failed - self.copied - self.failed
+        if left <= 0 and not found.exact:
+            return None  # It was too low; how much, is not known.
+        return max(0, left)
+
+    @property
+    def _under_way(self) -> int:
+        return sum(worker.under_way for worker in self._workers)
+
+    @property
+    def _mean(self) -> float:
+        """The mean size of the blobs that were begun: those to come are like them, since blobids
+        are hashes.
+        """
+        return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
+
+    def _content_since(self, then: _Sums) -> float:
+        """How much content was settled since then; of failed blobs the size is not told."""
+        return self.bytes - then.bytes + (self.failed - then.failed) * self._mean
+
+    def _amounts(self, found: _Found, pending: int) -> tuple[float, float]:
+        """What of this burst of work is done, and what is left: bytes, or blobs without content."""
+        done = max(0.0, self._content_since(self._before) + self._under_way)
+        known = found.bytes + found.unsized * self._mean
+        left = max(0.0, known - self._content_since(found.settled) - self._under_way)
+        return (done, left) if done or left else (float(self._done), float(pending))
+
+    @property
+    def _done(self) -> int:
+        return self.copied + self.failed - self._before.copied - self._before.failed
+
+    def _outlook(self, now: float) -> tuple[float | None, float | None]:
+        """The share that is done, and the seconds that are left."""
+        pending = self.pending
+        if self._found is None or pending is None:
+            return None, None
+        if not pending:
+            return (1.0 if self._done else None), 0.0
+        done, left = self._amounts(self._found, pending)
+        share = min(done / (done + left), _NOT_ALL)
+        if not self.at_work:
+            return share, None
+        return share, eta_seconds(left, done, now - self._work_since)
 
     def snapshot(self, now: float) -> Snapshot:
         """The figures of this moment."""
-        since, settled_before = self._work_since
+        share, eta_s = self._outlook(now)
         return Snapshot(
             elapsed_s=now - self._started,
             copied=self.copied,
             failed=self.failed,
             pending=self.pending,
+            estimated=self.pending is not None
+            and self._found is not None
+            and not self._found.exact,
             bytes=self.bytes,
+            sent=self.bytes + self._under_way,
+            done=self._done,
+            share=share,
             mb_per_s=self._bytes_rate.rate(now) / 1e6,
             blobs_per_s=self._blobs_rate.rate(now),
-            eta_s=eta_seconds(self.pending, self._settled - settled_before, now - since),
+            eta_s=eta_s,
             workers=tuple(
                 WorkerLine(index, one.state, one.batch, one.copied, one.rate.rate(now) / 1e6)
                 for index, one in enumerate(self._workers)

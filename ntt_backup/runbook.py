@@ -1,9 +1,9 @@
 """The coordinator's own page in the catalog: its run's row, and how much is pending.
 
 None of it is needed to move blobs, so none of it may stop a run: when the catalog is away, what
-cannot be noted is skipped, and the connection is tried again with the next progress event. Counting
-pending rows is done one range at a time, with a bounded share of the time, so that neither the
-database nor the event loop notices 42 million rows.
+cannot be noted is skipped, and the connection is tried again with the next progress event. What is
+pending is looked at with a bounded share of the time, and estimated where a count takes too long,
+so that neither the database nor the event loop notices 42 million rows.
 
 Called by `coordinator`.
 """
@@ -25,17 +25,17 @@ from ntt_backup.catalog.claim import Claims
 from ntt_backup.catalog.glance import by_reason
 from ntt_backup.config import Settings
 from ntt_backup.errors import CatalogError, CatalogUnavailable
-from ntt_backup.model import BlobRange
-from ntt_backup.planner import RANGES, prefix_ranges
+from ntt_backup.planner import RANGES
 from ntt_backup.progress import Progress, Snapshot
 from ntt_backup.signals import time_limit
 
 T = TypeVar("T")
 
-_COUNT_SECONDS: Final = 0.02
-_COUNT_SHARE: Final = 0.1
-_RECOUNT_SECONDS: Final = 300.0
-_SOON_SECONDS: Final = 10.0
+_COUNT_MILLISECONDS: Final = 300
+_COUNT_SHARE: Final = 0.02
+_SOON_SECONDS: Final = 1.0
+_AT_WORK_SECONDS: Final = 10.0
+_IDLE_SECONDS: Final = 300.0
 # Once the run goes, the loop that calls here also answers signals: a locked table, a slow count, or
 # a server that stands still may not hold it up. Limits that the server keeps do not help with the
 # last.
@@ -49,8 +49,8 @@ class RunBook:
         self._settings = settings
         self._run_id = UUID(run_id)
         self._connection: db.Connection | None = None
-        self._count_due = 0.0
-        self._counted = math.inf  # When a count last ended, well or not.
+        self._counted = -math.inf
+        self._rest = 0.0
         self._started = False
 
     def start(self, strategy: str) -> None:
@@ -71,24 +71,23 @@ class RunBook:
         """Whether there is anything to send; never a full count. Raises CatalogError."""
         return Claims(self._open(), self._settings.target, range(RANGES)).any_pending()
 
-    def count_some(self, progress: Progress, now: float) -> None:
-        """Count a few ranges, if it is time to: sooner where the last count tells little."""
-        due = self._count_due
-        if progress.out_of_date and progress.next_range == 0:
-            due = min(due, self._counted + _SOON_SECONDS)
-        if now < due or self._connection is None:
+    def count(self, progress: Progress, now: float) -> None:
+        """Find out how much is pending, if it is time to: sooner where the last look tells little.
+        Times are monotonic seconds.
+        """
+        rest = _AT_WORK_SECONDS if progress.at_work else _IDLE_SECONDS
+        if progress.out_of_date:
+            rest = _SOON_SECONDS
+        if now < self._counted + max(rest, self._rest) or self._connection is None:
             return
-        complete, took = False, 0.0
-        while not complete and took < _COUNT_SECONDS:
-            one = prefix_ranges()[progress.next_range]
-            pending = self._try(partial(_count, self._settings.target, one))
-            if pending is None:
-                break
-            complete = progress.count_range(pending)
-            took = time.monotonic() - now
-        if complete or pending is None:
-            self._counted = now
-        self._count_due = now + (_RECOUNT_SECONDS if complete else took / _COUNT_SHARE)
+        began = time.monotonic()
+        found = self._try(
+            lambda conn: figures.pending_estimate(conn, self._settings.target, _COUNT_MILLISECONDS)
+        )
+        if found is not None:
+            progress.found(found.blobs, found.bytes, found.unsized, exact=found.exact)
+        self._counted = now
+        self._rest = (time.monotonic() - began) / _COUNT_SHARE
 
     def update(self, snapshot: Snapshot) -> None:
         """Note what the run has done so far; shows that it is alive."""
@@ -129,10 +128,6 @@ class RunBook:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-
-
-def _count(target: str, one: BlobRange, connection: db.Connection) -> int:
-    return figures.pending_in(connection, target, one)
 
 
 def _failed(target: str, connection: db.Connection) -> int:

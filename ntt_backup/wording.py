@@ -17,10 +17,10 @@ import humanize
 _SHORT_S: Final = 9.95
 _MEGA: Final = 10**6
 _OUTAGES: Final = {
-    "remote": "remote is away",
-    "catalog": "catalog is away",
-    "source": "store is away",
-    "preflight": "cannot begin yet",
+    "remote": ("remote is away", "remote is back"),
+    "catalog": ("catalog is away", "catalog is back"),
+    "source": ("store is away", "store is back"),
+    "preflight": ("cannot begin yet", "can begin"),
 }
 _DUMP_REASONS: Final = {
     "first": "there is none yet",
@@ -49,10 +49,14 @@ def describe(event: Mapping[str, Any]) -> str | None:
                 f" (attempt {event['attempt']}): {event['reason']}"
             )
         case "batch_split":
-            text = f"batch {event['batch']} split ({event['blobs']:,} blobs): {event['reason']}"
+            text = (
+                f"batch {event['batch']} split ({many(event['blobs'], 'blob')}): {event['reason']}"
+            )
         case "outage":
             reason = _reason(event["reason"], event.get("detail", ""))
-            text = f"{_OUTAGES[event['what']]}, again in {duration(event['wait_s'])}: {reason}"
+            text = f"{_OUTAGES[event['what']][0]}, again in {duration(event['wait_s'])}: {reason}"
+        case "outage_end":
+            text = f"{_OUTAGES[event['what']][1]} after {duration(event['duration_s'])}"
         case "blob_failed":
             text = f"failed, {event['reason']}: {event['blobid']} {event['detail']}"
         case "worker_restart":
@@ -98,15 +102,16 @@ def _reason(message: str, detail: str) -> str:
 
 def _progress(event: Mapping[str, Any]) -> str:
     pending, eta_s = event["pending"], event["eta_s"]
+    about = "about " if event["estimated"] else ""
     parts = [
         f"{event['copied']:,} copied",
         f"{event['failed']:,} failed",
-        "pending not counted yet" if pending is None else f"{pending:,} pending",
+        "pending not counted yet" if pending is None else f"{about}{pending:,} pending",
         size(event["bytes"]),
         f"{event['mb_per_s']:.1f} MB/s",
         f"{event['blobs_per_s']:,.0f} files/s",
     ]
-    if eta_s is not None:
+    if pending and eta_s is not None:
         parts.append(f"about {duration(eta_s)} left")
     return ", ".join(parts)
 

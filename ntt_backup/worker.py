@@ -35,7 +35,15 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.line import Line, tell_outage, tell_receipt, tell_retry, tell_split
+from ntt_backup.line import (
+    Line,
+    tell_outage,
+    tell_outage_end,
+    tell_receipt,
+    tell_retry,
+    tell_split,
+    tell_start,
+)
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.planner import (
     Backoff,
@@ -154,7 +162,7 @@ class Worker:
             return batch
         if missing := self._backlog.missing:
             taken = self._open_catalog().claims.take(missing)
-            self._outages["catalog"].over()
+            self._back("catalog")
             sized = self._store.measure([blob for blob, _ in taken])
             self._backlog.add(zip(sized, (index for _, index in taken), strict=True))
         return self._backlog.pop_new()
@@ -170,6 +178,7 @@ class Worker:
                 self._backlog.delay([batch])
                 raise
         self._line.state("sending")
+        tell_start(self._line, batch)
         try:
             self._session.put(batch)
         except BatchRejected as error:
@@ -178,7 +187,7 @@ class Worker:
             if batch not in self._session.in_flight:
                 self._backlog.delay([batch])
             raise
-        self._outages["source"].over()
+        self._back("source")
         self._outcomes += self._session.collect(0.0)
 
     # --- what became of it ------------------------------------------------------------------------
@@ -206,7 +215,7 @@ class Worker:
         if troubles:
             raise min(troubles, key=lambda error: error.retryable)
         if outcomes:
-            self._outages["remote"].over()
+            self._back("remote")
 
     def _rejected(self, batch: Batch, error: BatchRejected) -> None:
         """The batch failed for itself: again, in halves, or the bad blob alone is failed."""
@@ -238,7 +247,7 @@ class Worker:
         while self._receipts:
             receipt = self._receipts[0]
             self._open_catalog().ledger.record(receipt.stored, receipt.failed)
-            self._outages["catalog"].over()
+            self._back("catalog")
             self._receipts.popleft()
             tell_receipt(self._line, receipt)
         if self._catalog is not None:
@@ -271,6 +280,8 @@ class Worker:
         if claims.searching:
             return
         pending = claims.any_pending()
+        if not pending:
+            self._line.emit("drained")
         if not pending and not self._watch:
             self._done = True
             return
@@ -348,6 +359,13 @@ class Worker:
             raise error
         tell_outage(self._line, what, error, clock.attempt, wait_s)
         return wait_s
+
+    def _back(self, what: str) -> None:
+        """It has answered: an outage, if there was one, is over."""
+        clock = self._outages[what]
+        if clock.attempt:
+            tell_outage_end(self._line, what, clock.lasted(time.monotonic()))
+        clock.over()
 
     # --- the catalog ------------------------------------------------------------------------------
 

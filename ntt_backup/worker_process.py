@@ -60,6 +60,7 @@ class PipeLine:
         self._stopping = False
         self._state = ""
         self._sent = 0
+        self._content = 0
         self._ticked = 0.0
 
     @property
@@ -88,10 +89,14 @@ class PipeLine:
         if now - self._ticked >= _TICK_SECONDS:
             self._tick(now)
 
+    def carried(self, count: int) -> None:
+        """Count content on its way; below zero for what has to go again."""
+        self._content += count
+
     def _tick(self, now: float) -> None:
         self._ticked = now
-        self.emit("tick", state=self._state, sent=self._sent)
-        self._sent = 0
+        self.emit("tick", state=self._state, sent=self._sent, content=self._content)
+        self._sent = self._content = 0
 
 
 class Remote:
@@ -132,6 +137,7 @@ def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
         run=settings.run,
         bytes_per_second=limit / settings.run.workers if limit is not None else None,
         on_bytes=line.sent,
+        on_content=line.carried,
     )
 
 

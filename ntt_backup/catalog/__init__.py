@@ -13,7 +13,6 @@ from ntt_backup.catalog.figures import (
     Totals,
     iter_pending,
     pending_estimate,
-    pending_in,
     status,
 )
 from ntt_backup.catalog.ledger import Ledger, requeue
@@ -49,7 +48,6 @@ __all__ = [
     "load_scan",
     "missing",
     "pending_estimate",
-    "pending_in",
     "register",
     "requeue",
     "save_scan",

@@ -1,8 +1,7 @@
 """Figures about the catalog: exact where someone asks and waits, estimated where nobody would.
 
-Counting 42 million rows takes minutes on a cold cache. `status` may take them; the start of a run
-may not, so there is a count of one range, to be added up in small steps, and an estimate within a
-time.
+Counting 42 million rows takes minutes on a cold cache. `status` may take them; a run may not, so
+there is an estimate within a time.
 
 Called by `cli` (`status`, `run --dry-run`), `preflight` (space), `runbook` (progress) and `dump`
 (whether anything was ever copied).
@@ -88,17 +87,6 @@ def count(conn: Connection, target: str, milliseconds: int | None = None) -> Tot
         ]
     figures = (*totals, *reasons)
     return Totals(*figures)
-
-
-def pending_in(conn: Connection, target: str, blob_range: BlobRange) -> int:
-    """How many blobs of one range are pending."""
-    with translated(conn, "count pending blobs"), conn.transaction():
-        walk_indexes(conn, local=True)
-        parts = read_parts(conn, target)
-        counts = conn.execute(
-            statement("pending_in_ranges", **parts), bounds([blob_range])
-        ).fetchall()
-    return int(counts[0][0])
 
 
 def any_known(conn: Connection) -> bool:

@@ -44,6 +44,11 @@ class Packer:
         return self._used >= PACK_BYTES or len(self._sizes) >= _MOST
 
     @property
+    def used(self) -> int:
+        """Bytes of content in it."""
+        return self._used
+
+    @property
     def empty(self) -> bool:
         return not self._sizes
 

@@ -26,7 +26,8 @@ from ntt_backup.strategy.session import Rejection, SessionPlan
 class Flight:
     """A batch that was put. Times are monotonic seconds; handed_over is 0 while it is being sent.
 
-    aborted: it was called back; the far side still answers, and nobody waits for it.
+    aborted: it was called back; the far side still answers, and nobody waits for it. content: bytes
+    of blobs that went out for it.
     """
 
     number: int
@@ -34,6 +35,16 @@ class Flight:
     started: float
     handed_over: float = 0.0
     aborted: bool = False
+    content: int = 0
+
+
+@dataclass(slots=True)
+class _Cargo:
+    """So many bytes to come on the wire, and how much content of a batch they carry."""
+
+    flight: Flight
+    wire: int
+    content: int
 
 
 F = TypeVar("F", bound=Flight)
@@ -49,7 +60,8 @@ class PipelinedSession(ABC, Generic[F]):
         self._number = 0
         self._settled = 0.0
         self._usable = True
-        self._channel = plan.channel(command)
+        self._cargo: _Cargo | None = None
+        self._channel = plan.channel(command, self._went)
 
     @abstractmethod
     def _take(self, data: bytes) -> None:
@@ -85,6 +97,39 @@ class PipelinedSession(ABC, Generic[F]):
     def abort(self) -> None:
         self._usable = False
         self._channel.abort()
+        for flight in self._flights:
+            self._reckon(flight, 0)
+
+    # --- what is told of content ------------------------------------------------------------------
+
+    def _carry(self, flight: Flight, content: int, wire: int) -> None:
+        """The next so many bytes on the wire carry so much content of this batch."""
+        self._cargo = _Cargo(flight, wire, content)
+
+    def _went(self, count: int) -> None:
+        cargo = self._cargo
+        if cargo is not None and cargo.wire:
+            count_of_it = min(count, cargo.wire)
+            content = cargo.content * count_of_it // cargo.wire
+            cargo.wire -= count_of_it
+            cargo.content -= content
+            cargo.flight.content += content
+            self._plan.on_content(content)
+        self._plan.on_bytes(count)
+
+    def _reckon(self, flight: Flight, stored: int) -> None:
+        """Of what went out for this batch, so much came to something."""
+        self._plan.on_content(stored - flight.content)
+        flight.content = stored
+        if self._cargo is not None and self._cargo.flight is flight:
+            self._cargo = None
+
+    def _conclude(self, flight: Flight, outcome: Receipt | Rejection) -> None:
+        """The batch has come to this."""
+        self._reckon(flight, outcome.stored_bytes if isinstance(outcome, Receipt) else 0)
+        self._outcomes.append(outcome)
+
+    # --- sending and hearing ----------------------------------------------------------------------
 
     def _send(self, data: bytes | bytearray | memoryview, beside: Iterable[int] = ()) -> None:
         """Hand all of data over; answers, and life on one of beside, are heard meanwhile."""

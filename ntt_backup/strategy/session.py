@@ -72,8 +72,10 @@ class SessionPlan:
     root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
     run and slot the worker: together they name the session's scratch space on the remote, so that
     the next one can remove what a dead one left. bytes_per_second limits what is sent, None for no
-    limit. on_bytes is told, as they go, how many bytes were handed to the transport. For `stream`
-    only: sync is how the far side makes a batch durable (`syncfs`, or `fsync` a file).
+    limit. on_bytes is told, as they go, how many bytes were handed to the transport, and right
+    before it on_content how much content of blobs they carry; with less than zero for what comes to
+    nothing, so that its sum is what was stored and what is under way. For `stream` only: sync is
+    how the far side makes a batch durable (`syncfs`, or `fsync` a file).
     """
 
     transport: Transport
@@ -85,10 +87,11 @@ class SessionPlan:
     run: RunSettings
     bytes_per_second: float | None
     on_bytes: Callable[[int], None]
+    on_content: Callable[[int], None] = lambda _: None
     sync: str = "syncfs"
 
-    def channel(self, command: str) -> Channel:
-        """The remote command, started, under this plan's limit and count of bytes."""
+    def channel(self, command: str, on_bytes: Callable[[int], None]) -> Channel:
+        """The remote command, started, under this plan's limit; on_bytes is told what goes."""
         limit = self.bytes_per_second
         throttle = Throttle(limit, time.monotonic()) if limit is not None else None
-        return Channel(self.transport, command, throttle=throttle, on_bytes=self.on_bytes)
+        return Channel(self.transport, command, throttle=throttle, on_bytes=on_bytes)

@@ -171,7 +171,8 @@ class StreamSession(PipelinedSession[_Flight]):
     def _flush(self, flight: _Flight) -> None:
         self._begin(flight)
         if not self._packer.empty:
-            self._write(flight, *self._packer.take())
+            content = self._packer.used
+            self._write(flight, *self._packer.take(), content=content)
 
     def _begin(self, flight: _Flight) -> None:
         if not flight.begun:
@@ -181,7 +182,8 @@ class StreamSession(PipelinedSession[_Flight]):
             most = flight.batch.size if known else frames.MAX_BLOB
             self._write(flight, frames.batch(flight.number, len(blobs), most))
 
-    def _write(self, flight: _Flight, *parts: bytes | memoryview) -> None:
+    def _write(self, flight: _Flight, *parts: bytes | memoryview, content: int = 0) -> None:
+        self._carry(flight, content, sum(map(len, parts)))
         for part in parts:
             if flight.answered:
                 return  # It failed there: the rest of it need not travel.
@@ -199,7 +201,7 @@ class StreamSession(PipelinedSession[_Flight]):
         try:
             with reader.opened(blob) as fd:
                 offset = self._resume(flight, fd, blob, content)
-                self._write(flight, frames.large(digest, size, offset))
+                self._write(flight, frames.large(digest, size, offset), content=offset)
                 flight.sent.append(blob)
                 left = size - offset
                 while left and not flight.answered:
@@ -212,7 +214,8 @@ class StreamSession(PipelinedSession[_Flight]):
                     number, parts = self._codec.encode([piece])
                     prefix = frames.part_prefix(number, count)
                     length = len(prefix) + sum(map(len, parts))
-                    self._write(flight, frames.head(frames.DATA, length) + prefix, *parts)
+                    head = frames.head(frames.DATA, length) + prefix
+                    self._write(flight, head, *parts, content=count)
         except OSError as error:
             self._withdraw(flight, blob, reader.failure(blob, error))
             return
@@ -261,6 +264,7 @@ class StreamSession(PipelinedSession[_Flight]):
         also where it has failed: it drops what comes until then.
         """
         self._packer.clear()
+        self._reckon(flight, 0)
         if flight.begun:
             flight.aborted = not flight.answered
             self._send(frames.numbered(frames.ABORT, flight.number))
@@ -329,7 +333,7 @@ class StreamSession(PipelinedSession[_Flight]):
             self._settle(flight, said)
         else:
             text = said.exceptions[0].text if said.exceptions else ""
-            self._outcomes.append(Rejection(flight.batch, explain_batch(text or _NAMELESS)))
+            self._conclude(flight, Rejection(flight.batch, explain_batch(text or _NAMELESS)))
 
     def _fits(self, flight: _Flight, said: frames.Receipt) -> bool:
         """Whether this may be the receipt of that batch: in turn, of the agreed hash, for as many
@@ -356,7 +360,7 @@ class StreamSession(PipelinedSession[_Flight]):
                     detail=f"{blob.blobid}: {text}",
                     hint="if this happens again: bad memory at one end",
                 )
-                self._outcomes.append(Rejection(flight.batch, error))
+                self._conclude(flight, Rejection(flight.batch, error))
                 return
             if verdict == frames.REFUSED:
                 flight.failed.append(
@@ -367,6 +371,5 @@ class StreamSession(PipelinedSession[_Flight]):
                 raise self._nonsense(f"{blob.blobid} was not withdrawn")
         stored = tuple(blob for blob in flight.sent if blob.blobid not in not_stored)
         duration = time.monotonic() - flight.started
-        self._outcomes.append(
-            Receipt(flight.batch, stored, tuple(flight.failed), flight.wire_bytes, duration)
-        )
+        failed = tuple(flight.failed)
+        self._conclude(flight, Receipt(flight.batch, stored, failed, flight.wire_bytes, duration))

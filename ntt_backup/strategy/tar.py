@@ -27,7 +27,7 @@ from importlib import resources
 from typing import Final
 
 from ntt_backup.errors import BatchRejected, SourceError
-from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
+from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path, total_size
 from ntt_backup.process import Child, start
 from ntt_backup.store import Inspection
 from ntt_backup.strategy.archive import archive_length, name_list, tar_argv, tar_environment
@@ -86,6 +86,7 @@ class TarSession(PipelinedSession[_Flight]):
         self._flights.append(flight)
         files = len({blob.blobid for blob in ready})
         self._send(f"{flight.number} {length} {files}\n".encode())
+        self._carry(flight, total_size(ready), length)
         try:
             problem = self._send_archive(ready, length) or self._alteration(checked)
         except SourceError:
@@ -100,6 +101,7 @@ class TarSession(PipelinedSession[_Flight]):
         flight.handed_over = time.monotonic()
         if problem is not None:
             flight.aborted = True
+            self._reckon(flight, 0)
             raise problem
 
     def _greet(self, script: bytes) -> bool:
@@ -207,11 +209,12 @@ class TarSession(PipelinedSession[_Flight]):
             return
         if word == "ok":
             duration = time.monotonic() - flight.started
-            self._outcomes.append(
-                Receipt(flight.batch, flight.ready, flight.failed, flight.wire_bytes, duration)
+            receipt = Receipt(
+                flight.batch, flight.ready, flight.failed, flight.wire_bytes, duration
             )
+            self._conclude(flight, receipt)
         elif word == "err":
-            self._outcomes.append(Rejection(flight.batch, explain_batch(text)))
+            self._conclude(flight, Rejection(flight.batch, explain_batch(text)))
         else:
             raise self._nonsense(line)
 

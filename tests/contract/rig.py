@@ -122,6 +122,7 @@ class Rig:
     path: str
     there: Path
     sent: int = 0
+    carried: list[int] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
 
     # --- here
@@ -190,6 +191,7 @@ class Rig:
                 run=RunSettings(**{**PATIENT, **run}),
                 bytes_per_second=bytes_per_second,
                 on_bytes=self._count,
+                on_content=self._carry,
             ),
         )
         self.sessions.append(session)
@@ -197,6 +199,14 @@ class Rig:
 
     def _count(self, count: int) -> None:
         self.sent += count
+
+    def _carry(self, count: int) -> None:
+        self.carried.append(self.content + count)
+
+    @property
+    def content(self) -> int:
+        """Content that was stored or is under way, as the sessions tell it."""
+        return self.carried[-1] if self.carried else 0
 
     def close(self) -> None:
         for session in self.sessions:

@@ -120,6 +120,33 @@ def test_without_verification_content_is_not_read_twice_but_sent_as_it_is(rig: R
     assert receipt_of(outcome).stored == (blob,)
 
 
+def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(rig: Rig) -> None:
+    chance = random.Random(3)
+    lost = rig.put(chance.randbytes(700_000))
+    rig.here(lost).unlink()
+    small = rig.batch("small", *(chance.randbytes(5_000) for _ in range(200)))
+    mixed = rig.batch("mixed", chance.randbytes(5_000_000), b"", b"12 and a half")
+    mixed = Batch("mixed", (*mixed.blobs, lost))
+    session = rig.open()
+    session.put(small)
+    session.put(mixed)
+    stored = sum(receipt_of(outcome).stored_bytes for outcome in settle(session))
+    assert rig.carried[-1] == stored == small.size + mixed.size - lost.expected
+    assert rig.carried == sorted(rig.carried)
+    assert len(set(rig.carried)) > 20
+
+
+def test_content_that_came_to_nothing_is_taken_back(rig: Rig) -> None:
+    batches = [rig.batch(name, name.encode() * 100_000) for name in ("first", "second")]
+    session = rig.open()
+    for batch in batches:
+        session.put(batch)
+    assert rig.content == sum(batch.size for batch in batches)
+    session.abort()
+    answered = session.collect(0.0)
+    assert rig.content == sum(receipt_of(outcome).stored_bytes for outcome in answered)
+
+
 def test_close_leaves_nothing_but_the_blobs(rig: Rig) -> None:
     session = rig.open()
     batch = rig.batch("b", b"one", b"two")
@@ -223,6 +250,9 @@ def test_a_blob_that_changes_after_its_inspection_never_arrives(
     (outcome,) = settle(again)
     assert receipt_of(outcome).stored == tuple(neighbours)
     assert set(reasons(receipt_of(outcome).failed)) == {victim.blobid}
+    assert here.content == earlier.size * (earlier not in session.in_flight) + sum(
+        blob.expected for blob in neighbours
+    )
     assert victim.blobid not in {Path(name).name for name in here.on_remote()}
 
 
@@ -326,6 +356,7 @@ def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
     assert isinstance(rejection.error, RemoteCannotStore)
     assert rejection.error.hint
     assert rejection.batch == large
+    assert over_ssh.content == small.size
     assert over_ssh.final(small.blobs[0]).read_bytes() == b"small"
 
 

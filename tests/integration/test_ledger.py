@@ -22,7 +22,6 @@ from ntt_backup.catalog import (
     ledger,
     load_scan,
     missing,
-    pending_in,
     register,
     requeue,
     save_scan,
@@ -33,7 +32,6 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.checks import record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.planner import prefix_ranges
 from tests.integration.test_claim import MALFORMED, add, add_hashes, allow_null
 
 TARGET = "remote"
@@ -402,17 +400,6 @@ def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:
 
     assert (totals.pending, totals.pending_bytes, totals.failed_by_reason) == (0, 0, {})
     assert list(iter_pending(catalog, TARGET)) == []
-
-
-def test_the_counts_of_all_ranges_add_up(catalog: Connection) -> None:
-    allow_null(catalog)
-    add_hashes(catalog, 1000)
-    add(catalog, *MALFORMED, None)
-
-    counts = [pending_in(catalog, TARGET, one) for one in prefix_ranges()]
-
-    assert sum(counts) == status(catalog, TARGET).pending == 1000 + len(MALFORMED)
-    assert min(counts[1:-1]) < max(counts)
 
 
 def test_pending_blobs_are_listed_page_by_page(

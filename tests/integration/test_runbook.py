@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from ntt_backup import runbook
 from ntt_backup.catalog import Connection, last_run
 from ntt_backup.config import Settings
 from ntt_backup.progress import Progress
@@ -19,6 +19,8 @@ from tests.postgres import Postgres
 
 # Where nothing gives up, a test would wait for ever.
 pytestmark = pytest.mark.timeout(60)
+
+SENDING = {"event": "tick", "state": "sending", "sent": 0, "content": 0}
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_a_locked_table_is_not_waited_for(
         other.execute(f"lock table {table} in access exclusive mode".encode())
         snapshot = progress.snapshot(1.0)
         work = {
-            "blobs": lambda: book.count_some(progress, 1.0),
+            "blobs": lambda: book.count(progress, 1.0),
             "ntt_backup.runs": lambda: book.update(snapshot),
         }
         work[table]()
@@ -88,24 +90,37 @@ def test_what_is_lost_with_the_connection_is_noted_over_the_next(
     assert noted.copied == 7
 
 
-def test_pending_blobs_are_counted_anew_soon_after_work_has_ended(
+def test_what_is_pending_is_looked_at_soon_where_the_last_look_tells_little(
     book: RunBook, catalog: Connection
 ) -> None:
     """And not at once, since a daemon may be fed blob by blob."""
-    progress, began = Progress(0.0, 1), time.monotonic() + 1000
-    book.count_some(progress, began)
+    progress, now = Progress(0.0, 1), 1000.0
+    book.count(progress, now)
     assert progress.pending == 0
     catalog.execute("insert into blobs (blobid) values (repeat('ab', 32))")
-    book.count_some(progress, began + 60)
+    book.count(progress, now + 60)
     assert progress.pending == 0
-    for state in ("sending", "idle"):
-        progress.event(0, {"event": "tick", "state": state, "sent": 0}, began + 61)
-    book.count_some(progress, began + 61)
+    progress.event(0, SENDING, now + 61)
+    book.count(progress, now + 100)
     assert progress.pending == 1
-    catalog.execute("delete from blobs")
-    for state in ("sending", "idle"):
-        progress.event(0, {"event": "tick", "state": state, "sent": 0}, began + 62)
-    book.count_some(progress, began + 62)
+    catalog.execute("insert into blobs (blobid) values (repeat('cd', 32))")
+    book.count(progress, now + 100.5)
     assert progress.pending == 1
-    book.count_some(progress, began + 90)
-    assert progress.pending == 0
+    book.count(progress, now + 200)
+    assert progress.pending == 2
+
+
+def test_what_takes_too_long_to_count_is_estimated(
+    book: RunBook, catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.execute(
+        "insert into blobs (blobid, size)"
+        " select encode(sha256(n::text::bytea), 'hex'), 1000 from generate_series(1, 2000) as n"
+    )
+    monkeypatch.setattr(runbook, "_COUNT_MILLISECONDS", 0)
+    catalog.execute("analyze blobs")
+    progress = Progress(0.0, 1)
+    book.count(progress, 1000.0)
+    shown = progress.snapshot(1.0)
+    assert shown.estimated
+    assert shown.pending == pytest.approx(2000, rel=0.5)

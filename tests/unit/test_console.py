@@ -45,6 +45,7 @@ OUTAGE = {
     "attempt": 2,
     "wait_s": 3.2,
 }
+OUTAGE_KINDS = ("remote", "catalog", "source", "preflight")
 RUN_STOP = {
     "event": "run_stop",
     "outcome": "some_failed",
@@ -59,7 +60,11 @@ SNAPSHOT = Snapshot(
     copied=2_998,
     failed=2,
     pending=1_000,
+    estimated=False,
     bytes=123_456_789,
+    sent=125_000_000,
+    done=3_000,
+    share=0.756,
     mb_per_s=12.25,
     blobs_per_s=812.0,
     eta_s=34.0,
@@ -168,6 +173,7 @@ def test_plain_lines_tell_the_run() -> None:
         "copied": 3_150,
         "failed": 2,
         "pending": 1_848,
+        "estimated": False,
         "bytes": 212_300_000,
         "mb_per_s": 48.14,
         "blobs_per_s": 812.0,
@@ -217,6 +223,24 @@ def test_an_outage_says_what_is_away(what: str, said: str) -> None:
     assert plain({**OUTAGE, "what": what}) == [f"{said}, again in 3.2 s: no answer: timed out"]
 
 
+def test_the_end_of_an_outage_says_what_is_back() -> None:
+    ends = [{"event": "outage_end", "what": what, "duration_s": 72.4} for what in OUTAGE_KINDS]
+    assert plain(*ends) == [
+        "remote is back after 1 min 12 s",
+        "catalog is back after 1 min 12 s",
+        "store is back after 1 min 12 s",
+        "can begin after 1 min 12 s",
+    ]
+
+
+def test_one_is_not_many() -> None:
+    split = {"event": "batch_split", "batch": "0.1a", "reason": "no"}
+    assert plain({**split, "blobs": 1}, {**split, "blobs": 1_000}) == [
+        "batch 0.1a split (1 blob): no",
+        "batch 0.1a split (1,000 blobs): no",
+    ]
+
+
 def test_what_becomes_of_a_dump_is_told() -> None:
     name = "20260304T120000Z-0badcafe.dump"
     done = {"name": name, "bytes": 3_000_000, "duration_s": 12.0, "kept": 3, "pruned": 1}
@@ -246,6 +270,7 @@ def test_progress_says_what_it_does_not_know_yet() -> None:
             "copied": 0,
             "failed": 0,
             "pending": None,
+            "estimated": False,
             "bytes": 0,
             "mb_per_s": 0.0,
             "blobs_per_s": 0.0,
@@ -281,9 +306,8 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
         view.refresh(SNAPSHOT)
         text = term.text()
     assert "4 workers, strategy tar, target remote: /srv/store to host:/backup" in text
-    assert "75%, 3,000 of 4,000 blobs" in text
-    assert "2 failed, 123.5 MB in 1 min 12 s, 12.2 MB/s over the last minute" in text
-    assert "812 files/s, about 34 s left" in text
+    assert "75%, about 34 s left, 3,000 of 4,000 blobs" in text
+    assert "2 failed, 125.0 MB sent in 1 min 12 s, 12.2 MB/s on the link, 812 files/s" in text
     assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +w0-7", text)
     assert re.search(r"worker 1 +outage", text)
     assert "remote is away" in text
@@ -300,11 +324,90 @@ def test_live_picture_is_there_before_the_first_worker() -> None:
 def test_live_picture_without_a_count_has_no_percentage() -> None:
     with terminal() as term:
         view = make_view(term.stream)
-        view.refresh(replace(SNAPSHOT, pending=None, eta_s=None))
+        view.refresh(replace(SNAPSHOT, pending=None, eta_s=None, share=None))
         text = term.text()
     assert "counting what is pending" in text
     assert "%" not in text
     assert "left" not in text
+
+
+def shown(snapshot: Snapshot, columns: int = 100) -> str:
+    with terminal(columns=columns) as term:
+        view = make_view(term.stream)
+        view.refresh(snapshot)
+        return term.text()
+
+
+def test_an_estimate_is_said_to_be_one() -> None:
+    text = shown(replace(SNAPSHOT, estimated=True))
+    assert "about 75%, about 34 s left, 3,000 of about 4,000 blobs" in text
+
+
+def test_when_all_is_done_no_time_is_left() -> None:
+    text = shown(replace(SNAPSHOT, pending=0, share=1.0, eta_s=0.0))
+    assert "100%, 3,000 of 3,000 blobs" in text
+    assert "left" not in text
+
+
+def test_what_is_nearly_done_is_not_done() -> None:
+    assert "99%, about" in shown(replace(SNAPSHOT, share=0.999))
+
+
+def test_nothing_pending_needs_no_bar() -> None:
+    text = shown(replace(SNAPSHOT, pending=0, share=None, eta_s=0.0, done=0))
+    assert "nothing is pending" in text
+    assert "%" not in text
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80])
+def test_a_narrow_terminal_shows_share_and_time_left_and_no_number_cut_short(columns: int) -> None:
+    large = replace(SNAPSHOT, done=12_345_678, pending=30_000_000, eta_s=700_000.0)
+    lines = [line.rstrip() for line in shown(large, columns).split("\n")]
+    assert any(
+        re.search(r"75%, about 8 d 2 h left(, 12,345,678 of 42,345,678 blobs)?$", one)
+        for one in lines
+    )
+    assert any(
+        re.match(
+            r"2 failed, 125.0 MB sent in 1 min 12 s(, 12.2 MB/s on the link)?(, 812 files/s)?$", one
+        )
+        for one in lines
+    )
+
+
+RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
+
+
+@pytest.mark.parametrize(
+    ("event", "colour"),
+    [
+        (failed(), RED),
+        ({"event": "dump_failed", "message": "m", "detail": "", "hint": ""}, RED),
+        ({"event": "error", "exit_code": 5, "message": "m", "detail": "", "hint": ""}, RED),
+        (OUTAGE, YELLOW),
+        ({"event": "warning", "reason": "look"}, YELLOW),
+        ({"event": "outage_end", "what": "remote", "duration_s": 3.0}, ""),
+        ({"event": "dump_skipped", "name": "n"}, ""),
+        ({"event": "dump_start", "reason": "first"}, ""),
+        ({"event": "stopping", "signal": 15}, ""),
+    ],
+)
+def test_red_has_failed_and_yellow_wants_a_look(event: dict[str, Any], colour: str) -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(event)
+        raw = term.raw()
+    assert [one for one in (RED, YELLOW, GREEN) if one in raw] == ([colour] if colour else [])
+
+
+@pytest.mark.parametrize(("outcome", "red"), [("done", False), ("stopped", False), ("error", True)])
+def test_the_summary_is_red_where_something_failed(outcome: str, red: bool) -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event({**RUN_STOP, "outcome": outcome})
+        term.raw()
+        view.close()
+        assert (RED in term.raw()) is red
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 80), (12, 40), (5, 20), (60, 300)])

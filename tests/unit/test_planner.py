@@ -363,9 +363,8 @@ def test_a_rate_is_never_negative_and_never_above_what_was_added(
 
 
 @pytest.mark.parametrize(
-    ("pending", "settled", "elapsed", "expected"),
+    ("left", "done", "elapsed", "expected"),
     [
-        (None, 10, 10.0, None),
         (100, 0, 10.0, None),
         (100, 10, 0.5, None),
         (0, 0, 10.0, 0.0),
@@ -374,6 +373,6 @@ def test_a_rate_is_never_negative_and_never_above_what_was_added(
     ],
 )
 def test_the_eta_is_the_runs_own_pace_or_nothing(
-    pending: int | None, settled: int, elapsed: float, expected: float | None
+    left: int, done: int, elapsed: float, expected: float | None
 ) -> None:
-    assert eta_seconds(pending, settled, elapsed) == expected
+    assert eta_seconds(left, done, elapsed) == expected

@@ -52,20 +52,6 @@ where f.target = %(target)s and {pending}
 group by 1
 order by 2 desc, 1;
 
--- name: pending_in_ranges
--- The pending blobs of the given ranges: how many, their known bytes, and how many lack a size.
-select coalesce(sum(one.blobs), 0)::bigint,
-    least(coalesce(sum(one.bytes), 0), 9223372036854775807)::bigint,
-    coalesce(sum(one.unsized), 0)::bigint
-from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
-cross join lateral (
-    select count(*) as blobs, sum(greatest(size, 0)) as bytes, count(*) - count(size) as unsized
-    from blobs where {pending} and blobid >= r.lo and blobid < r.hi
-    union all
-    select count(*), sum(greatest(size, 0)), count(*) - count(size)
-    from blobs where {pending} and blobid >= r.lo and r.hi is null
-) as one;
-
 -- name: pending_total
 -- All pending blobs: how many, their known bytes, and how many lack a size.
 select count(*), least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint,

@@ -1,0 +1,162 @@
+"""What a person sees of a run on a terminal, and what its log says of the same moments."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.link import Link
+from tests.site import Site, wait_until
+
+ROWS, COLUMNS = 24, 80
+
+
+@dataclass
+class Screen:
+    """A command that runs in a terminal of its own. text: all that it has drawn, in its order."""
+
+    process: subprocess.Popen[bytes]
+    text: str = ""
+
+    def shows(self, pattern: str) -> bool:
+        return re.search(pattern, self.text) is not None
+
+
+@contextmanager
+def on_screen(site: Site, *args: str) -> Iterator[Screen]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environ = {**site.environment(), "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environ.pop(name, None)
+    screen = Screen(
+        subprocess.Popen(site.argv(*args), env=environ, stdin=slave, stdout=slave, stderr=slave)
+    )
+    os.close(slave)
+
+    def read() -> None:
+        data = b""
+        with suppress(OSError):  # How a terminal says that nobody has it open any more.
+            while piece := os.read(master, 65_536):
+                data += piece
+                text = data.decode("utf-8", "replace")
+                screen.text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield screen
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+        reader.join()
+        os.close(master)
+
+
+@pytest.fixture
+def one_large_batch(site: Site) -> Site:
+    """3 MB that two workers send as one batch each, over some seconds."""
+    site.write_config(run={"batch_size": 1000, "bwlimit": "500kB"})
+    site.fill(300, size=lambda chance: chance.randrange(20_000))
+    return site
+
+
+@pytest.mark.parametrize("strategy", ["stream", "tar"])
+def test_bar_share_and_time_left_move_while_no_batch_is_answered(
+    one_large_batch: Site, strategy: str
+) -> None:
+    site = one_large_batch
+    site.write_config(run={"strategy": strategy}, log={"progress_interval": 0.1})
+    with site.locked_catalog() as release, on_screen(site, "run") as screen:
+        left = r"[1-9]\d?%, about [^,]* left, 0 of 300 blobs"
+        wait_until(lambda: screen.shows(left), "share and time left")
+        wait_until(lambda: screen.shows(r"[\d.]+ MB sent in"), "content that was sent")
+        assert site.events("batch_complete") == []
+        release()
+        assert screen.process.wait(60) == 0
+    assert screen.shows(r"100%, 300 of 300 blobs|done: 300 copied, 0 failed")
+    told = site.events("progress")
+    assert all(line["copied"] > 0 or line["bytes"] == 0 for line in told)
+    assert any(line["pending"] == 300 and line["eta_s"] for line in told)
+    assert not any(line["estimated"] for line in told if line["pending"] is not None)
+
+
+def test_a_burst_of_a_daemon_ends_at_all_with_nothing_left(site: Site) -> None:
+    site.write_config(run={"poll_interval": 0.1}, log={"progress_interval": 0.1})
+    site.fill_slowly(100, rate="500kB")
+    with on_screen(site, "run", "--watch") as screen:
+        wait_until(lambda: screen.shows(r"\b100%, 100 of 100 blobs"), "the end of the first burst")
+        wait_until(lambda: _last(site)["active_workers"] == 0, "the log's word")
+        assert (_last(site)["pending"], _last(site)["eta_s"]) == (0, 0)
+        site.fill(40, seed=2, size=lambda chance: chance.randrange(10_000, 30_000))
+        wait_until(lambda: screen.shows(r"\b100%, 40 of 40 blobs"), "the end of the second burst")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.process.wait(60) == 143
+    assert not re.search(r"100%, about", screen.text)
+
+
+def test_a_daemon_without_work_says_so_once(site: Site) -> None:
+    """And not each minute; when there was work it does. It is seen to live all the same."""
+    site.put_in_store(b"not in the catalog")
+    site.write_config(run={"poll_interval": 0.1}, log={"progress_interval": 0.1})
+    with site.running("run", "--watch") as run:
+        site.await_event("progress")
+        for seed in (1, 2):
+            new = set(site.fill(3, seed=seed, size=lambda chance: chance.randrange(100, 200)))
+            wait_until(lambda new=new: new <= site.copied(), "the new blobs")
+            wait_until(lambda: _last(site)["copied"] == len(site.copied()), "the log's word")
+        wait_until(lambda: _last(site)["active_workers"] == 0, "the end of work")
+        _live_on(site, 3)
+        said = len(site.events("progress"))
+        _live_on(site, 10)
+        assert len(site.events("progress")) == said
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 143
+    last = _last(site)
+    assert (last["copied"], last["pending"], last["active_workers"]) == (6, 0, 0)
+
+
+def _last(site: Site) -> dict[str, Any]:
+    """What the log said last of the run's progress."""
+    return site.events("progress")[-1]
+
+
+def _live_on(site: Site, times: int) -> None:
+    """Return when the run has noted so many times more that it is alive."""
+    for _ in range(times):
+        before = site.query("select updated_at from ntt_backup.runs")
+        wait_until(
+            lambda before=before: site.query("select updated_at from ntt_backup.runs") != before,
+            "a sign of life",
+        )
+
+
+def test_the_end_of_an_outage_is_told(site: Site, link: Link) -> None:
+    site.through(site.sshd.through(link.port))
+    site.write_config(run={"batch_size": 5, "bwlimit": "500kB"})
+    site.fill(100, size=lambda chance: chance.randrange(10_000, 30_000))
+    link.cut_after(800_000)
+    with site.running("run") as run:
+        site.await_event("outage")
+        assert site.events("outage_end") == []
+        link.restore()
+        assert run.wait(60) == 0, site.output()
+    away = {line["worker"]: line["what"] for line in site.events("outage")}
+    back = {line["worker"]: line["what"] for line in site.events("outage_end")}
+    assert back.items() <= away.items()
+    assert back
+    assert all(line["duration_s"] > 0 for line in site.events("outage_end"))
+    assert "remote is back after" in site.output()
