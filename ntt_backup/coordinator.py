@@ -166,6 +166,8 @@ class _Run:
     def _between_steps(self, pending: bool, strategy: str | None) -> None:
         """Workers connect to the remote while the preflight looks around there."""
         self._systemd.notify("WATCHDOG=1")
+        if pending:
+            self._look()
         if pending and strategy is not None:
             self._hire(strategy)
             for worker in self._workers:

@@ -170,6 +170,8 @@ class Progress:
     def _turn(self, worker: _Worker, state: str, now: float) -> None:
         """Note what the worker does now, and whether with it work begins or ends for all."""
         worker.state = state
+        if state == "idle":
+            worker.batch = ""
         if not self.at_work and state not in _NOT_AT_WORK:
             self.at_work = True
             self._work_since, self._before = now, self._settled

@@ -78,7 +78,7 @@ class RunBook:
         rest = _AT_WORK_SECONDS if progress.at_work else _IDLE_SECONDS
         if progress.out_of_date:
             rest = _SOON_SECONDS
-        if now < self._counted + max(rest, self._rest) or self._connection is None:
+        if now < self._counted + max(rest, self._rest):
             return
         began = time.monotonic()
         found = self._try(
