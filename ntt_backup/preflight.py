@@ -43,6 +43,7 @@ from ntt_backup.strategy import open_probe
 from ntt_backup.strategy.session import Facts, Probe, SessionPlan
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_gone
+from ntt_backup.wording import many
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
@@ -213,17 +214,19 @@ class _Look:
     def _look_in_store(self, sample: list[Blob]) -> Step:
         checked = self._store.inspect(sample, verify=False)
         self._sizes = [blob.size for blob in checked.ready if blob.size is not None]
-        many = f"{len(sample)} pending blobs looked"
+        looked = f"{many(len(sample), 'pending blob')} looked"
         if not checked.failed:
-            return Step("", f"all {many} at can be sent")
+            return Step("", f"all of {looked} at can be sent")
         reasons = Counter(failure.reason for failure in checked.failed)
         if reasons[Reason.MISSING] == len(sample):
-            said = f"none of {many} for is in {self._store.root}; is it all of the store, mounted?"
+            said = (
+                f"none of {looked} for is in {self._store.root}; is it all of the store, mounted?"
+            )
             return Step("", warning=said)
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         first = checked.failed[0]
         said = (
-            f"{len(checked.failed)} of {many} at cannot be sent: {counted}, such as"
+            f"{len(checked.failed)} of {looked} at cannot be sent: {counted}, such as"
             f" {first.blobid[:_ID_SHOWN]} ({first.detail or first.reason}); a run leaves such blobs"
             ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/operations.md'
         )

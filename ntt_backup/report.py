@@ -77,12 +77,14 @@ def status_table(
     ]
     if totals.unsized:
         guess = "unsized" in guessed
-        unsized = f"about {about(totals.unsized):,}" if guess else f"{totals.unsized:,}"
-        rows.append(("", f"{unsized} pending blobs have no size in the catalog yet"))
+        unsized = about(totals.unsized) if guess else totals.unsized
+        said = many(unsized, "pending blob has", "pending blobs have")
+        rows.append(("", f"{'about ' * guess}{said} no size in the catalog yet"))
     if guessed:
         rows.append(("", "what is about so much is estimated; `status --exact` counts"))
     if totals.without_blobid:
-        rows.append(("", f"{totals.without_blobid:,} rows have no blobid and are never sent"))
+        without = many(totals.without_blobid, "row has", "rows have")
+        rows.append(("", f"{without} no blobid: never sent"))
     rows.append(("last run", "none" if last is None else _run(last)))
     if not any(one.name for one in dumps):
         rows.append(("last dump", "none"))
@@ -157,8 +159,9 @@ def scan_lines(result: ScanResult) -> list[str]:
     """What a scan found, for a terminal."""
     resumed = f", going on after {result.resumed_from}" if result.resumed_from else ""
     lines = [
-        f"registered {_amount(result.registered, result.bytes)}; {result.known:,} were known",
-        f"looked at {result.directories:,} directories in {duration(result.duration_s)}{resumed}",
+        f"registered {_amount(result.registered, result.bytes)}; {result.known:,} known before",
+        f"looked at {many(result.directories, 'directory', 'directories')} in"
+        f" {duration(result.duration_s)}{resumed}",
     ]
     for kind, count in sorted(result.strays.items()):
         lines.append(f"left aside {many(count, 'stray')}: {kind.value}")

@@ -26,6 +26,7 @@ from blake3 import blake3
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Failure, Reason, is_blobid, relative_path
 from ntt_backup.tree import Stray, StrayKind, Tree, concerns_store, unusable
+from ntt_backup.wording import many
 
 READ_SIZE = 1024**2
 SAMPLED_PREFIXES = 32
@@ -203,7 +204,7 @@ def _sign_of_life(tree: Tree) -> str:
     Looks at no more than SAMPLED_BLOBS in each of SAMPLED_PREFIXES directories.
     """
     prefixes, strays = tree.subdirectories("")
-    seen = f"{len(prefixes)} prefix directories"
+    seen = many(len(prefixes), "prefix directory", "prefix directories")
     refused = ""
     for prefix in prefixes[:: len(prefixes) // SAMPLED_PREFIXES + 1]:
         for entry in islice(_entries(tree, prefix), SAMPLED_BLOBS):

@@ -30,6 +30,7 @@ from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsup
 from ntt_backup.farside import Crew, FarSide
 from ntt_backup.model import Blob, Failure, Reason, is_blobid
 from ntt_backup.planner import cut
+from ntt_backup.wording import many
 
 # Half of it may be asked for again when the link drops; and where it is downloaded, the size of a
 # step of the progress shown.
@@ -230,7 +231,7 @@ class _Inquiry:
         if far.is_empty():
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
-                detail=f"{self.found.checked} blobs that should be there were looked for",
+                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
                 hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
                 " 'When the remote has lost its disk' in docs/operations.md",
             )

@@ -6,6 +6,7 @@ from ntt_backup.bench.outcome import Findings, Run, known, median
 from ntt_backup.bench.results import MEGA, Spread
 from ntt_backup.bench.verdict import MARGIN, above
 from ntt_backup.bench.ways import PLAIN, Way
+from ntt_backup.wording import many
 
 
 def of_strategies(found: Findings) -> list[str]:
@@ -84,7 +85,8 @@ def _left_out(found: Findings) -> str:
 def _gone(found: Findings) -> str:
     if not found.gone:
         return ""
-    return f"Not in the sample: {found.gone:,} blobs that the store could not give as catalogued."
+    gone = many(found.gone, "blob")
+    return f"Not in the sample: {gone} that the store could not give as catalogued."
 
 
 def _rate(runs: list[Run]) -> Spread:
@@ -98,4 +100,4 @@ def _mb(rate: Spread) -> str:
 
 
 def _workers_of(count: int) -> str:
-    return "one worker" if count == 1 else f"{count} workers"
+    return "one worker" if count == 1 else many(count, "worker")

@@ -15,6 +15,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob
 from ntt_backup.store import Store
+from ntt_backup.wording import many
 
 MOST_BYTES: Final = 10**9
 _LEAST_BYTES: Final = 20 * 10**6
@@ -34,7 +35,8 @@ def population(settings: Settings) -> list[Blob]:
     if not blobs:
         raise SourceError(
             "there is nothing to draw a sample from",
-            detail=f"of {len(drawn):,} blobs of the catalog none has a size, there or in the store",
+            detail=f"of {many(len(drawn), 'blob')} of the catalog none has a size, there or in the"
+            " store",
             hint="see `ntt-backup-remote status`, and source.root",
         )
     return blobs

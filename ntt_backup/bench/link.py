@@ -26,6 +26,7 @@ from ntt_backup.errors import ConfigError, RemoteDenied
 from ntt_backup.process import output_of
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh, endpoint, explain, query_argv
+from ntt_backup.wording import many
 
 CIPHERS: Final = (
     "aes128-gcm@openssh.com",
@@ -150,7 +151,7 @@ def measure(remote: RemoteSettings, patience: float, options: Options, view: Ste
             answer = crew.run([trips])[0]
             found.trip.values += answer.trips
             found.opening.values.append(answer.opening_s)
-            view.step(f"{mark}{len(answer.trips)} round trips")
+            view.step(f"{mark}{many(len(answer.trips), 'round trip')}")
             for cell in (*wanted, ZEROS):
                 view.doing(mark + cell.name)
                 seconds = _ZEROS_SECONDS if cell == ZEROS else options.seconds

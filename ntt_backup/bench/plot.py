@@ -17,6 +17,7 @@ from typing import Any, Final
 from ntt_backup.bench.outcome import Findings, Run
 from ntt_backup.bench.results import MEGA, Spread
 from ntt_backup.errors import ConfigError
+from ntt_backup.wording import many
 
 FORMATS: Final = (".svg", ".png")
 
@@ -57,7 +58,8 @@ def draw(found: Findings, file: Path, where: str) -> None:
         figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained")
         try:
             figure.suptitle(
-                f"{len(found.sample.blobs):,} blobs, {found.sample.size / MEGA:,.0f} MB, to {where}"
+                f"{many(len(found.sample.blobs), 'blob')}, {found.sample.size / MEGA:,.0f} MB,"
+                f" to {where}"
             )
             _ways(axes[0], found)
             _sizes(axes[1], found)
@@ -86,7 +88,7 @@ def _ways(axis: Any, found: Findings) -> None:
     axis.set_xlim(left=0)
     axis.set_xlabel("MB/s of content")
     axis.set_title(
-        f"{found.workers} workers; dashed: the ceiling, {found.ceiling / MEGA:.1f} MB/s",
+        f"{many(found.workers, 'worker')}; dashed: the ceiling, {found.ceiling / MEGA:.1f} MB/s",
         fontsize=9,
     )
 
@@ -98,7 +100,7 @@ def _sizes(axis: Any, found: Findings) -> None:
     axis.set_yscale("log")
     axis.set_ylabel("files/s")
     axis.tick_params(axis="x", labelrotation=30)
-    axis.set_title(f"by size of file, {found.workers} workers", fontsize=9)
+    axis.set_title(f"by size of file, {many(found.workers, 'worker')}", fontsize=9)
     _legend(axis)
 
 

@@ -37,7 +37,7 @@ from ntt_backup.store import Store
 from ntt_backup.strategy import open_session
 from ntt_backup.strategy.session import SessionPlan
 from ntt_backup.transport.ssh import Ssh
-from ntt_backup.wording import size
+from ntt_backup.wording import many, size
 
 _CLASS_SHARE: Final = 4
 _CLASS_BLOBS: Final = 5000
@@ -163,7 +163,7 @@ class Bench:
             answers = self.crew.run(tasks)
             came = sum(len(files) for _, _, files in os.walk(place))
         if came != sum(map(len, batches)):
-            raise RemoteCannotStore("not all came back", detail=f"{came} files did")
+            raise RemoteCannotStore("not all came back", detail=f"{many(came, 'file')} did")
         self.found.back.append(_outcome(answers, batches, None))
 
 
@@ -186,7 +186,7 @@ def measure(
         if not chosen.blobs:
             raise SourceError(
                 "no blob of the sample can be read",
-                detail=f"{gone:,} were looked for in {settings.source.root}",
+                detail=f"looked for {many(gone, 'blob')} in {settings.source.root}",
                 hint="see what `ntt-backup-remote check` says about the source",
             )
         _require_room(place, chosen)
@@ -199,8 +199,8 @@ def measure(
         bench = Bench(settings, options, view, crew, place, back, found)
         cells = bench.plan(wanted, population, budget)
         view.say(
-            f"a sample of {len(chosen.blobs):,} blobs, {size(chosen.size)}, in"
-            f" {len(bench.loads[MIX])} batches"
+            f"a sample of {many(len(chosen.blobs), 'blob')}, {size(chosen.size)}, in"
+            f" {many(len(bench.loads[MIX]), 'batch', 'batches')}"
         )
         bench.measure(reach, warm, cells)
     return found

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ntt_backup.bench import link, outcome, scenarios
 from ntt_backup.bench.results import MEGA, Figure, Spread
-from ntt_backup.wording import printable, size
+from ntt_backup.wording import many, printable, size
 
 _MILLI: Final = 1e-3
 
@@ -55,7 +55,7 @@ def strategies_tables(found: outcome.Findings) -> list[Table]:
     """All ways side by side, the registry's with other numbers of workers, and classes of sizes."""
     heads = ("median s", "min - max", "MB/s", "files/s", "wire MB", "CPU here", "there", "ceiling")
     title = (
-        f"{len(found.sample.blobs):,} blobs, {size(found.sample.size)};"
+        f"{many(len(found.sample.blobs), 'blob')}, {size(found.sample.size)};"
         f" ceiling {found.ceiling / MEGA:.1f} MB/s; MB = 10^6 bytes, CPU in seconds"
     )
     ways = _table(title, "way", "workers", *heads)

@@ -20,7 +20,7 @@ from ntt_backup.drill import drill as drill_all
 from ntt_backup.dump.record import Stored
 from ntt_backup.meter import Meter
 from ntt_backup.restore import Restored
-from ntt_backup.wording import duration, printable, size
+from ntt_backup.wording import duration, many, printable, size
 
 _SHOWN: Final = 20
 
@@ -129,8 +129,9 @@ def lines(found: Drilled, scratch: Path) -> list[str]:
     )
     said = [f"{name:<10}{duration(seconds):>12}  {text}" for name, seconds, text in rows]
     said.append(
-        f"the catalog has {proof.rows:,} rows, {proof.copied:,} copied; {proof.later:,} blobs came"
-        f" that it does not know, {proof.unsent:,} were not sent when it was dumped"
+        f"the catalog has {many(proof.rows, 'row')}, {proof.copied:,} copied;"
+        f" {many(proof.later, 'blob')} came that it does not know,"
+        f" {proof.unsent:,} not sent when it was dumped"
     )
     said += _verdict(found)
     said.append(f"when you have seen enough: rm -r {shlex.quote(str(scratch))}, and dropdb")

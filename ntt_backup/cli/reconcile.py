@@ -17,7 +17,7 @@ from ntt_backup.errors import ConfigError
 from ntt_backup.meter import Meter
 from ntt_backup.reconcile import Comparison, Difference
 from ntt_backup.reconcile import reconcile as compare
-from ntt_backup.wording import duration, printable
+from ntt_backup.wording import duration, many, printable
 
 _ADVICE: Final = {
     Difference.LOST: "`reconcile --apply` makes them pending, and the next run sends them",
@@ -59,7 +59,7 @@ def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quie
     def progress(seen: Comparison) -> None:
         left = seen.duration_s * (1 - seen.part) / seen.part
         meter.show(
-            f"{seen.part:.0%}, {seen.rows:,} rows, {seen.in_store:,} in the store,"
+            f"{seen.part:.0%}, {many(seen.rows, 'row')}, {seen.in_store:,} in the store,"
             f" {seen.on_remote:,} on the remote, about {duration(left)} left"
         )
 
@@ -133,14 +133,15 @@ def as_object(seen: Comparison, target: str) -> dict[str, Any]:
 def lines(seen: Comparison, *, applied: bool) -> list[str]:
     """What was seen for a terminal."""
     said = [
-        f"{seen.rows:,} rows in the catalog, {seen.in_store:,} blobs in the store,"
+        f"{many(seen.rows, 'row')} in the catalog, {many(seen.in_store, 'blob')} in the store,"
         f" {seen.on_remote:,} on the remote, compared in {duration(seen.duration_s)}",
-        f"{seen.agreed:,} rows agree with both",
+        f"{many(seen.agreed, 'row agrees', 'rows agree')} with both",
     ]
     for what in Difference:
         if count := seen.differences[what]:
             said.append(f"{count:>12,} {what}: {_ADVICE[what]}")
             said += [f"{'':>14}{printable(example)}" for example in seen.examples[what]]
     if applied:
-        said.append(f"{seen.requeued:,} are pending again; `run` sends them")
+        pending = many(seen.requeued, "blob is", "blobs are")
+        said.append(f"{pending} pending again; `run` sends what is pending")
     return said

@@ -135,7 +135,9 @@ def _restore_catalog(common: Common, *, quiet: bool) -> None:
 def progress_line(done: Restored) -> str:
     """How far a restore is."""
     rate = size(int(done.bytes / max(done.duration_s, 1e-3)))
-    text = f"{done.restored:,} restored, {done.right:,} were there, {size(done.bytes)} ({rate}/s)"
+    text = (
+        f"{done.restored:,} restored, {done.right:,} there already, {size(done.bytes)} ({rate}/s)"
+    )
     if done.wrong:
         text += f", {done.wrong.total():,} wrong"
     if done.part:
@@ -161,7 +163,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
     """What came of it for a terminal."""
     said = [
         f"restored {many(done.restored, 'blob')}, {size(done.bytes)} in"
-        f" {duration(done.duration_s)}, into {destination}; {done.right:,} were there and right"
+        f" {duration(done.duration_s)}, into {destination}; {done.right:,} there already and right"
     ]
     if not done.wrong:
         return said

@@ -24,7 +24,7 @@ from ntt_backup.verify import (
     verify_remote,
     verify_store,
 )
-from ntt_backup.wording import duration, printable, size
+from ntt_backup.wording import duration, many, printable, size
 
 _SHOWN: Final = 20
 
@@ -125,7 +125,7 @@ def lines(found: Findings, question: Question, again: str, root: str) -> list[st
     """
     where = "in the store" if question.way == "local" else "on the remote"
     said = [
-        f"checked {found.checked:,} of {found.total:,} blobs {where}, {size(found.bytes)} in"
+        f"checked {found.checked:,} of {many(found.total, 'blob')} {where}, {size(found.bytes)} in"
         f" {duration(found.duration_s)}"
     ]
     if not found.complete:
@@ -148,7 +148,8 @@ def lines(found: Findings, question: Question, again: str, root: str) -> list[st
         said.append(f"fetch them from the remote: {again} restore --to {shlex.quote(root)} {names}")
         return said
     if found.requeued:
-        said.append(f"{found.requeued:,} are pending again; to mend them: {again} run")
+        pending = many(found.requeued, "blob is", "blobs are")
+        said.append(f"{pending} pending again; to mend this: {again} run")
     if found.wrong[Reason.REMOTE_UNREADABLE]:
         said.append(
             "what cannot be read was left as it is: look at the disk and the kernel log there"

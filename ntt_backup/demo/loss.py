@@ -23,7 +23,7 @@ from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import Comparison, Listing, list_tree
 from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.wording import duration
+from ntt_backup.wording import duration, many
 
 # After these there is something to compare.
 _GO_ON: Final = (0, SOME_FAILED)
@@ -134,8 +134,8 @@ def drill(scratch: Scratch, postgres: Postgres, command: Callable[..., int]) -> 
         return code
     step("The store and the database are lost")
     lose(scratch, postgres)
-    say(f"gone: {scratch.source} with {len(before.store):,} files")
-    say(f"gone: the database with {len(before.tables)} tables")
+    say(f"gone: {scratch.source} with {many(len(before.store), 'file')}")
+    say(f"gone: the database with {many(len(before.tables), 'table')}")
     step("Back from the remote alone")
     found = come_back(scratch, postgres, command, before)
     step("Is all of it back?")

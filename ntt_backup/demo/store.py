@@ -25,6 +25,7 @@ from blake3 import blake3
 
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.model import relative_path
+from ntt_backup.wording import many
 
 # Path below the root to the content's hash.
 Listing = dict[str, str]
@@ -162,7 +163,7 @@ class Comparison:
 
     def __str__(self) -> str:
         if self.identical:
-            return f"{self.same:,} files, byte for byte the same"
+            return f"{many(self.same, 'file')}, byte for byte the same"
         return (
             f"{self.same:,} the same, {len(self.different):,} different,"
             f" {len(self.missing):,} missing, {len(self.extra):,} too many"

@@ -36,7 +36,7 @@ from ntt_backup.demo.store import (
 from ntt_backup.errors import ConfigError
 from ntt_backup.interrupts import Interrupts
 from ntt_backup.process import die_with_parent
-from ntt_backup.wording import duration, size
+from ntt_backup.wording import duration, many, size
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
 _MEGA: Final = 10**6
@@ -89,7 +89,7 @@ class Story:
             sources = [self.source.expanduser().resolve()]
         step(f"A store made of files from {', '.join(map(str, sources))}")
         made = make_store(scratch.source, sources, self.blobs, avoid=scratch.root)
-        say(f"{made.blobs:,} blobs, {size(made.bytes)} in {scratch.source}")
+        say(f"{many(made.blobs, 'blob')}, {size(made.bytes)} in {scratch.source}")
 
         step(f"The settings, {scratch.settings}")
         say(scratch.settings.read_text().strip())
@@ -227,13 +227,16 @@ class _Verdict:
         total, copied, failed = self.rows.split("|")
         lines = Counter(event["event"] for event in self.all)
         rows = (
-            ("store", f"{made.blobs:,} blobs, {size(made.bytes)}"),
+            ("store", f"{many(made.blobs, 'blob')}, {size(made.bytes)}"),
             ("left out", _left_out(made)),
-            ("first run", f"{run['copied']:,} blobs, {size(run['bytes'])} in {duration(seconds)}"),
+            (
+                "first run",
+                f"{many(run['copied'], 'blob')}, {size(run['bytes'])} in {duration(seconds)}",
+            ),
             ("", f"{megabytes / seconds:.1f} MB/s, {run['copied'] / seconds:,.0f} files/s"),
-            ("second run", f"{self._sent_again:,} blobs sent"),
+            ("second run", f"{many(self._sent_again, 'blob')} sent"),
             ("both sides", str(self.comparison)),
-            ("catalog", f"{total} rows, {copied} copied, {failed} failed"),
+            ("catalog", f"{many(int(total), 'row')}, {copied} copied, {failed} failed"),
             ("log", ", ".join(f"{count} {event}" for event, count in lines.most_common())),
             ("demo", f"took {duration(self.elapsed_s)}"),
         )
@@ -247,6 +250,6 @@ class _Verdict:
 
 def _left_out(made: Made) -> str:
     return (
-        f"{made.duplicates:,} duplicates, {made.unreadable:,} unreadable,"
+        f"{many(made.duplicates, 'duplicate')}, {made.unreadable:,} unreadable,"
         f" {made.too_large:,} too large for a demo"
     )

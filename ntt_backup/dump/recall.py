@@ -27,6 +27,7 @@ from ntt_backup.dump.record import Stored
 from ntt_backup.errors import DumpFailed
 from ntt_backup.process import Child, start, wait_for, write
 from ntt_backup.transport.ssh import Ssh
+from ntt_backup.wording import many
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024
@@ -59,7 +60,7 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stor
             warn(f"{one.name} is damaged: it does not have its SHA-256")
     raise DumpFailed(
         "there is no good dump of the catalog on the remote",
-        detail=f"{len(ours)} dumps of target {settings.target} were looked at in"
+        detail=f"looked at {many(len(ours), 'dump')} of target {settings.target} in"
         f" {settings.remote.path}/pgdump",
         hint="blobs come back without a catalog: ntt-backup-remote restore --to DIR, init-db, scan",
     )

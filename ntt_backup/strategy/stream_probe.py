@@ -18,6 +18,7 @@ from ntt_backup.remote import frames
 from ntt_backup.strategy.session import Facts, SessionPlan
 from ntt_backup.strategy.stream import StreamSession
 from ntt_backup.strategy.trial import Deadline, trial
+from ntt_backup.wording import many
 
 _NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 there)"
 
@@ -52,7 +53,8 @@ class StreamProbe:
         with trial(self._plan, self._plan.root) as (plan, batches):
             self._open.try_out(plan.store, batches, deadline.check)
         blobs = sum(len(batch.blobs) for batch in batches)
-        return f"{blobs} trial blobs in {len(batches)} batches by stream, called back"
+        trial_batches = many(len(batches), "batch", "batches")
+        return f"{many(blobs, 'trial blob')} in {trial_batches} by stream, called back"
 
     def make_place(self) -> None:
         self._open.place()

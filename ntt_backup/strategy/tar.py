@@ -147,9 +147,10 @@ class TarSession(PipelinedSession[_Flight]):
         altered = self._plan.store.altered(checked)
         if not altered:
             return None
+        more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         return BatchRejected(
             "a blob changed while it was sent",
-            detail=f"{relative_path(altered[0].blobid)}, and {len(altered) - 1} more",
+            detail=f"{relative_path(altered[0].blobid)}{more}",
             hint="it is looked at again",
         )
 

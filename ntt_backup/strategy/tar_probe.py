@@ -27,6 +27,7 @@ from ntt_backup.strategy.trial import TRIAL_SECONDS, Deadline, trial
 from ntt_backup.transport import Transport
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.storage import explain_root
+from ntt_backup.wording import many
 
 _STEM: Final = ".ntt-check-"
 
@@ -87,7 +88,8 @@ class TarProbe:
             archive = self._fetch_and_remove()
         sent = {blob.blobid for batch in batches for blob in batch.blobs}
         _compare(archive, sent)
-        return f"{len(sent)} trial blobs in {len(batches)} batches by tar, identical"
+        trial_batches = many(len(batches), "batch", "batches")
+        return f"{many(len(sent), 'trial blob')} in {trial_batches} by tar, identical"
 
     def make_place(self) -> None:
         said = ask(
@@ -142,7 +144,7 @@ def _compare(archive: bytes, sent: set[str]) -> None:
     if arrived.keys() != sent:
         raise RemoteCannotStore(
             "what arrived is not what was sent",
-            detail=f"{len(arrived)} of {len(sent)} trial blobs are identical",
+            detail=f"{len(arrived)} of {many(len(sent), 'trial blob')} came back identical",
             hint="do not run the backup before this is understood",
         )
     if odd := {f"{mode:o}" for mode in arrived.values() if mode != 0o644}:

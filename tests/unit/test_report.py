@@ -254,7 +254,7 @@ def test_a_scan_is_told_with_what_it_left_aside() -> None:
     )
     text = "\n".join(report.scan_lines(result))
     assert "registered 5 blobs" in text
-    assert "1,000 were known" in text
+    assert "1,000 known before" in text
     assert "going on after 7f/00" in text
     assert "2 strays: symlink" in text
     assert "1 stray: not-a-blobid" in text

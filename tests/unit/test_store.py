@@ -582,7 +582,7 @@ def test_probe_says_what_is_there(root: Path) -> None:
 
 def test_probe_takes_a_new_store_with_one_empty_prefix(root: Path) -> None:
     (root / "00").mkdir()
-    assert Store(root).probe() == "1 prefix directories"
+    assert Store(root).probe() == "1 prefix directory"
 
 
 def test_probe_refuses_an_empty_root_and_says_both_ways_out(root: Path) -> None:
