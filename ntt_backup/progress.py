@@ -184,11 +184,10 @@ class Progress:
 
     def found(self, blobs: int, bytes_: int, unsized: int, *, exact: bool) -> None:
         """Take in how much is pending at this moment: blobs, the bytes of those with a known size,
-        and how many have none. exact: it was counted, and no estimate takes its place as long as
-        it is not out of date.
+        and how many have none. exact: it was counted. An estimate takes the place of nothing that
+        still holds: two of them may differ by more than what came meanwhile.
         """
-        counted = self._found is not None and self._found.exact and not self.out_of_date
-        if exact or not counted:
+        if exact or self.out_of_date or self.pending is None:
             self._found = _Found(blobs, bytes_, unsized, exact, self._settled)
         self.out_of_date = False
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -175,26 +176,6 @@ def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> N
         assert run.wait(PATIENCE) == 143
 
 
-@pytest.mark.long
-def test_a_catalog_that_froze_does_not_keep_it_from_ending(
-    watching: Site, postgres: Postgres
-) -> None:
-    """Nothing breaks and nothing answers, as when the server's disk hangs."""
-    site = watching
-    site.write_config(log={"progress_interval": 1})
-    with site.running("run", "--watch") as run:
-        site.await_event("progress", 2)
-        with postgres.frozen():
-            seen = len(site.events("progress"))
-            site.await_event("progress", seen + 2)
-            run.send_signal(signal.SIGTERM)
-            site.await_event("stopping")
-            run.send_signal(signal.SIGTERM)
-            assert run.wait(PATIENCE) == 143
-    assert site.processes() == {}
-    assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
-
-
 def _outages(site: Site, what: str) -> list[object]:
     return [line for line in site.events("outage") if line["what"] == what]
 
@@ -233,6 +214,33 @@ def test_systemd_hears_that_it_waits(watching: Site, link: Link, systemd: socket
         assert len(watching.events("outage")) == 1
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
+
+
+@pytest.mark.long
+def test_a_catalog_that_froze_does_not_keep_it_from_ending(
+    watching: Site, postgres: Postgres, systemd: socket.socket
+) -> None:
+    """Nothing breaks and nothing answers, as when the server's disk hangs."""
+    site = watching
+    site.write_config(log={"progress_interval": 1})
+    with site.running("run", "--watch") as run:
+        site.await_event("worker_start", 2)
+        with postgres.frozen():
+            _forget_what_was_said(systemd)
+            for _ in range(2):
+                _hear_until(systemd, "WATCHDOG=1")
+            run.send_signal(signal.SIGTERM)
+            site.await_event("stopping")
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(PATIENCE) == 143
+    assert site.processes() == {}
+    assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
+
+
+def _forget_what_was_said(service: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while service.recv(4096, socket.MSG_DONTWAIT):
+            pass
 
 
 def _hear_until(service: socket.socket, word: str) -> str:

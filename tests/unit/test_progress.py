@@ -231,8 +231,8 @@ def test_an_estimate_is_marked_until_a_count_takes_its_place() -> None:
     shown = progress.snapshot(1.0)
     assert (shown.pending, shown.estimated) == (42_000_000, True)
     progress.event(0, complete(1_000_000), 2.0)
-    progress.found(40_000_000, 16 * 10**12, 0, exact=False)
-    assert progress.snapshot(2.0).pending == 40_000_000
+    progress.found(30_000_000, 16 * 10**12, 0, exact=False)
+    assert progress.snapshot(2.0).pending == 41_000_000
     progress.found(40_999_000, 16 * 10**12, 0, exact=True)
     shown = progress.snapshot(2.0)
     assert (shown.pending, shown.estimated) == (40_999_000, False)
@@ -247,6 +247,8 @@ def test_an_estimate_that_was_too_low_says_nothing_any_more() -> None:
     progress.event(0, complete(10), 2.0)
     shown = progress.snapshot(2.0)
     assert (shown.pending, shown.eta_s, shown.share, shown.estimated) == (None, None, None, False)
+    progress.found(30, 0, 0, exact=False)
+    assert progress.snapshot(2.0).pending == 30
 
 
 # --- when to look again ---------------------------------------------------------------------------
