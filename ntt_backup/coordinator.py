@@ -31,6 +31,7 @@ from ntt_backup.dump.child import DumpChild
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
 from ntt_backup.events import EventLog
 from ntt_backup.lock import pid_lock
+from ntt_backup.pace import Limit
 from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.process import wait_for
 from ntt_backup.progress import Progress, Snapshot, View
@@ -175,7 +176,8 @@ class _Run:
                     worker.prepare()
 
     def _hire(self, strategy: str) -> None:
-        settings = self._settings
+        settings, rate = self._settings, self._settings.run.bwlimit
+        limit = None if rate is None else Limit(rate, settings.run.workers)
         self._workers = self._workers or [
             SupervisedWorker(
                 Orders(
@@ -186,6 +188,7 @@ class _Run:
                     application=identity.application(),
                     strategy=strategy,
                     watch=self._watch,
+                    limit=limit,
                 ),
                 self._backoff,
             )

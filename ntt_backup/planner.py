@@ -17,6 +17,7 @@ from itertools import pairwise, zip_longest
 from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
 
 RANGES = 256
+_LEAST_SPOONFUL = 4096
 
 
 @cache
@@ -187,28 +188,33 @@ def split(batch: Batch, refusals: int) -> tuple[Batch, Batch]:
 
 
 class Throttle:
-    """A token bucket: how many bytes may go now under a limit, holding at most a tenth of a
-    second.
+    """A token bucket over what several senders send together, as one of them sees it: how many
+    bytes it may send now.
+
+    It holds what may go in a quarter of a second, and gives it out in spoonfuls that are worth a
+    packet of ssh's: in crumbs of thirty bytes, what ssh adds to each would double the traffic. All
+    senders may take a spoonful at the same instant; what that is too much is missing from the next.
     """
 
-    def __init__(self, bytes_per_second: float, now: float) -> None:
+    def __init__(self, bytes_per_second: float, senders: int, now: float, sent: int) -> None:
         self._rate = bytes_per_second
-        self._burst = max(1.0, bytes_per_second / 10)
-        self._tokens = self._burst
+        least = min(bytes_per_second, _LEAST_SPOONFUL)
+        self.spoonful = max(bytes_per_second / 20 / senders, least)
+        self.burst = max(bytes_per_second / 4, least)
+        self._tokens = self.burst
         self._then = now
+        self._sent = sent
 
-    def allowance(self, now: float) -> int:
-        """Bytes that may be sent at this moment; 0 for none."""
-        self._tokens = min(self._burst, self._tokens + (now - self._then) * self._rate)
-        self._then = now
-        return int(self._tokens)
-
-    def spend(self, sent: int) -> None:
-        self._tokens -= sent
+    def allowance(self, now: float, sent: int) -> int:
+        """Bytes that may be sent at this moment; 0 for none. sent: by all, since the beginning."""
+        gained = (now - self._then) * self._rate - (sent - self._sent)
+        self._tokens = min(self.burst, self._tokens + gained)
+        self._then, self._sent = now, sent
+        return int(self.spoonful) if self._tokens >= self.spoonful else 0
 
     def delay(self) -> float:
-        """Seconds until a useful amount may be sent again."""
-        return max(0.0, (max(1.0, self._burst / 2) - self._tokens) / self._rate)
+        """Seconds until something may be sent again, if nobody sends meanwhile; always some."""
+        return max(1e-3, (self.spoonful - self._tokens) / self._rate)
 
 
 class RateWindow:

@@ -150,7 +150,7 @@ class _Look:
             run_id=run_id,
             slot="check",
             run=settings.run,
-            bytes_per_second=None,
+            pace=None,
             on_bytes=lambda _: None,
         )
         self._catalog: Connection | None = None

@@ -21,6 +21,7 @@ from ntt_backup.catalog.session import CatalogSession
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.line import write_event
+from ntt_backup.pace import Limit
 from ntt_backup.planner import claim_order
 from ntt_backup.process import wait_for
 from ntt_backup.store import Store
@@ -40,7 +41,9 @@ _FRESH_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a worker is to do. worker counts from 0; owner names this host and target."""
+    """What a worker is to do. worker counts from 0; owner names this host and target. limit: what
+    all workers together may send.
+    """
 
     settings: Settings
     worker: int
@@ -49,6 +52,7 @@ class Orders:
     application: str
     strategy: str
     watch: bool
+    limit: Limit | None = None
 
 
 class PipeLine:
@@ -126,7 +130,6 @@ class Remote:
 def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
     """How this worker's sessions are opened."""
     settings = orders.settings
-    limit = settings.run.bwlimit
     return SessionPlan(
         transport=Ssh(settings.remote),
         store=Store(settings.source.root),
@@ -135,7 +138,7 @@ def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
         run_id=orders.run_id,
         slot=str(orders.worker),
         run=settings.run,
-        bytes_per_second=limit / settings.run.workers if limit is not None else None,
+        pace=orders.limit.sender(orders.worker) if orders.limit is not None else None,
         on_bytes=line.sent,
         on_content=line.carried,
     )

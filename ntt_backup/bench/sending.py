@@ -70,7 +70,7 @@ class SendJob:
             run_id="bench",
             slot=task.slot,
             run=task.run.model_copy(update={"codec": task.codec}) if task.codec else task.run,
-            bytes_per_second=None,
+            pace=None,
             on_bytes=lambda _: None,
         )
         session = open_session(strategy, plan)

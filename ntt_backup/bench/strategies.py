@@ -229,7 +229,7 @@ def _refusal(settings: Settings, way: Way, place: Scratch) -> str:
         run_id="bench",
         slot="0",
         run=run,
-        bytes_per_second=None,
+        pace=None,
         on_bytes=lambda _: None,
     )
     try:

@@ -38,7 +38,7 @@ from ntt_backup.dump.programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
-from ntt_backup.planner import Throttle
+from ntt_backup.pace import alone
 from ntt_backup.process import wait_for
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_gone
@@ -127,9 +127,8 @@ class _Job:
         return db.connect(self._settings.catalog.url, self._application)
 
     def _make(self, found: Programs, state: DatabaseState, number: int) -> tuple[str, DumpRecord]:
-        limit = self._settings.run.bwlimit
-        throttle = None if limit is None else Throttle(limit, time.monotonic())
-        upload = self._place.upload(self._token, throttle, self._settings.run.stall_timeout)
+        pace = alone(self._settings.run.bwlimit)
+        upload = self._place.upload(self._token, pace, self._settings.run.stall_timeout)
         try:
             size, digest, head = self._pour(found.pg_dump, upload)
             there = upload.finish()

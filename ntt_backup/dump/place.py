@@ -22,7 +22,7 @@ from typing import Final
 
 from ntt_backup.dump.record import DumpRecord, Stored, is_name, read
 from ntt_backup.errors import BackupError, DumpImpossible, RemoteUnreachable
-from ntt_backup.planner import Throttle
+from ntt_backup.pace import Pace
 from ntt_backup.transport import Transport
 from ntt_backup.transport.channel import Channel
 from ntt_backup.transport.shell import shell_script
@@ -70,10 +70,10 @@ class DumpPlace:
         """Find out whether a dump could be stored, and leave nothing there."""
         _require(self._ask("try", token=token), "tried")
 
-    def upload(self, token: str, throttle: Throttle | None, stall_timeout: float) -> Upload:
+    def upload(self, token: str, pace: Pace | None, stall_timeout: float) -> Upload:
         """Begin to send a dump under the temporary name that belongs to token."""
         values = {"action": "put", "root": self._root, "token": token}
-        return Upload(self._open(values, throttle), self._patience, stall_timeout)
+        return Upload(self._open(values, pace), self._patience, stall_timeout)
 
     def name(self, token: str, name: str, record: DumpRecord) -> None:
         """Give what was uploaded its name; durable when this returns."""
@@ -119,9 +119,9 @@ class DumpPlace:
         finally:
             channel.abort()
 
-    def _open(self, values: dict[str, str], throttle: Throttle | None) -> Channel:
+    def _open(self, values: dict[str, str], pace: Pace | None) -> Channel:
         command, source = shell_script("echo\necho NTT-ANSWER\n" + _script(), values)
-        channel = Channel(self._transport, command, throttle=throttle)
+        channel = Channel(self._transport, command, pace=pace)
         try:
             patience = self._transport.connect_timeout
             said = channel.greet(source, _GREETING, patience, doing="about the catalog's dumps")

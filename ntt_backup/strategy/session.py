@@ -5,7 +5,6 @@ Kept apart from the registry, so that the strategies and the registry can both i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +12,7 @@ from typing import Protocol
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch
-from ntt_backup.planner import Throttle
+from ntt_backup.pace import Pace
 from ntt_backup.store import Store
 from ntt_backup.transport import Transport
 from ntt_backup.transport.channel import Channel
@@ -71,11 +70,11 @@ class SessionPlan:
 
     root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
     run and slot the worker: together they name the session's scratch space on the remote, so that
-    the next one can remove what a dead one left. bytes_per_second limits what is sent, None for no
-    limit. on_bytes is told, as they go, how many bytes were handed to the transport, and right
-    before it on_content how much content of blobs they carry; with less than zero for what comes to
-    nothing, so that its sum is what was stored and what is under way. For `stream` only: sync is
-    how the far side makes a batch durable (`syncfs`, or `fsync` a file).
+    the next one can remove what a dead one left. pace limits what is sent, None for no limit.
+    on_bytes is told, as they go, how many bytes were handed to the transport, and right before it
+    on_content how much content of blobs they carry; with less than zero for what comes to nothing,
+    so that its sum is what was stored and what is under way. For `stream` only: sync is how the
+    far side makes a batch durable (`syncfs`, or `fsync` a file).
     """
 
     transport: Transport
@@ -85,13 +84,11 @@ class SessionPlan:
     run_id: str
     slot: str
     run: RunSettings
-    bytes_per_second: float | None
+    pace: Pace | None
     on_bytes: Callable[[int], None]
     on_content: Callable[[int], None] = lambda _: None
     sync: str = "syncfs"
 
     def channel(self, command: str, on_bytes: Callable[[int], None]) -> Channel:
         """The remote command, started, under this plan's limit; on_bytes is told what goes."""
-        limit = self.bytes_per_second
-        throttle = Throttle(limit, time.monotonic()) if limit is not None else None
-        return Channel(self.transport, command, throttle=throttle, on_bytes=on_bytes)
+        return Channel(self.transport, command, pace=self.pace, on_bytes=on_bytes)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
-from ntt_backup.planner import Throttle
+from ntt_backup.pace import Pace
 from ntt_backup.process import Child, start, wait_for, write
 from ntt_backup.transport import Transport
 
@@ -35,7 +35,7 @@ _LAST_WORDS_SECONDS: Final = 1.0
 class Channel:
     """A running remote command. Raises SourceError where its local process cannot be started.
 
-    throttle limits what is sent. on_bytes is told of bytes as they are handed over.
+    pace limits what is sent. on_bytes is told of bytes as they are handed over.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Channel:
         transport: Transport,
         command: str,
         *,
-        throttle: Throttle | None = None,
+        pace: Pace | None = None,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._transport = transport
-        self._throttle = throttle
+        self._pace = pace
         self._on_bytes = on_bytes
         self._child: Final[Child] = start(transport.argv(command), env=transport.environment())
         self._reads = True
@@ -123,9 +123,9 @@ class Channel:
         while data:
             pause = 0.0
             chunk = data
-            if self._throttle is not None:
-                chunk = data[: self._throttle.allowance(time.monotonic())]
-                pause = self._throttle.delay() if not chunk else 0.0
+            if self._pace is not None:
+                chunk = data[: self._pace.allowance()]
+                pause = self._pace.delay() if not chunk else 0.0
             sent = self._write(chunk)
             if not self._reads:
                 self._hear_the_end(hear)
@@ -191,8 +191,8 @@ class Channel:
             return 0
         if sent:
             self._on_bytes(sent)
-            if self._throttle is not None:
-                self._throttle.spend(sent)
+            if self._pace is not None:
+                self._pace.spend(sent)
         return sent
 
     def _read(self) -> bytes | None:

@@ -66,7 +66,7 @@ def _store(source: Path, blobs: list[Blob], remote: Path, sync: str) -> float:
         run_id="bench",
         slot="0",
         run=RunSettings(),
-        bytes_per_second=None,
+        pace=None,
         on_bytes=lambda _: None,
         sync=sync,
     )

@@ -23,6 +23,7 @@ from blake3 import blake3
 from ntt_backup.config.settings import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
+from ntt_backup.pace import alone
 from ntt_backup.store import Inspection, Store
 from ntt_backup.strategy import Outcome, Session, open_session
 from ntt_backup.strategy.session import SessionPlan
@@ -189,7 +190,7 @@ class Rig:
                 run_id="run",
                 slot=str(len(self.sessions)),
                 run=RunSettings(**{**PATIENT, **run}),
-                bytes_per_second=bytes_per_second,
+                pace=alone(bytes_per_second),
                 on_bytes=self._count,
                 on_content=self._carry,
             ),

@@ -114,7 +114,7 @@ def plan_of(rig: Rig) -> SessionPlan:
         run_id="run",
         slot="0",
         run=RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE),
-        bytes_per_second=None,
+        pace=None,
         on_bytes=rig._count,
     )
 

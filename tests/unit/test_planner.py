@@ -293,44 +293,67 @@ def test_a_limit_of_zero_means_no_patience_at_all() -> None:
 
 @given(
     st.floats(4, 1e9),
-    st.lists(st.tuples(st.floats(0, 3), fractions), min_size=1, max_size=60),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.floats(0, 3), st.integers(0, 7), fractions), min_size=1, max_size=60),
 )
-def test_a_throttle_never_lets_more_through_in_any_window_than_the_rate_and_one_burst(
-    rate: float, steps: list[tuple[float, float]]
+def test_throttles_never_let_more_through_in_any_window_than_the_rate_and_one_burst(
+    rate: float, senders: int, steps: list[tuple[float, int, float]]
 ) -> None:
-    now = 0.0
-    throttle = Throttle(rate, now)
+    """And where several ask before any of them has sent, a spoonful for each at most."""
+    now, total = 0.0, 0
+    throttles = [Throttle(rate, senders, now, total) for _ in range(senders)]
     sent: list[tuple[float, int]] = []
-    for pause, fraction in steps:
+    for pause, who, fraction in steps:
         now += pause
-        amount = int(throttle.allowance(now) * (1 - fraction))
-        throttle.spend(amount)
+        amount = int(throttles[who % senders].allowance(now, total) * (1 - fraction))
+        total += amount
         sent.append((now, amount))
-    burst = max(1.0, rate / 10)
+    most = throttles[0].burst * senders
     for first, (start, _) in enumerate(sent):
         for last in range(first, len(sent)):
             passed = sum(amount for _, amount in sent[first : last + 1])
-            assert passed <= (burst + (sent[last][0] - start) * rate) * (1 + 1e-9) + 1e-6
+            assert passed <= (most + (sent[last][0] - start) * rate) * (1 + 1e-9) + 1e-6
 
 
-@given(st.floats(4, 1e9))
-def test_after_the_delay_of_a_throttle_something_may_be_sent(rate: float) -> None:
-    throttle = Throttle(rate, 0.0)
-    throttle.spend(throttle.allowance(0.0))
+@given(st.floats(4, 1e9), st.integers(1, 256))
+def test_after_the_delay_of_a_throttle_something_may_be_sent(rate: float, senders: int) -> None:
+    throttle, sent = Throttle(rate, senders, 0.0, 0), 0
+    while amount := throttle.allowance(0.0, sent):
+        sent += amount
     delay = throttle.delay()
     assert delay > 0
-    assert throttle.allowance(delay * (1 + 1e-9)) >= 1
+    assert throttle.allowance(delay * (1 + 1e-6), sent) >= 1
 
 
-def test_a_throttle_that_waits_for_its_delays_sends_at_its_rate() -> None:
-    now, sent = 0.0, 0
-    throttle = Throttle(12e6, now)
+@pytest.mark.parametrize("busy", [1, 2, 4])
+def test_what_one_sender_does_not_use_the_others_may(busy: int) -> None:
+    now, total, packets = 0.0, 0, 0
+    throttles = [Throttle(12e6, 4, now, total) for _ in range(4)]
     while now < 100:
-        amount = throttle.allowance(now)
-        throttle.spend(amount)
-        sent += amount
-        now += throttle.delay()
-    assert sent / now == pytest.approx(12e6, rel=0.02)
+        for throttle in throttles[:busy]:
+            amount = throttle.allowance(now, total)
+            total += amount
+            packets += amount > 0
+        now += min(throttle.delay() for throttle in throttles[:busy])
+    assert total / now == pytest.approx(12e6, rel=0.02)
+    assert total / packets > 100_000
+
+
+def test_who_was_silent_for_an_hour_has_no_debt_for_what_the_others_sent() -> None:
+    sleeper, total = Throttle(1e6, 2, 0.0, 0), 0
+    assert sleeper.allowance(0.0, total) > 0
+    assert sleeper.allowance(3600.0, 3_600_000_000) > 0
+
+
+@pytest.mark.parametrize("rate", [1024, 20_000, 1e6, 100e6])
+def test_nothing_is_sent_in_crumbs(rate: float) -> None:
+    """ssh makes a packet of each, which costs some forty bytes more."""
+    throttle, now, total = Throttle(rate, 4, 0.0, 0), 0.0, 0
+    while now < 10:
+        amount = throttle.allowance(now, total)
+        assert amount == 0 or amount >= min(rate, 4096)
+        total += amount
+        now += 1e-3
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:

@@ -1,0 +1,38 @@
+"""What goes over the link is what `run.bwlimit` allows: counted on the way, not by the program."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from tests.link import Link
+from tests.site import Site, wait_until
+
+RATE = 500_000
+# The preflight and what each worker needs to begin; then work for some seconds.
+BEFORE = 1_000_000
+COUNTED = 3_000_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["stream", "tar"])
+@pytest.mark.parametrize(("workers", "even"), [(1, True), (4, True), (4, False)])
+def test_the_limit_is_what_goes_over_the_link(
+    site: Site, link: Link, strategy: str, workers: int, even: bool
+) -> None:
+    """In many small batches, and where only one of several workers has something to send."""
+    site.through(site.sshd.through(link.port))
+    run = {"strategy": strategy, "workers": workers, "batch_size": 20, "codec": "none"}
+    site.write_config(run={**run, "bwlimit": RATE})
+    if even:
+        site.fill(250, size=lambda chance: chance.randrange(40_000))
+    else:
+        site.put(random.Random(5).randbytes(BEFORE + 4_000_000))
+    with site.running("run"):
+        wait_until(lambda: link.sent >= BEFORE, "the work to begin")
+        before, began = link.sent, time.monotonic()
+        wait_until(lambda: link.sent >= before + COUNTED, "some megabytes more")
+        rate = (link.sent - before) / (time.monotonic() - began)
+    assert 0.6 * RATE < rate < 1.1 * RATE
