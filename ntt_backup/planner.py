@@ -17,6 +17,9 @@ from itertools import pairwise, zip_longest
 from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
 
 RANGES = 256
+PARTS = 16
+# A range is shared with other workers where at least so many blobs are left behind the next batch.
+WORTH_SHARING = 256
 _LEAST_SPOONFUL = 4096
 
 
@@ -32,6 +35,28 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
     return tuple(
         BlobRange(index, bounds[index] or "", bounds[index + 1]) for index in range(RANGES)
     )
+
+
+def parts(whole: BlobRange) -> tuple[BlobRange, ...]:
+    """A range cut at the third digit, for several workers. Their indexes follow on those of all
+    ranges, and are the same on every host.
+    """
+    cuts = [whole.lo, *(f"{whole.index:02x}{part:x}" for part in range(1, PARTS))]
+    first = RANGES + PARTS * whole.index
+    return tuple(
+        BlobRange(first + part, lo, hi)
+        for part, (lo, hi) in enumerate(zip(cuts, [*cuts[1:], whole.hi], strict=True))
+    )
+
+
+def whole_of(index: int) -> int:
+    """The index of the range that this is a part of; its own, where it is no part."""
+    return index if index < RANGES else (index - RANGES) // PARTS
+
+
+def range_name(index: int) -> str:
+    """The digits that the blobids of a range, or of a part, begin with."""
+    return f"{index:02x}" if index < RANGES else f"{index - RANGES:03x}"
 
 
 def claim_order(worker: int, workers: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ntt_backup.catalog.dumps import DumpRun
 from ntt_backup.catalog.figures import PendingEstimate, Totals
 from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
+from ntt_backup.planner import range_name
 from ntt_backup.scan import ScanResult
 from ntt_backup.wording import about, duration, many, moment, printable, size
 
@@ -39,7 +40,7 @@ def status_json(
         "last_run": None if last is None else {k: _plain(v) for k, v in asdict(last).items()},
         "dumps": [{k: _plain(v) for k, v in asdict(one).items()} for one in dumps],
         "ranges": [
-            {"range": f"{one.index:02x}", "holder": one.application_name, "pid": one.pid}
+            {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
             for one in holders
         ],
     }
@@ -135,7 +136,7 @@ def _by_holder(holders: Sequence[Holder]) -> Mapping[str, list[int]]:
 
 
 def _ranges(indexes: Sequence[int]) -> str:
-    names = [f"{index:02x}" for index in indexes[:16]]
+    names = [range_name(index) for index in indexes[:16]]
     more = f" and {len(indexes) - 16} more" if len(indexes) > 16 else ""
     return "ranges " + " ".join(names) + more
 

@@ -9,6 +9,12 @@ Life of a range, as one session sees it:
 
     free --take--> open --read to its end--> exhausted --release--> free
 
+A range in which much is left behind the first batch is not kept for one worker: it is held in
+parts. Each part is a lock of its own, beside a shared one on the whole, which keeps off whoever
+wants all of it. A session goes on in the parts of its own range, and where nothing whole is free,
+it helps with the parts of the others'. All hosts must know of parts: for one that does not, a range
+that is held in parts is simply taken.
+
 At most one range is open at a time. Exhausted ones stay locked while their blobs are under way,
 else another worker would send them again. A range that is claimed again starts at its beginning,
 since blobs may have been inserted behind the cursor.
@@ -31,7 +37,7 @@ from ntt_backup.catalog.db import Connection, configure, translated
 from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob, BlobRange
-from ntt_backup.planner import prefix_ranges
+from ntt_backup.planner import RANGES, WORTH_SHARING, parts, prefix_ranges, whole_of
 
 # How long a search may take before its caller is asked whether anything else is to be done.
 _SEARCH_MILLISECONDS: Final = 500
@@ -48,7 +54,7 @@ def lock_class(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A session that holds a range."""
+    """A session that holds a range, or a part of one."""
 
     index: int
     application_name: str
@@ -71,6 +77,7 @@ class Claims:
         self._one_by_one = False
         self._held: set[int] = set()
         self._open: Cursor | None = None
+        self._ahead: tuple[BlobRange, ...] = ()
         with translated(conn, "read its indexes"):
             walk_indexes(conn)
             self._parts = read_parts(conn, target)
@@ -92,7 +99,7 @@ class Claims:
             taken: list[tuple[Blob, int]] = []
             while len(taken) < limit:
                 wanted = limit - len(taken)
-                cursors = [self._open] if self._open else self._claim(wanted, deadline)
+                cursors = [self._open] if self._open else self._claim_any(wanted, deadline)
                 if not cursors:
                     break
                 taken += self._read(cursors, wanted)
@@ -108,7 +115,8 @@ class Claims:
         if not freed:
             return
         with translated(self._conn, "release ranges"):
-            self._run("unlock_ranges", {"indexes": sorted(freed)})
+            self._run("unlock_ranges", {"indexes": [one for one in freed if one < RANGES]})
+            self._run("unlock_parts", _of_parts(one for one in freed if one >= RANGES))
         self._held -= freed
         if self._open and self._open.range.index in freed:
             self._open = None
@@ -136,6 +144,50 @@ class Claims:
         """
         with translated(self._conn, "listen for new blobs"):
             return bool(list(self._conn.notifies(timeout=0)))
+
+    def _claim_any(self, limit: int, deadline: float) -> list[Cursor]:
+        """Lock what is to be read next: more of the range that we hold in parts, or what is free,
+        or parts of what others share; [] when there is none, or the search is not over.
+        """
+        if cursors := self._claim_parts(self._ahead, limit):
+            return cursors
+        if cursors := self._claim(limit, deadline):
+            return self._share(cursors, limit)
+        if self.searching:
+            return []
+        shared = {index for (index,) in self._run("shared_ranges", {})}
+        theirs = (parts(one) for one in self._ranges if one.index in shared)
+        return self._claim_parts([one for some in theirs for one in some], limit)
+
+    def _share(self, cursors: list[Cursor], limit: int) -> list[Cursor]:
+        """Of ranges that were just locked, hold the last one in parts where it has much more than
+        limit: only that one can.
+        """
+        *others, last = cursors
+        whole = last.range
+        enough = {**bounds([whole]), "count": limit + WORTH_SHARING}
+        ((much,),) = self._run("any_beyond", enough)
+        if not much:
+            return cursors
+        begun = self._claim_parts(parts(whole), limit)
+        self.release([whole.index])
+        return others + begun
+
+    def _claim_parts(self, candidates: Sequence[BlobRange], limit: int) -> list[Cursor]:
+        """Lock parts of ranges that together have about limit pending blobs; [] where none is free,
+        or others were quicker.
+        """
+        free = [one for one in candidates if one.index not in self._held]
+        found = self._run("free_ranges", {**bounds(free), "limit": limit}) if free else []
+        rows = self._run("lock_parts", _of_parts(index for (index,) in found)) if found else []
+        got = {index for (index,) in rows}
+        self._held |= got
+        begun = [one for one in free if one.index in got]
+        self._ahead = ()
+        if begun:
+            whole = prefix_ranges()[whole_of(begun[-1].index)]
+            self._ahead = tuple(one for one in parts(whole) if one.index > begun[-1].index)
+        return [Cursor(one) for one in begun]
 
     def _claim(self, limit: int, deadline: float) -> list[Cursor]:
         """Lock free ranges that have pending blobs, about limit of them; [] when there are none.
@@ -213,6 +265,12 @@ class Claims:
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         query = statement(name, **self._parts)
         return self._conn.execute(query, {"class": self._class, **values}).fetchall()
+
+
+def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
+    """The values of a statement that locks or unlocks parts of ranges."""
+    some = list(indexes)
+    return {"parts": some, "wholes": [whole_of(one) for one in some]}
 
 
 def holders(conn: Connection, target: str) -> list[Holder]:

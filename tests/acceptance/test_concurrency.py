@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
+from contextlib import ExitStack
 
 import psycopg
 import pytest
+from blake3 import blake3
 
 from tests.patience import PATIENCE
 from tests.postgres import CONNECTIONS
@@ -160,6 +165,33 @@ def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
     assert _copied(site) == len(blobids)
     assert len(site.events("worker_stop")) == workers
     assert site.failures() == {}
+    site.assert_complete()
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_lies_in_one_prefix_alone_is_shared_by_all_workers(site: Site, hosts: int) -> None:
+    chance = random.Random(7)
+    content = (chance.randbytes(1000) for _ in itertools.count())
+    hit = (one for one in content if blake3(one).hexdigest().startswith("ab"))
+    blobids = [site.put_in_store(one) for one in itertools.islice(hit, 760)]
+    site.register(blobids)
+    blobids += site.fill(40)
+    site.write_config(run={"workers": 4 // hosts, "batch_size": 20, "bwlimit": "400kB"})
+    sites = [site, *(site.beside(f"host-{number}") for number in range(1, hosts))]
+    with ExitStack() as stack:
+        release = stack.enter_context(site.locked_catalog())
+        runs = [stack.enter_context(one.running("run")) for one in sites]
+        for one in sites:
+            one.await_event("worker_start", 4 // hosts)
+        release()
+        for one, run in zip(sites, runs, strict=True):
+            assert run.wait(120) == 0, one.output()
+    shares: Counter[tuple[str, int]] = Counter()
+    for one in sites:
+        for event in one.events("batch_complete"):
+            shares[str(one.root), event["worker"]] += event["copied"]
+    assert sum(shares.values()) == len(blobids)
+    assert max(shares.values()) <= len(blobids) / 2
     site.assert_complete()
 
 

@@ -24,11 +24,12 @@ from ntt_backup.catalog import (
     pending_estimate,
     requeue,
 )
+from ntt_backup.catalog.claim import lock_class
 from ntt_backup.catalog.pending import Cursor, read_parts, reading
 from ntt_backup.catalog.queries import statement
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.planner import claim_order, prefix_ranges
+from ntt_backup.planner import WORTH_SHARING, claim_order, prefix_ranges, range_name
 from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS
 
 EVERYWHERE = range(256)
@@ -58,6 +59,16 @@ def add_hashes(conn: Connection, count: int) -> None:
         "insert into blobs (blobid, size) select encode(sha256(n::text::bytea), 'hex'), n"
         " from generate_series(1, %s) as n",
         [count],
+    )
+
+
+def add_prefixed(conn: Connection, prefix: str, count: int) -> None:
+    """Blobs that all lie in one range, evenly."""
+    conn.execute(
+        "insert into blobs (blobid, size)"
+        " select %s || substr(encode(sha256((n + 10000)::text::bytea), 'hex'), 3), n"
+        " from generate_series(1, %s) as n",
+        [prefix, count],
     )
 
 
@@ -133,6 +144,51 @@ def test_a_claim_reads_no_more_than_it_needs(catalog: Connection) -> None:
     assert len(claims.take(1000)) == 1000
 
     assert entries_read(catalog) - before < 5000
+
+
+def test_a_range_with_much_in_it_is_shared(catalog: Connection, other: Connection) -> None:
+    add_prefixed(catalog, "ab", 1000)
+    add(catalog, "0a", "cd")
+    mine = Claims(catalog, "remote", EVERYWHERE)
+    theirs = Claims(other, "remote", EVERYWHERE)
+
+    first = ids(mine.take(100))
+    second = ids(theirs.take(100))
+
+    assert first[0] == "0a"
+    assert second[0] == "cd"
+    assert len(first) == len(second) == 100
+    assert set(first).isdisjoint(second)
+    names = [range_name(one.index) for one in holders(catalog, "remote")]
+    assert len(set(names)) == len(names) >= 4
+    assert {name for name in names if len(name) == 2} == {"0a", "cd"}
+    assert all(name.startswith("ab") for name in names if len(name) == 3)
+
+
+def test_a_range_that_is_held_in_parts_is_nobodys_as_a_whole(
+    catalog: Connection, other: Connection
+) -> None:
+    """Until its last part is given back, whoever took it."""
+    add_prefixed(catalog, "ab", 1000)
+    mine, theirs = (Claims(conn, "remote", EVERYWHERE) for conn in (catalog, other))
+    held = [mine.take(100), theirs.take(100)]
+    third = "select pg_try_advisory_lock(%s, 171)"
+
+    for claims, conn, taken in zip((mine, theirs), (other, catalog), held, strict=True):
+        assert conn.execute(third, [lock_class("remote")]).fetchall() == [(False,)]
+        claims.release({index for _, index in taken})
+
+    assert holders(catalog, "remote") == []
+    assert catalog.execute(third, [lock_class("remote")]).fetchall() == [(True,)]
+
+
+def test_few_blobs_are_not_shared(catalog: Connection) -> None:
+    add_prefixed(catalog, "ab", WORTH_SHARING + 10)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert len(claims.take(10)) == 10
+
+    assert [one.index for one in holders(catalog, "remote")] == [0xAB]
 
 
 def test_a_range_that_was_emptied_before_we_locked_it_is_given_back(
@@ -357,11 +413,16 @@ def test_any_pending_knows_what_others_hold_and_nothing_else(
     assert claims.any_pending() is False
 
 
+@pytest.mark.parametrize("prefix", ["", "ab", "00", "ff"])
 @pytest.mark.parametrize("workers", [1, 3, 7])
 def test_claimers_cover_everything_once_and_share_no_range(
-    catalog: Connection, catalog_url: str, workers: int
+    catalog: Connection, catalog_url: str, workers: int, prefix: str
 ) -> None:
-    add_hashes(catalog, 4000)
+    """Nor a part of a range, where nearly all lies in one."""
+    add_hashes(catalog, 400 if prefix else 4000)
+    if prefix:
+        add_prefixed(catalog, prefix + "0", 225)
+        add_prefixed(catalog, prefix, 3000)
     add(catalog, *MALFORMED)
     guard = threading.Lock()
     held: dict[int, int] = {}
@@ -394,7 +455,8 @@ def test_claimers_cover_everything_once_and_share_no_range(
 
     assert problems == []
     assert set(taken.values()) == {1}
-    assert len(taken) == 4000 + len(MALFORMED)
+    there = catalog.execute("select count(*) from blobs").fetchall()
+    assert [(len(taken),)] == there
     assert Claims(catalog, "remote", EVERYWHERE).any_pending() is False
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.model import Batch, Blob, BlobRange, Reason
 from ntt_backup.planner import (
+    PARTS,
     RANGES,
     Backoff,
     GiveUp,
@@ -25,8 +26,11 @@ from ntt_backup.planner import (
     claim_order,
     cut,
     eta_seconds,
+    parts,
     prefix_ranges,
+    range_name,
     split,
+    whole_of,
 )
 
 AT_ONCE = Backoff(base=1, cap=60)
@@ -62,6 +66,26 @@ def test_the_ranges_join_end_to_end_from_the_first_text_to_no_end() -> None:
     assert ranges[0].lo == ""
     assert ranges[-1].hi is None
     assert all(one.hi == following.lo for one, following in itertools.pairwise(ranges))
+
+
+@given(st.text() | st.text(alphabet="0123456789abcdef", max_size=64))
+def test_the_parts_of_a_range_are_the_range(text: str) -> None:
+    for whole in prefix_ranges():
+        within = [one for one in parts(whole) if holds(one, text)]
+        assert len(within) == holds(whole, text)
+        assert len(parts(whole)) == PARTS
+
+
+def test_every_range_and_part_has_an_index_and_a_name_of_its_own() -> None:
+    wholes = prefix_ranges()
+    pieces = [one for whole in wholes for one in parts(whole)]
+    everything = [one.index for one in (*wholes, *pieces)]
+    assert everything == list(range(RANGES + RANGES * PARTS))
+    assert len({range_name(index) for index in everything}) == len(everything)
+    assert [whole_of(one.index) for one in wholes] == list(range(RANGES))
+    for whole in wholes:
+        assert {whole_of(one.index) for one in parts(whole)} == {whole.index}
+        assert all(range_name(one.index)[:2] == range_name(whole.index) for one in parts(whole))
 
 
 @pytest.mark.parametrize("workers", WORKERS)
