@@ -32,6 +32,7 @@ from ntt_backup.catalog.ground import (
 from ntt_backup.catalog.pending import columns
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.shape import (
+    CREATE_OWN,
     SCHEMA_VERSION,
     Table,
     check_one_table,
@@ -200,12 +201,8 @@ def _prepare_own_schema(conn: Connection, place: Place, report: Report) -> bool:
         if not there:
             conn.execute(statement("create_schema"))
             report("created the schema ntt_backup")
-        conn.execute(statement("create_failures"))
-        conn.execute(statement("create_runs"))
-        conn.execute(statement("create_scans"))
-        conn.execute(statement("create_dumps"))
-        conn.execute(statement("create_marks"))
-        conn.execute(statement("create_version"))
+        for name in CREATE_OWN:
+            conn.execute(statement(name))
         conn.execute(statement("set_version", **noted))
     return True
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from psycopg import sql
 
+from ntt_backup.wording import printable
+
 
 class Who(StrEnum):
     """Who must run a script."""
@@ -61,11 +63,12 @@ class Missing:
 
     def _script(self, who: Who) -> str:
         parts = [part for part in self.parts if part.who is who]
-        head = f"-- {who}: {self.names[who]}"
+        # A name may hold a line end, and the rest of it would be a command.
+        head = printable(f"-- {who}: {self.names[who]}")
         if not parts:
             return f"{head}: nothing to do\n"
         lines = [f"{head}. For psql; may be run again.", "\\set ON_ERROR_STOP on"]
         lines.append(f"\\connect {sql.Identifier(self.database).as_string(None)}")
         for part in parts:
-            lines += ["", f"-- {part.text}", *part.statements]
+            lines += ["", printable(f"-- {part.text}"), *part.statements]
         return "\n".join([*lines, ""])

@@ -24,6 +24,14 @@ from ntt_backup.planner import prefix_ranges
 
 SCHEMA_VERSION = 1
 OWN_TABLES = frozenset({"dumps", "failures", "marks", "runs", "scans", "schema_version"})
+CREATE_OWN = (
+    "create_failures",
+    "create_runs",
+    "create_scans",
+    "create_dumps",
+    "create_marks",
+    "create_version",
+)
 
 _INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
 _LARGEST_SIZE = 2**63 - 1

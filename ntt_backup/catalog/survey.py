@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final
 
 from psycopg import sql
 
@@ -30,6 +29,7 @@ from ntt_backup.catalog.pending import columns
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.scripts import Missing, Part, Who
 from ntt_backup.catalog.shape import (
+    CREATE_OWN,
     OWN_TABLES,
     SCHEMA_VERSION,
     check_table,
@@ -37,8 +37,6 @@ from ntt_backup.catalog.shape import (
     own_tables,
     read_table,
 )
-
-_OWN: Final = ("failures", "runs", "scans", "dumps", "marks", "version")
 
 
 def look(
@@ -93,7 +91,7 @@ class _Look:
         parts += self._rest_of_dump()
         around = self._around
         names = {
-            Who.DBA: around.own_owner or f"a superuser, or {around.database_owner}",
+            Who.DBA: f"a superuser, or {around.own_owner or around.database_owner}",
             Who.OWNER: self._owner or f"who may make tables in the schema {self._schema}",
             Who.OPERATOR: self._role,
         }
@@ -109,7 +107,7 @@ class _Look:
         noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(self._schema)}
         statements = [
             *([] if around.own_owner else [shown("create_schema")]),
-            *(shown(f"create_{name}") for name in _OWN),
+            *map(shown, CREATE_OWN),
             shown("set_version", **noted),
         ]
         text = "make the schema ntt_backup and its tables"
@@ -264,11 +262,7 @@ class _Look:
                 shown("grant_all_of_schema", kind=sql.SQL(kind), schema=named, role=role)
                 for kind in ("tables", "sequences")
             ]
-        shown_name = role.as_string(None)
-        statements.append(
-            f"-- Or, for all that is to come, too: grant pg_read_all_data to {shown_name};"
-        )
-        text = f"let {self._role} dump the whole database"
+        text = f"let {self._role} dump what is there (by pg_read_all_data what is to come, too)"
         return [Part(Who.DBA, text, tuple(statements), needed=False)]
 
     def _lacking(self, role: str, commands: Sequence[str]) -> list[rights.Lack]:

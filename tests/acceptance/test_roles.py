@@ -234,4 +234,6 @@ def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Site) -> Non
         assert "permission denied" in refused.stderr or "must be owner" in refused.stderr
     twice = [by(owned, who, commands) for who, commands in steps[:3]]
     assert [done.returncode for done in twice] == [0, 0, 0]
-    assert (owned.root / "dba.sql").read_text() == "-- dba: postgres: nothing to do\n\n"
+    assert (
+        owned.root / "dba.sql"
+    ).read_text() == "-- dba: a superuser, or postgres: nothing to do\n\n"

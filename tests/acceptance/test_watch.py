@@ -41,6 +41,7 @@ def test_blobs_that_come_later_are_sent_by_polling(watching: Site) -> None:
 def _send_twice_and_stop(site: Site) -> None:
     with site.running("run", "--watch") as run:
         wait_until(lambda: len(site.events("worker_start")) == 2, "the workers")
+        assert "the catalog knows no blob" in site.await_event("warning")["reason"]
         for seed in (1, 2):
             blobids = set(site.fill(30, seed=seed))
             wait_until(lambda new=blobids: new <= site.copied(), "the new blobs to be sent")

@@ -763,6 +763,44 @@ def test_init_db_does_what_it_may_and_leaves_the_rest(
         assert_usable(conn)
 
 
+def test_what_the_user_may_not_do_yet_is_said_beside_ready(
+    database: Connection, database_url: str, role: Callable[[], str]
+) -> None:
+    name = role()
+    database.execute("create table other (n integer)")
+    of = sql.Identifier(database.info.dbname)
+    database.execute(sql.SQL("grant create on database {} to {}").format(of, sql.Identifier(name)))
+    database.execute(sql.SQL(f"grant create on schema public to {name}"))
+    with connect(make_conninfo(database_url, user=name), "test") as conn:
+        assert init_db(conn, "remote") == ["`dump` (it lacks select on public.other)"]
+
+        assert_usable(conn)
+
+
+def test_a_table_that_the_search_path_does_not_find_gets_no_other_beside_it(
+    database: Connection, database_url: str, grant: Callable[[Connection], None]
+) -> None:
+    database.execute("create schema app; create table app.blobs (blobid text primary key)")
+    database.execute("create schema other; create table other.blobs (blobid text)")
+    with pytest.raises(CatalogRefused, match="there are several"):
+        init_db(database, "remote")
+    database.execute("drop schema other cascade")
+    with pytest.raises(CatalogRefused, match="not ready for postgres") as caught:
+        init_db(database, "remote")
+    assert "have postgres find blobs in app" in caught.value.detail
+    assert database.execute("select to_regclass('public.blobs')").fetchone() == (None,)
+
+    grant(database)
+
+    with connect(database_url, "test") as conn:
+        assert init_db(conn, "remote") == []
+        conn.execute(
+            sql.SQL("alter role postgres in database {} reset search_path").format(
+                sql.Identifier(conn.info.dbname)
+            )
+        )
+
+
 def test_scripts_say_nothing_where_nothing_is_missing(
     catalog: Connection,
     catalog_url: str,
@@ -775,7 +813,7 @@ def test_scripts_say_nothing_where_nothing_is_missing(
 
         assert look(conn, "remote").script() == "\n".join(
             f"-- {who}: nothing to do\n"
-            for who in ("dba: postgres", "owner: postgres", f"operator: {name}")
+            for who in ("dba: a superuser, or postgres", "owner: postgres", f"operator: {name}")
         )
         assert init_db(conn, "remote") == []
 
@@ -784,7 +822,7 @@ def test_names_in_scripts_are_quoted(
     postgres: Postgres, database_url: str, role: Callable[[], str]
 ) -> None:
     """Nobody's name may be read as SQL, or as a psql command."""
-    odd = 'a "b"; drop table c \\quit'
+    odd = 'a "b"; \n\\quit\n drop table c, -- '
     operator, owner = f"{odd} {role()}", f"{odd} {role()}"
     old = str(conninfo_to_dict(database_url)["dbname"])
     database = f'{old} "x" \\q'
