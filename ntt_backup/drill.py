@@ -112,7 +112,7 @@ def drill(
         bad_dumps.append(text)
         telling.warning(text)
 
-    dump = restore_catalog(settings, passed_over)
+    dump = restore_catalog(settings, passed_over).dump
     catalog_s = time.monotonic() - started
     telling.dump(dump)
     restored = restore(

@@ -127,9 +127,14 @@ def _restore_catalog(common: Common, *, quiet: bool) -> None:
     found = restore_catalog(settings, warn)
     if not quiet:
         click.echo(
-            f"restored the catalog of {found.begun:%Y-%m-%d %H:%M:%S} UTC from {found.name}; what"
-            " was copied since is pending in it, and `ntt-backup-remote run` finds it there"
+            f"restored the catalog of {found.dump.begun:%Y-%m-%d %H:%M:%S} UTC from"
+            f" {found.dump.name}; what was copied since is pending in it, and"
+            " `ntt-backup-remote run` finds it there"
         )
+        click.echo(f"all of it belongs to {found.user} now, and no grants came back")
+    if found.rights:
+        click.echo("owners and grants as they were; create the roles, then as a superuser:")
+        click.echo("\n".join(found.rights))
 
 
 def progress_line(done: Restored) -> str:

@@ -43,8 +43,7 @@ from ntt_backup.process import wait_for
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_gone
 
-# What pg_restore gets to see of a dump: its table of contents stands at the beginning.
-_HEAD_BYTES: Final = 64 * 1024**2
+_HEAD_BYTES: Final = programs.HEAD_BYTES
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
 Tell = Callable[..., None]

@@ -25,6 +25,8 @@ from ntt_backup.process import Child, output_of, start, wait_for
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)\S*")
+# The beginning of a dump that has its table of contents.
+HEAD_BYTES: Final = 64 * 1024**2
 _PATIENCE: Final = 10.0
 _READ_SECONDS: Final = 60.0
 _LOCK_WAIT_MS: Final = 60_000

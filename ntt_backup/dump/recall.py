@@ -6,15 +6,18 @@ bytes before the last of them has come, the whole is one transaction, and the en
 held back until its SHA-256 is right. A dump that is damaged is told of, and the one before it is
 taken.
 
-Owners and grants are left out: the roles of the lost server may not exist here. Called by the
-command `restore --catalog` and by `drill`.
+Owners and grants are left out: the roles of the lost server may not exist here, and one that is
+missing would end the whole restore. They stand in the dump as SQL, and are handed out as such.
+Called by the command `restore --catalog` and by `drill`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,18 +34,31 @@ from ntt_backup.wording import many
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024
+_HEAD_BYTES: Final = programs.HEAD_BYTES
+_RIGHT: Final = re.compile(r"(ALTER .+ OWNER TO |ALTER DEFAULT PRIVILEGES |GRANT |REVOKE ).+;$")
 _WAIT_SECONDS: Final = 1.0
 _SHOWN: Final = 500
 
 
-def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stored:
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The dump that came back, as user. rights: the SQL that gives back the owners and grants which
+    others had in it.
+    """
+
+    dump: Stored
+    user: str
+    rights: tuple[str, ...]
+
+
+def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Recalled:
     """Fill the database of catalog.url from the newest dump of the target that is whole.
 
     warn is told of each that is damaged. Raises BackupError; the database is as it was then.
     """
     application = identity.application("restore")
     with db.connect(settings.catalog.url, application) as conn:
-        version = conn.info.server_version
+        version, user = conn.info.server_version, conn.info.user
     pg_restore = programs.find(settings.dump.bin, version).pg_restore
     place = DumpPlace(Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout)
     ours = [
@@ -54,8 +70,8 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stor
     for one in reversed(ours):
         if not one.whole:
             warn(f"{one.name} is not whole: {one.size} bytes are there")
-        elif _pour(place, one, pg_restore, url, secret):
-            return one
+        elif (head := _pour(place, one, pg_restore, url, secret)) is not None:
+            return Recalled(one, user, _rights(pg_restore, head, user, warn))
         else:
             warn(f"{one.name} is damaged: it does not have its SHA-256")
     raise DumpFailed(
@@ -68,16 +84,19 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Stor
 
 def _pour(
     place: DumpPlace, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
-) -> bool:
-    """The dump into the database; False, and nothing done, where its content is not right."""
+) -> bytes | None:
+    """The dump into the database; its beginning, or None, and nothing done, where its content is
+    not right.
+    """
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     try:
-        held, failure = b"", None
+        held, failure, head = b"", None, bytearray()
         for data in _proved(place.fetch(one.name), one):
             if data is None:
-                return False
+                return None
+            head += data[: max(0, _HEAD_BYTES - len(head))]
             if failure is None:
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.
@@ -94,9 +113,23 @@ def _pour(
             continue  # Building the indexes of millions of rows takes as long as it takes.
         if status != 0:
             raise _failed(child)
-        return True
+        return bytes(head)
     finally:
         child.kill()
+
+
+def _rights(
+    pg_restore: Path, head: bytes, user: str, warn: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The statements about owners and grants in a dump, but that something belongs to user."""
+    try:
+        script = programs.read_head(pg_restore, head, "--schema-only", "--file=-")
+    except DumpFailed as error:
+        warn(f"owners and grants could not be read from the dump: {error}")
+        return ()
+    lines = script.decode("utf-8", "backslashreplace").splitlines()
+    owned = (f" OWNER TO {user};", f' OWNER TO "{user}";')
+    return tuple(line for line in lines if _RIGHT.match(line) and not line.endswith(owned))
 
 
 def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:

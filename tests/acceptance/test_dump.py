@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.config import Settings, load
-from ntt_backup.dump import job
+from ntt_backup.dump import job, recall
 from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
@@ -309,6 +309,48 @@ def test_the_catalog_comes_back_row_by_row(dumping: Site, empty: str) -> None:
     assert dumping.run("status", "--json").returncode == 0
     again = dumping.run("run")
     assert (again.returncode, "0 copied" in again.stdout) == (0, True), again.stdout
+
+
+def test_owners_and_grants_come_back_as_sql(
+    dumping: Site, empty: str, role: Callable[[], str]
+) -> None:
+    owner, reader = role(), role()
+    dumping.query(f"alter table blobs owner to {owner}")
+    dumping.query(f"grant select on blobs to {reader}")
+    dumping.query(
+        f"alter default privileges in schema ntt_backup grant select on tables to {owner}"
+    )
+    assert make(dumping) == MADE
+    dumping.write_config(catalog={"url": empty})
+
+    done = dumping.run("restore", "--catalog")
+
+    assert done.returncode == 0, done.stderr
+    assert "belongs to postgres now, and no grants came back" in done.stdout
+    *_, shown = done.stdout.partition("as a superuser:\n")
+    assert f"ALTER TABLE public.blobs OWNER TO {owner};" in shown
+    assert "TO postgres;" not in shown
+    owners = "select tableowner, has_table_privilege(%s, 'blobs', 'select') from pg_tables where"
+    with psycopg.connect(empty, autocommit=True) as conn:
+        query = f"{owners} tablename = 'blobs'".encode()
+        assert conn.execute(query, [reader]).fetchall() == [("postgres", False)]
+        conn.execute(shown.encode())
+        assert conn.execute(query, [reader]).fetchall() == [(owner, True)]
+
+
+def test_the_beginning_of_a_large_dump_tells_of_owners(
+    dumping: Site, empty: str, role: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = role()
+    dumping.query(
+        "create table of_others as select random()::text as t from generate_series(1, 50000)"
+    )
+    dumping.query(f"alter table of_others owner to {name}")
+    assert make(dumping) == MADE
+    dumping.write_config(catalog={"url": empty})
+    monkeypatch.setattr(recall, "_HEAD_BYTES", 64 * 1024)
+    found = recall.restore_catalog(settings(dumping), pytest.fail)
+    assert found.rights == (f"ALTER TABLE public.of_others OWNER TO {name};",)
 
 
 @pytest.mark.parametrize("rows", [100, 100_000])
