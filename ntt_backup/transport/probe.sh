@@ -14,6 +14,8 @@ elif [ -e "$root/by-hash" ] && [ ! -w "$root/by-hash" ]; then
     printf "problem=%s/by-hash: Permission denied (as %s)\n" "$root" "$(id -un)"
 elif [ -d "$root/by-hash" ] && [ "$(mount_point "$root")" != "$(mount_point "$root/by-hash")" ]; then
     printf "problem=%s/by-hash: is on another file system than %s\n" "$root" "$root"
+elif [ -e "$root/.ntt-incoming" ] && ! { [ -d "$root/.ntt-incoming" ] && [ -w "$root/.ntt-incoming" ]; }; then
+    printf "problem=%s/.ntt-incoming: Permission denied, or no directory (as %s)\n" "$root" "$(id -un)"
 elif [ -n "$scratch" ] && ! message=$(mkdir "$scratch" "$scratch/by-hash" 2>&1); then
     printf "problem=%s (as %s)\n" "$message" "$(id -un)"
 elif [ ! -w "$root" ]; then

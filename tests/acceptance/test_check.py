@@ -128,6 +128,20 @@ def no_directory(site: Site) -> None:
     site.remote.local.rmdir()
 
 
+def no_scratch_space(site: Site) -> None:
+    site.write_config(run={"strategy": "tar"})
+    (site.remote.local / ".ntt-incoming").touch()
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_where_batches_cannot_wait_check_says_what_a_run_says(site: Site, command: str) -> None:
+    site.fill(3)
+    no_scratch_space(site)
+    done = site.run(command)
+    assert done.returncode == 6, done.stdout
+    assert ".ntt-incoming" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("broken", "step", "code"),
     [
