@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ntt_backup.console import render_error
+from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.story import end, start_servers
 from ntt_backup.errors import BackupError
@@ -27,26 +28,29 @@ def play(root: Path) -> int:
     with interrupts.installed():
         try:
             scratch = Scratch(root, ours=True)
-            start_servers(scratch, "auto", stack, interrupts)
-            return _shell(scratch)
+            postgres, _ = start_servers(scratch, "auto", stack, interrupts)
+            return _shell(scratch, postgres)
         finally:
             with interrupts.held():
                 stack.close()
 
 
-def _shell(scratch: Scratch) -> int:
+def _shell(scratch: Scratch, postgres: Postgres) -> int:
     print(
-        "NTT_CONFIG is set. Try: ntt-backup-remote status\n"
+        "NTT_CONFIG and PGHOST are set. Try: ntt-backup-remote status, psql -c 'table blobs'\n"
         f"The store is {scratch.source}, the remote {scratch.remote}.\n"
         "The servers stop when this shell ends.",
         flush=True,
     )
     # Ctrl-C is for what runs in the shell.
     signal.signal(signal.SIGINT, lambda *_: None)
+    environment = scratch.environment()
+    path = os.pathsep.join([environment["PATH"], str(postgres.programs)])
+    settings = {"NTT_CONFIG": str(scratch.settings), **postgres.environment, "PATH": path}
     shell = subprocess.Popen(
         [os.environ.get("SHELL", "/bin/sh")],
         cwd=scratch.root,
-        env={**scratch.environment(), "NTT_CONFIG": str(scratch.settings)},
+        env={**environment, **settings},
     )
     try:
         return shell.wait()

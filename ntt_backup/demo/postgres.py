@@ -75,6 +75,11 @@ class Postgres:
         """The directory of its pg_dump. Raises ConfigError."""
         return _installation() / "bin"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What psql, createdb and the like need to find it, and the database in it."""
+        return {"PGHOST": str(self._data), "PGUSER": _SUPERUSER, "PGDATABASE": DATABASE}
+
     def create(self) -> None:
         """Make the database, empty."""
         self._outside(f"create database {DATABASE}")

@@ -64,6 +64,11 @@ class Story:
         for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
                 raise ConfigError(f"{tool} is not installed", hint=f"install {package}")
+        if self.source is not None and not self.source.expanduser().is_dir():
+            raise ConfigError(
+                f"{self.source} is not a directory",
+                hint="name one with some files in it, --from DIR",
+            )
         interrupts = Interrupts()
         stack = ExitStack()
         with interrupts.installed():
@@ -79,17 +84,17 @@ class Story:
             scratch = Scratch.create(self.directory)
             stack.callback(self._leave, scratch)
         require_space(scratch.root)
-        step("A catalog and a remote, on this machine and only for this demo")
-        postgres, server = start_servers(scratch, self.ssh_server, stack, interrupts)
-        say(f"PostgreSQL: {postgres.url}")
-        say(f"ssh server: {server.name}, {server.host} port {server.port}")
-
         sources = [path for path in DEFAULT_SOURCES if path.is_dir()]
         if self.source is not None:
             sources = [self.source.expanduser().resolve()]
         step(f"A store made of files from {', '.join(map(str, sources))}")
         made = make_store(scratch.source, sources, self.blobs, avoid=scratch.root)
         say(f"{many(made.blobs, 'blob')}, {size(made.bytes)} in {scratch.source}")
+
+        step("A catalog and a remote, on this machine and only for this demo")
+        postgres, server = start_servers(scratch, self.ssh_server, stack, interrupts)
+        say(f"PostgreSQL: {postgres.url}")
+        say(f"ssh server: {server.name}, {server.host} port {server.port}")
 
         step(f"The settings, {scratch.settings}")
         say(scratch.settings.read_text().strip())

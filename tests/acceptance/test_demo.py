@@ -237,6 +237,8 @@ def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
     new.write_bytes(b"it does not hash to its name")
     commands = (
         "ntt-backup-remote scan && ntt-backup-remote status;"
+        " psql -qAtc 'select count(*) from blobs';"
+        " createdb drill; psql -qAt drill -c 'select 1 + 41';"
         " ntt-backup-remote run --once; echo run gave $?; exit 3"
     )
     played = subprocess.run(
@@ -251,6 +253,7 @@ def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
     assert played.returncode == 3, played
     assert "registered 1 blob," in played.stdout
     assert "run gave 7" in played.stdout
+    assert f"\n{BLOBS + 8}\n42\n" in played.stdout
 
     (advice,) = [line for line in output.splitlines() if line.startswith("rm -r ")]
     subprocess.run(["sh", "-c", advice.removesuffix("removes everything")], check=True)
@@ -371,10 +374,25 @@ def test_directory_with_something_in_it_is_left_alone(tmp_path: Path, files: Pat
     assert sorted(files.rglob("*")) == before
 
 
-def test_nothing_to_make_a_store_of(tmp_path: Path) -> None:
+def test_nothing_to_make_a_store_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "void").mkdir()
     with pytest.raises(SourceError, match="no readable files"):
         demo.run(source=tmp_path / "void", directory=tmp_path / "demo")
+    assert "PostgreSQL" not in capfd.readouterr().out
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("what", ["nothing", "a file"])
+def test_a_source_that_is_no_directory_is_told_before_anything_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str
+) -> None:
+    source = tmp_path / "source"
+    if what == "a file":
+        source.touch()
+    with pytest.raises(ConfigError, match=f"{source} is not a directory") as caught:
+        demo.run(source=source, directory=tmp_path / "demo")
+    assert "--from" in caught.value.hint
+    assert capfd.readouterr().out == ""
     assert not (tmp_path / "demo").exists()
 
 
