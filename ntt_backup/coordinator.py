@@ -18,6 +18,7 @@ import os
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -44,6 +45,8 @@ _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
 # How often one that has nothing to do says so.
 _IDLE_PROGRESS_SECONDS: Final = 3600.0
+# So many failed blobs have a line each in the log; the others are counted.
+FAILURES_LOGGED: Final = 100
 _INTERNAL: Final = frozenset({"tick", "batch_start", "drained", "fatal", "worker_died"})
 
 
@@ -89,6 +92,8 @@ class _Run:
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
+        self._failures = 0
+        self._unlogged: Counter[str] = Counter()
         self._next_progress = self._started + settings.log.progress_interval
         self._told: Snapshot | None = None
         self._next_idle_progress = 0.0
@@ -270,9 +275,20 @@ class _Run:
                     # It saw that nothing is pending: the others need not find out by and by.
                     for other in self._workers:
                         other.stop()
+            if event["event"] == "blob_failed":
+                self._failures += 1
+                if self._failures > FAILURES_LOGGED:
+                    self._unlogged[event["reason"]] += 1
+                    continue
             if event["event"] not in _INTERNAL:
                 name = event.pop("event")
                 self._tell(name, worker=worker.index, **event)
+
+    def _tell_failures(self) -> None:
+        """Those that had no line of their own."""
+        if self._unlogged:
+            self._tell("blobs_failed", count=self._unlogged.total(), reasons=dict(self._unlogged))
+            self._unlogged.clear()
 
     def _died(self, worker: SupervisedWorker, event: Mapping[str, Any], now: float) -> None:
         if self._asked_to_stop:
@@ -339,6 +355,7 @@ class _Run:
         if now >= self._next_progress:
             self._next_progress = now + self._settings.log.progress_interval
             self._book.update(snapshot)
+            self._tell_failures()
             self._tell_progress(snapshot, now)
 
     def _tell_progress(self, snapshot: Snapshot, now: float) -> None:
@@ -368,6 +385,7 @@ class _Run:
         if still_failed := self._book.still_failed():
             self._tell("still_failed", blobs=still_failed)
         self._book.end(snapshot, outcome, code)
+        self._tell_failures()
         self._tell(
             "run_stop",
             outcome=outcome,

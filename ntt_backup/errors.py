@@ -62,6 +62,10 @@ class SourceError(BackupError):
     exit_code = 2
 
 
+class StoreSuspect(SourceError):
+    """Most of what was tried cannot be read, though the store is there: it may not be whole."""
+
+
 class LockHeld(BackupError):
     """Another coordinator of this target runs on this host."""
 

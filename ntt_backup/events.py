@@ -26,6 +26,7 @@ from ntt_backup.errors import ConfigError
 _WARNINGS: Final = frozenset(
     {
         "blob_failed",
+        "blobs_failed",
         "batch_retry",
         "batch_split",
         "outage",

@@ -53,6 +53,16 @@ class Reason(StrEnum):
 OF_CHECKS: Final = frozenset(
     {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT, Reason.REMOTE_UNREADABLE}
 )
+# What a store that is not whole does to its blobs; those that are no blobid never had a file.
+OF_THE_STORE: Final = frozenset(
+    {
+        Reason.MISSING,
+        Reason.UNREADABLE,
+        Reason.NOT_A_FILE,
+        Reason.WRONG_SIZE,
+        Reason.CORRUPT_SOURCE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ RANGES = 256
 PARTS = 16
 # A range is shared with other workers where at least so many blobs are left behind the next batch.
 WORTH_SHARING = 256
+# How many blobs must have been tried before the store is blamed for what cannot be read.
+ENOUGH_TRIED = 1000
 _LEAST_SPOONFUL = 4096
 
 
@@ -210,6 +212,26 @@ def split(batch: Batch, refusals: int) -> tuple[Batch, Batch]:
         replace(half, name=batch.name + "a", blobs=batch.blobs[:middle]),
         replace(half, name=batch.name + "b", blobs=batch.blobs[middle:]),
     )
+
+
+class Suspicion:
+    """Whether it is the store that is to blame, and not the blobs: more than max_share of a batch,
+    and of the last thousand blobs with it, cannot be read. Of fewer blobs nothing is said.
+    """
+
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
+        self._seen: deque[tuple[int, int]] = deque()
+
+    def falls(self, tried: int, unreadable: int) -> bool:
+        """Judge a batch, and remember it."""
+        self._seen.append((tried, unreadable))
+        lately = sum(one for one, _ in self._seen)
+        while lately - self._seen[0][0] >= ENOUGH_TRIED:
+            lately -= self._seen.popleft()[0]
+        bad = sum(one for _, one in self._seen)
+        shares = ((unreadable, tried), (bad, lately))
+        return lately >= ENOUGH_TRIED and all(some > self._max_share * of for some, of in shares)
 
 
 class Throttle:

@@ -59,6 +59,9 @@ def describe(event: Mapping[str, Any]) -> str | None:
             text = f"{_OUTAGES[event['what']][1]} after {duration(event['duration_s'])}"
         case "blob_failed":
             text = f"failed, {event['reason']}: {event['blobid']} {event['detail']}"
+        case "blobs_failed":
+            reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(event["reasons"].items()))
+            text = f"{many(event['count'], 'blob')} more failed: {reasons}; `status` counts them"
         case "worker_restart":
             died = f"worker {event['worker']} died (status {event['status']})"
             text = _reason(f"{died}, a new one in {duration(event['wait_s'])}", event["detail"])

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ntt_backup.backlog import Backlog
@@ -34,6 +34,7 @@ from ntt_backup.errors import (
     CatalogUnavailable,
     RemoteUnreachable,
     SourceError,
+    StoreSuspect,
 )
 from ntt_backup.line import (
     Line,
@@ -44,12 +45,13 @@ from ntt_backup.line import (
     tell_split,
     tell_start,
 )
-from ntt_backup.model import Batch, Receipt
+from ntt_backup.model import OF_THE_STORE, Batch, Receipt
 from ntt_backup.planner import (
     Backoff,
     GiveUp,
     OutageClock,
     Retry,
+    Suspicion,
     after_link_loss,
     after_rejection,
 )
@@ -61,6 +63,8 @@ _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 2.0
+# A store that is suspect has a clock of its own: that a batch could be begun is no end of it.
+_TOLD_AS: Final = {"suspect": "source"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,9 @@ class Worker:
         limit = None if assignment.watch else run.outage_timeout
         self._outages = {
             kind: OutageClock(self._backoff, limit, random.random)
-            for kind in ("remote", "catalog", "source")
+            for kind in ("remote", "catalog", "source", "suspect")
         }
+        self._suspicion = Suspicion(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
         self._backlog = Backlog(assignment.name, run.batch_size, run.batch_bytes)
@@ -203,9 +208,10 @@ class Worker:
         """
         outcomes, self._outcomes = self._outcomes, []
         troubles: list[BackupError] = []
+        suspect: StoreSuspect | None = None
         for outcome in outcomes:
             if isinstance(outcome, Receipt):
-                self._receipts.append(outcome)
+                suspect = self._judge(outcome) or suspect
             elif isinstance(outcome.error, BatchRejected):
                 self._rejected(outcome.batch, outcome.error)
             else:
@@ -216,6 +222,33 @@ class Worker:
             raise min(troubles, key=lambda error: error.retryable)
         if outcomes:
             self._back("remote")
+        if suspect is not None:
+            raise suspect
+
+    def _judge(self, receipt: Receipt) -> StoreSuspect | None:
+        """Keep a receipt to be recorded; without its failures where these are rather the store's,
+        whose blobs are tried again then.
+        """
+        ours = [one for one in receipt.failed if one.reason in OF_THE_STORE]
+        if not self._suspicion.falls(len(receipt.batch.blobs), len(ours)):
+            self._receipts.append(receipt)
+            if receipt.stored:
+                self._back("suspect")
+            return None
+        unread = {one.blobid for one in ours}
+        others = tuple(one for one in receipt.failed if one.blobid not in unread)
+        self._receipts.append(replace(receipt, failed=others))
+        batch = receipt.batch
+        again = tuple(blob for blob in batch.blobs if blob.blobid in unread)
+        self._backlog.delay([replace(batch, blobs=again, attempt=batch.attempt + 1)])
+        return StoreSuspect(
+            "most of the store cannot be read",
+            detail=f"{len(ours):,} of {len(batch.blobs):,} blobs of a batch, and most of those"
+            f" before it; {ours[0].reason}: {ours[0].detail}",
+            hint="none of these is marked as failed: mount what is missing or mend source.root;"
+            f" `requeue --reason {ours[0].reason}` takes back what was marked before; where they"
+            " are really gone, run.max_failed_share = 1 has them marked",
+        )
 
     def _rejected(self, batch: Batch, error: BatchRejected) -> None:
         """The batch failed for itself: again, in halves, or the bad blob alone is failed."""
@@ -313,8 +346,14 @@ class Worker:
         self._pause(wait_s, "outage")
 
     def _source_away(self, error: SourceError) -> None:
-        """The store worked when the run began: a disk that was unmounted may be mounted again."""
-        wait_s = 0.0 if self._line.stopping else self._outage("source", error)
+        """The store worked when the run began: a disk that was unmounted may be mounted again. For
+        one that is there in part, somebody must look what is wrong.
+        """
+        suspect = isinstance(error, StoreSuspect)
+        if suspect and not self._watch and not self._line.stopping:
+            raise error
+        kind = "suspect" if suspect else "source"
+        wait_s = 0.0 if self._line.stopping else self._outage(kind, error)
         self._pause(wait_s, "outage")
 
     def _give_up_session(self) -> tuple[Batch, ...]:
@@ -349,22 +388,22 @@ class Worker:
             self._backlog.forget()
             self._catalog_due = None
 
-    def _outage(self, what: str, error: BackupError) -> float:
+    def _outage(self, kind: str, error: BackupError) -> float:
         """Count and tell an outage; how long to wait. Raises the error when it has lasted too
         long.
         """
-        clock = self._outages[what]
+        clock = self._outages[kind]
         wait_s = clock.next_wait(time.monotonic())
         if wait_s is None:
             raise error
-        tell_outage(self._line, what, error, clock.attempt, wait_s)
+        tell_outage(self._line, _TOLD_AS.get(kind, kind), error, clock.attempt, wait_s)
         return wait_s
 
-    def _back(self, what: str) -> None:
+    def _back(self, kind: str) -> None:
         """It has answered: an outage, if there was one, is over."""
-        clock = self._outages[what]
+        clock = self._outages[kind]
         if clock.attempt:
-            tell_outage_end(self._line, what, clock.lasted(time.monotonic()))
+            tell_outage_end(self._line, _TOLD_AS.get(kind, kind), clock.lasted(time.monotonic()))
         clock.over()
 
     # --- the catalog ------------------------------------------------------------------------------

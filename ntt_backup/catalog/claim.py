@@ -115,8 +115,10 @@ class Claims:
         if not freed:
             return
         with translated(self._conn, "release ranges"):
-            self._run("unlock_ranges", {"indexes": [one for one in freed if one < RANGES]})
-            self._run("unlock_parts", _of_parts(one for one in freed if one >= RANGES))
+            if wholes := sorted(one for one in freed if one < RANGES):
+                self._run("unlock_ranges", {"indexes": wholes})
+            if some := sorted(one for one in freed if one >= RANGES):
+                self._run("unlock_parts", _of_parts(some))
         self._held -= freed
         if self._open and self._open.range.index in freed:
             self._open = None

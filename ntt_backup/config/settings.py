@@ -129,6 +129,7 @@ def _remote_path(text: str) -> str:
 
 Count = Annotated[int, BeforeValidator(_number), Needs("a whole number")]
 Seconds = Annotated[float, BeforeValidator(_number), Needs("a number of seconds")]
+Share = Annotated[float, BeforeValidator(_number), Needs("a share")]
 Size = Annotated[int, BeforeValidator(parse_size), Needs("a size (256MiB, 1.5GB, bytes)")]
 Rate = Annotated[int, BeforeValidator(parse_size), Needs("a rate (12MB/s, bytes a second)")]
 Line = Annotated[str, AfterValidator(_line)]
@@ -191,9 +192,10 @@ class RunSettings(_Section):
     window: batches a worker may have under way without an answer. attempts: how often a batch that
     the remote refuses is sent before it is split. codec: what `stream` compresses with; `auto`
     tries samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
-    bwlimit: bytes a second, all workers together. outage_timeout: how long `--once` waits for a
-    remote, catalog or store that is away; `--watch` waits forever. skip_pgdump: send no dump of the
-    catalog.
+    bwlimit: bytes a second, all workers together. max_failed_share: where more of what is tried
+    cannot be read, the store is blamed and not the blobs; 1: never. outage_timeout: how long
+    `--once` waits for a remote, catalog or store that is away; `--watch` waits forever.
+    skip_pgdump: send no dump of the catalog.
     """
 
     workers: Count = Field(default=4, ge=1, le=256)
@@ -204,6 +206,7 @@ class RunSettings(_Section):
     bwlimit: Rate | None = Field(default=None, ge=1024, le=_MOST_BYTES)
     window: Count = Field(default=4, ge=1, le=64)
     attempts: Count = Field(default=3, ge=1, le=100)
+    max_failed_share: Share = Field(default=0.5, ge=0, le=1)
     verify_source: bool = Field(default=True, strict=True)
     poll_interval: Seconds = Field(default=30, ge=0.1, le=86400)
     stall_timeout: Seconds = Field(default=60, ge=1, le=3600)

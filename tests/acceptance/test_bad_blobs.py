@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shutil import which
 
@@ -153,6 +155,81 @@ def bind_in(listener: socket.socket, path: Path) -> None:
         (path.parent / "s").rename(path)
     finally:
         os.close(fd)
+
+
+# --- what most of the store has
+
+
+@contextmanager
+def partly_mounted(site: Site, count: int) -> Iterator[set[str]]:
+    """Two thirds of count blobs, by their prefixes, are away until this ends; its value is those
+    that are there.
+    """
+    blobs = site.fill(count, size=lambda chance: chance.randrange(4, 40))
+    away = site.root / "away"
+    away.mkdir()
+    moved = {blobid[:2] for blobid in blobs if int(blobid[0], 16) % 3}
+    for prefix in moved:
+        (site.store / prefix).rename(away / prefix)
+    yield {blobid for blobid in blobs if blobid[:2] not in moved}
+    for prefix in moved:
+        (away / prefix).rename(site.store / prefix)
+
+
+@pytest.mark.parametrize("strategy", ["stream", "tar"])
+def test_a_store_that_is_not_whole_is_blamed_and_not_its_blobs(site: Site, strategy: str) -> None:
+    """One that has few blobs is not: then they are."""
+    site.write_config(run={"strategy": strategy, "workers": 2, "batch_size": 300})
+    with partly_mounted(site, 4500) as there:
+        done = site.run("run", "--once")
+        assert done.returncode == 2, done.stdout
+        assert "most of the store cannot be read" in done.stdout + done.stderr
+        assert "run.max_failed_share" in done.stdout
+        assert set(site.failures().values()) <= {"missing"}
+        assert len(site.failures()) < 2000  # A worker that has tried a thousand knows.
+        assert site.copied() <= there
+        (stop,) = site.events("run_stop")
+        assert (stop["outcome"], stop["exit_code"]) == ("error", 2)
+    assert site.run("requeue", "--reason", "missing").returncode == 0
+    assert site.run("run", "--once").returncode == 0
+    site.assert_complete()
+
+
+def test_a_daemon_waits_for_a_store_that_is_not_whole_and_marks_nothing(site: Site) -> None:
+    site.write_config(run={"workers": 1, "batch_size": 1000, "poll_interval": 0.2})
+    with ExitStack() as away:
+        away.enter_context(partly_mounted(site, 2500))
+        with site.running("run", "--watch") as run:
+            assert site.await_event("outage", 2)["what"] == "source"
+            assert site.failures() == {}
+            away.close()
+            wait_until(lambda: len(site.copied()) == 2500, "all to be copied")
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60) == 143, site.output()
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_of_many_failed_blobs_a_hundred_have_a_line_each(site: Site) -> None:
+    site.write_config(run={"max_failed_share": 1, "batch_size": 300})
+    with partly_mounted(site, 1500) as there:
+        done = site.run("run", "--once")
+        missing = 1500 - len(there)
+        assert done.returncode == 7, done.stdout
+        assert len(site.failures()) == missing
+        assert len(site.events("blob_failed")) == 100
+        told = site.events("blobs_failed")
+        assert sum(event["count"] for event in told) == missing - 100
+        assert sum(event["reasons"]["missing"] for event in told) == missing - 100
+        assert "more failed: " in done.stdout
+        assert len(done.stdout.splitlines()) < 40
+
+
+def test_most_of_a_few_blobs_may_be_bad(site: Site) -> None:
+    blobs = site.fill(10)
+    for blobid in blobs[:6]:
+        site.path(blobid).unlink()
+    assert_failed(site, site.run("run").returncode, dict.fromkeys(blobs[:6], "missing"))
 
 
 def test_blobs_behind_a_link_are_not_followed(site: Site) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.model import Batch, Blob, BlobRange, Reason
 from ntt_backup.planner import (
+    ENOUGH_TRIED,
     PARTS,
     RANGES,
     Backoff,
@@ -20,6 +21,7 @@ from ntt_backup.planner import (
     RateWindow,
     Retry,
     Split,
+    Suspicion,
     Throttle,
     after_link_loss,
     after_rejection,
@@ -310,6 +312,36 @@ def test_an_answer_ends_the_outage_so_the_next_one_counts_from_its_own_start() -
 
 def test_a_limit_of_zero_means_no_patience_at_all() -> None:
     assert OutageClock(AT_ONCE, limit=0, random=half).next_wait(5.0) is None
+
+
+@given(
+    st.lists(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))),
+    st.floats(0, 1),
+)
+def test_a_store_is_suspected_only_where_more_than_the_share_of_a_thousand_is_bad(
+    batches: list[tuple[int, int]], share: float
+) -> None:
+    suspicion = Suspicion(share)
+    for number, (tried, bad) in enumerate(batches, 1):
+        if suspicion.falls(tried, bad):
+            assert sum(one for one, _ in batches[:number]) >= ENOUGH_TRIED
+            assert bad > share * tried
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1000, 5000])
+def test_a_store_that_was_whole_for_long_is_suspected_within_a_thousand_blobs(size: int) -> None:
+    suspicion = Suspicion(0.5)
+    assert not any(suspicion.falls(size, size // 3) for _ in range(20_000 // size))
+    judged = [suspicion.falls(size, size) for _ in range(2000 // size + 1)]
+    assert judged[-1]
+    assert judged.index(True) * size <= ENOUGH_TRIED
+
+
+def test_few_blobs_or_a_share_of_one_make_no_suspect() -> None:
+    assert not Suspicion(0.5).falls(999, 999)
+    assert Suspicion(0.5).falls(1000, 501)
+    assert not Suspicion(0.5).falls(1000, 500)
+    assert not Suspicion(1).falls(5000, 5000)
 
 
 # --- rates ----------------------------------------------------------------------------------------
