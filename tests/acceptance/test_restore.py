@@ -240,7 +240,7 @@ def test_all_connections_are_opened_side_by_side(site: Site) -> None:
     backed_up(site, 20)
     gather = """
     : >"$marks/$$"
-    for try in $(seq 400); do
+    for try in $(seq 30000); do
         [ "$(ls "$marks" | wc -l)" -lt 3 ] || break
         sleep 0.02
     done

@@ -37,14 +37,14 @@ class Taken:
 
 
 @pytest.fixture
-def liar(tmp_path: Path) -> Callable[[str], ReadingSession]:
-    def make(answer: str) -> ReadingSession:
+def liar(tmp_path: Path) -> Callable[..., ReadingSession]:
+    def make(answer: str, stall_timeout: float = PATIENCE) -> ReadingSession:
         machine = Machine(tmp_path)
         program = tmp_path / "liar.py"
         program.write_text(LIAR.replace("{answer}", answer))
         project = Path(__file__).resolve().parents[2]
         machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
-        run = RunSettings(stall_timeout=PATIENCE)
+        run = RunSettings(stall_timeout=stall_timeout)
         return ReadingSession(Reach(machine, "/x", "0" * 12, "test", "0", run, lambda: None))
 
     return make
@@ -155,8 +155,8 @@ def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: st
     assert len(taken) <= 2
 
 
-def test_silence_has_an_end(liar: Callable[[str], ReadingSession]) -> None:
-    session = liar("pass")
+def test_silence_has_an_end(liar: Callable[..., ReadingSession]) -> None:
+    session = liar("pass", stall_timeout=1)
     session.ask_verdicts([A])
     with pytest.raises(RemoteUnreachable, match="does not answer"):
         session.verdicts()

@@ -20,6 +20,7 @@ from ntt_backup.strategy.session import Rejection
 from ntt_backup.strategy.stream import StreamSession
 from tests.contract.rig import Machine, Rig, receipt_of, settle
 from tests.contract.test_stream import liar, receipt
+from tests.patience import PATIENCE
 
 MIB = 1 << 20
 
@@ -113,7 +114,7 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
     session.put(batch)
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 10_000)
-    assert [receipt_of(outcome).stored for outcome in session.collect(20.0)] == [batch.blobs]
+    assert [receipt_of(outcome).stored for outcome in session.collect(PATIENCE)] == [batch.blobs]
 
 
 def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
@@ -149,13 +150,13 @@ def test_a_remote_that_is_busy_for_ever_is_given_up(
             import time
             while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
 """
-    session = here.open(transport=liar(machine, answer))
+    session = here.open(transport=liar(machine, answer), receipt_timeout=20)
     batch = here.batch("b", b"content")
     session.put(batch)
     start, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
     with pytest.raises(RemoteUnreachable) as caught:
-        settle_for(session, 3000)
+        settle_for(session, 1000 * PATIENCE)
     assert "does not answer" in caught.value.message
     assert session.in_flight == (batch,)
 
@@ -168,7 +169,8 @@ def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
             import time
             while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
 """
-    session = here.open(transport=liar(machine, receipt(1), other=busy), codec="none")
+    transport = liar(machine, receipt(1), other=busy)
+    session = here.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)
     start, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
     batch = here.batch("b", random_bytes(20 * MIB))
