@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ntt_backup.invocation import complete
+
 # All was tried, and some of it failed, or is not as it should be.
 SOME_FAILED: Final = 7
 
@@ -21,7 +23,8 @@ SOME_FAILED: Final = 7
 class BackupError(Exception):
     """Anything that ends or delays a run.
 
-    message: what happened, one line. detail: what the failing side said, bounded. hint: what to do.
+    message: what happened, one line. detail: what the failing side said, bounded. hint: what to do;
+    a command line of ours in it repeats the options that this program was called with.
     """
 
     exit_code: int = 1
@@ -31,7 +34,7 @@ class BackupError(Exception):
         super().__init__(message)
         self.message = message
         self.detail = detail
-        self.hint = hint
+        self.hint = complete(hint)
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -290,8 +290,8 @@ class Reader:
                 error.message,
                 detail=f"{self._nonsense} times in a row; last: {error.detail}",
                 hint="look at the memory and disk of the remote, and whether another program stands"
-                " behind its python3 or the forced command; install-receiver --write has a"
-                " receiver that fits",
+                " behind its python3 or the forced command; `ntt-backup-remote"
+                " install-receiver --write FILE` has a receiver that fits",
             ) from error
 
     def _drop(self) -> None:

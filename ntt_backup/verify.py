@@ -96,7 +96,8 @@ def verify_remote(
             "the remote cannot hash: it has no BLAKE3",
             detail=f"receiver {session.banner.version}, Python {session.banner.python}",
             hint="install it there, on Debian by `apt-get install b3sum` ('BLAKE3 on the remote' in"
-            " docs/operations.md), or let `verify --download` fetch every blob and hash it here",
+            " docs/operations.md), or let `ntt-backup-remote verify --download` fetch every blob"
+            " and hash it here",
         )
     desk = Desk(2 * question.workers, far.cancelled, far.wake)
     work = download if fetching else hash_there

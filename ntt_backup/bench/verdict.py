@@ -10,6 +10,7 @@ from typing import Final
 
 from ntt_backup.bench.link import Cell, Findings
 from ntt_backup.bench.results import MEGA, Figure, Spread
+from ntt_backup.invocation import complete
 
 MARGIN: Final = 0.03
 
@@ -102,7 +103,7 @@ def _compression(found: Findings) -> str:
     return (
         f"Compression by ssh {costs} on content that does not compress ({_mb(packed.median)} for"
         f" {_mb(own.median)}), and {pays} for content that halves ({_mb(halves.median)} of it)."
-        " What your blobs do is measured by `bench strategies`."
+        f" What your blobs do is measured by `{complete('ntt-backup-remote bench strategies')}`."
     )
 
 

@@ -34,6 +34,7 @@ from ntt_backup.cli.program import unforeseen
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
 from ntt_backup.console import ScanView, make_view
 from ntt_backup.errors import BackupError
+from ntt_backup.invocation import complete, note
 from ntt_backup.model import OF_CHECKS, Reason
 from ntt_backup.report import plan_lines, scan_lines, status_json, status_table
 from ntt_backup.scan import scan as scan_store
@@ -77,6 +78,7 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
     130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
+    note(context.obj.options)
     if not verbose:
         sys.excepthook = unforeseen
 
@@ -216,10 +218,8 @@ def requeue(common: Common, reason: str | None) -> None:
 
 
 @cli.command()
-@click.option(
-    "--once", "mode", flag_value="once", default="once", help="Send what is pending, end."
-)
-@click.option("--watch", "mode", flag_value="watch", help="Go on for ever, waiting for new blobs.")
+@click.option("--once", is_flag=True, help="Send what is pending, end; the default.")
+@click.option("--watch", is_flag=True, help="Go on for ever, waiting for new blobs.")
 @click.option("--workers", help="How many workers send side by side.")
 @click.option("--batch-size", help="Blobs in a batch, at most.")
 @click.option("--batch-bytes", help="Content of a batch, at most, for example 256MiB.")
@@ -232,7 +232,8 @@ def requeue(common: Common, reason: str | None) -> None:
 @click.pass_obj
 def run(
     common: Common,
-    mode: str,
+    once: bool,
+    watch: bool,
     workers: str | None,
     batch_size: str | None,
     batch_bytes: str | None,
@@ -244,6 +245,8 @@ def run(
     quiet: bool,
 ) -> None:
     """Send what is pending to the remote."""
+    if once and watch:
+        raise click.UsageError("one of --once and --watch")
     settings = common.load(
         Settings,
         {
@@ -269,7 +272,7 @@ def run(
     from ntt_backup import coordinator
 
     view = make_view(sys.stderr if quiet else sys.stdout, quiet=quiet)
-    code = coordinator.run(settings, watch=mode == "watch", view=view)
+    code = coordinator.run(settings, watch=watch, view=view)
     sys.exit(code)
 
 
@@ -290,7 +293,7 @@ def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     if write is not None:
         installation.write(write)
     if show:
-        click.echo(installation.steps(common.load(Settings).remote))
+        click.echo(complete(installation.steps(common.load(Settings).remote)))
 
 
 @cli.command("demo")

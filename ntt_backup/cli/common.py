@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ntt_backup import identity
 from ntt_backup.catalog import db
-from ntt_backup.config import CatalogConfig, load
+from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, load
 from ntt_backup.model import Failure
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
@@ -21,6 +21,12 @@ class Common:
 
     config: Path | None
     target: str
+
+    @property
+    def options(self) -> list[str]:
+        """They as they are written; none for a default."""
+        file = ["--config", str(self.config)] if self.config is not None else []
+        return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
 
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
         """The settings under these options. Raises ConfigError."""

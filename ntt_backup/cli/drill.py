@@ -18,6 +18,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.drill import Drilled, Proof, Telling
 from ntt_backup.drill import drill as drill_all
 from ntt_backup.dump.record import Stored
+from ntt_backup.invocation import complete
 from ntt_backup.meter import Meter
 from ntt_backup.restore import Restored
 from ntt_backup.wording import duration, many, printable, size
@@ -160,5 +161,6 @@ def _verdict(found: Drilled) -> list[str]:
     if len(failures) > _SHOWN:
         said.append("  and more; --json tells of the first 1000")
     if restored.wrong or proof.lost:
-        said.append("what the store still has right is sent again after: ntt-backup-remote verify")
+        again = complete("ntt-backup-remote verify")
+        said.append(f"what the store still has right is sent again after: {again}")
     return said

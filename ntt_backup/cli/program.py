@@ -103,7 +103,7 @@ def _run(command: click.Command) -> int:
         return error.exit_code
     except click.ClickException as error:
         with suppress(OSError):
-            error.show()
+            _explained(error, command).show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
@@ -113,6 +113,34 @@ def _run(command: click.Command) -> int:
             return end.code
         raise
     return 0
+
+
+def _explained(error: click.ClickException, root: click.Command) -> click.ClickException:
+    """The error, or a better one for an option that stands on the wrong side of the command."""
+    if isinstance(error, click.NoSuchOption) and (place := _placed(error, root)):
+        return click.UsageError(place, error.ctx)
+    return error
+
+
+def _placed(error: click.NoSuchOption, root: click.Command) -> str:
+    """Where an option belongs that stands where it does not; nothing for one of no command."""
+    name, context = error.option_name, click.Context(root)
+    if _takes(root, name):
+        return f"{name} stands before the command: ntt-backup-remote {name} ... {_said(error)}"
+    if not isinstance(root, click.Group):
+        return ""
+    commands = {one: root.get_command(context, one) for one in root.list_commands(context)}
+    takers = [one for one, command in commands.items() if command and _takes(command, name)]
+    return f"{name} stands after the command: {', '.join(takers)}" if takers else ""
+
+
+def _takes(command: click.Command, name: str) -> bool:
+    return any(name in option.opts for option in command.params)
+
+
+def _said(error: click.NoSuchOption) -> str:
+    """The command that was called."""
+    return error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
 
 
 def _complain(text: str) -> None:

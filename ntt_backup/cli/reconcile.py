@@ -14,21 +14,26 @@ from ntt_backup.catalog import verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError
+from ntt_backup.invocation import complete
 from ntt_backup.meter import Meter
 from ntt_backup.reconcile import Comparison, Difference
 from ntt_backup.reconcile import reconcile as compare
 from ntt_backup.wording import duration, many, printable
 
 _ADVICE: Final = {
-    Difference.LOST: "`reconcile --apply` makes them pending, and the next run sends them",
-    Difference.REMOTE_SIZE: "`reconcile --apply` makes them pending; the next run replaces them",
+    Difference.LOST: "`ntt-backup-remote reconcile --apply` makes them pending, and the next run"
+    " sends them",
+    Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
+    " replaces them",
     Difference.UNREADABLE: "look at those directories there; nothing is known of these",
     Difference.UNMARKED: "the next run marks the right ones and replaces the others; failed ones"
-    " wait for `requeue`",
+    " wait for `ntt-backup-remote requeue`",
     Difference.UNKNOWN: "rows that were deleted here, or blobs of another catalog; left alone",
-    Difference.UNREGISTERED: "`scan` registers them",
-    Difference.SOURCELESS: "what is copied comes back by `restore`; else find it or delete the row",
-    Difference.STORE_SIZE: "of copied blobs `verify --local` tells which is right",
+    Difference.UNREGISTERED: "`ntt-backup-remote scan` registers them",
+    Difference.SOURCELESS: "what is copied comes back by `ntt-backup-remote restore`; else find"
+    " it or delete the row",
+    Difference.STORE_SIZE: "of copied blobs `ntt-backup-remote verify --local` tells which is"
+    " right",
     Difference.BAD_BLOBID: "correct or delete the rows",
     Difference.STRAY_STORE: "no blobs; never sent",
     Difference.STRAY_REMOTE: "no blobs; never touched",
@@ -139,9 +144,10 @@ def lines(seen: Comparison, *, applied: bool) -> list[str]:
     ]
     for what in Difference:
         if count := seen.differences[what]:
-            said.append(f"{count:>12,} {what}: {_ADVICE[what]}")
+            said.append(f"{count:>12,} {what}: {complete(_ADVICE[what])}")
             said += [f"{'':>14}{printable(example)}" for example in seen.examples[what]]
     if applied:
+        run = complete("ntt-backup-remote run")
         pending = many(seen.requeued, "blob is", "blobs are")
-        said.append(f"{pending} pending again; `run` sends what is pending")
+        said.append(f"{pending} pending again; `{run}` sends what is pending")
     return said

@@ -14,6 +14,7 @@ from ntt_backup.cli.common import Common, plain_failures
 from ntt_backup.cli.values import HexPrefix
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.recall import restore_catalog
+from ntt_backup.invocation import complete
 from ntt_backup.meter import Meter
 from ntt_backup.model import is_blobid
 from ntt_backup.restore import Chosen, Everything, Restored, Wanted
@@ -126,10 +127,11 @@ def _restore_catalog(common: Common, *, quiet: bool) -> None:
 
     found = restore_catalog(settings, warn)
     if not quiet:
+        run = complete("ntt-backup-remote run")
         click.echo(
             f"restored the catalog of {found.dump.begun:%Y-%m-%d %H:%M:%S} UTC from"
-            f" {found.dump.name}; what was copied since is pending in it, and"
-            " `ntt-backup-remote run` finds it there"
+            f" {found.dump.name}; what was copied since is pending in it, and `{run}` finds it"
+            " there"
         )
         click.echo(f"all of it belongs to {found.user} now, and no grants came back")
     if found.rights:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-_UNITS = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+from ntt_backup.config import parse_duration
 
 
 class Duration(click.ParamType[float]):
@@ -18,10 +18,10 @@ class Duration(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([a-z]*)", str(value).strip().lower())
-        if match is None or match[2] not in _UNITS:
+        try:
+            return parse_duration(str(value))
+        except ValueError:
             self.fail(f"{value!r} is no duration such as 90s, 15min, 2h or 30d", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
 
 
 class Part(click.ParamType[float]):

@@ -13,6 +13,7 @@ from ntt_backup.catalog import verify_schema
 from ntt_backup.cli.common import Common, connect, plain_failures
 from ntt_backup.cli.values import Duration, HexPrefix, Part
 from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.invocation import complete
 from ntt_backup.meter import Meter
 from ntt_backup.model import Reason
 from ntt_backup.planner import eta_seconds
@@ -40,8 +41,8 @@ _SHOWN: Final = 20
 @click.option(
     "--prefix", type=HexPrefix(), default="", help="Only blobids that begin so, such as 3f."
 )
-@click.option("--local", "way", flag_value="local", help="Check the store here, not the remote.")
-@click.option("--download", "way", flag_value="download", help="Fetch every blob, hash it here.")
+@click.option("--local", is_flag=True, help="Check the store here, not the remote.")
+@click.option("--download", is_flag=True, help="Fetch every blob, hash it here.")
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Side by side."
 )
@@ -54,7 +55,8 @@ def verify(
     max_duration: float | None,
     older_than: float | None,
     prefix: str,
-    way: Way | None,
+    local: bool,
+    download: bool,
     workers: int,
     as_json: bool,
     quiet: bool,
@@ -64,7 +66,10 @@ def verify(
     What was checked longest ago comes first, and every check is remembered. A blob that is missing
     or wrong becomes pending again, and the next run mends it. Exit code 7 when something was wrong.
     """
-    question = Question(way or "there", prefix, sample, max_duration, older_than, workers)
+    if local and download:
+        raise click.UsageError("one of --local and --download")
+    way: Way = "local" if local else "download" if download else "there"
+    question = Question(way, prefix, sample, max_duration, older_than, workers)
     meter = Meter(sys.stderr, quiet=quiet)
 
     def progress(found: Findings) -> None:
@@ -88,7 +93,7 @@ def verify(
     if as_json:
         click.echo(json.dumps(as_object(found, settings.target, question)))
     else:
-        click.echo("\n".join(lines(found, question, _again(common), _root(settings))))
+        click.echo("\n".join(lines(found, question, _root(settings))))
     sys.exit(found.exit_code)
 
 
@@ -119,10 +124,8 @@ def as_object(found: Findings, target: str, question: Question) -> dict[str, Any
     }
 
 
-def lines(found: Findings, question: Question, again: str, root: str) -> list[str]:
-    """The findings for a terminal: how serious, which, and what to do. again: the program as it was
-    called, root: the store.
-    """
+def lines(found: Findings, question: Question, root: str) -> list[str]:
+    """The findings for a terminal: how serious, which, and what to do. root: the store."""
     where = "in the store" if question.way == "local" else "on the remote"
     said = [
         f"checked {found.checked:,} of {many(found.total, 'blob')} {where}, {size(found.bytes)} in"
@@ -142,28 +145,22 @@ def lines(found: Findings, question: Question, again: str, root: str) -> list[st
     for failure in found.failures[:_SHOWN]:
         said.append(f"  {failure.blobid} {failure.reason} {printable(failure.detail)}")
     if count > _SHOWN:
-        said.append(f"  and {count - _SHOWN:,} more; `verify --json` tells of the first 1000")
+        command = complete("ntt-backup-remote verify --json")
+        said.append(f"  and {count - _SHOWN:,} more; `{command}` tells of the first 1000")
     if question.way == "local":
         names = " ".join(f"--blobid {one.blobid}" for one in found.failures[:3])
-        said.append(f"fetch them from the remote: {again} restore --to {shlex.quote(root)} {names}")
+        command = complete(f"ntt-backup-remote restore --to {shlex.quote(root)}")
+        said.append(f"fetch them from the remote: {command} {names}")
         return said
     if found.requeued:
+        run = complete("ntt-backup-remote run")
         pending = many(found.requeued, "blob is", "blobs are")
-        said.append(f"{pending} pending again; to mend this: {again} run")
+        said.append(f"{pending} pending again; to mend this: {run}")
     if found.wrong[Reason.REMOTE_UNREADABLE]:
         said.append(
             "what cannot be read was left as it is: look at the disk and the kernel log there"
         )
     return said
-
-
-def _again(common: Common) -> str:
-    words = ["ntt-backup-remote"]
-    if common.config is not None:
-        words += ["--config", str(common.config)]
-    if common.target != "remote":
-        words += ["--target", common.target]
-    return shlex.join(words)
 
 
 def _root(settings: StoreConfig | RemoteConfig) -> str:

@@ -37,6 +37,7 @@ from ntt_backup.config.settings import (
     Settings,
     SourceSettings,
     StoreConfig,
+    parse_duration,
     parse_size,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "StoreConfig",
     "load",
     "misspelt",
+    "parse_duration",
     "parse_size",
 ]
 

@@ -36,6 +36,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 DEFAULT_TARGET = "remote"
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b)?(?:/s)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
+_UNITS = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 # More is a slip of the keyboard, and in the end no longer a float.
 _MOST_BYTES = 10**15
 # What no host or user name holds, and a shell would act upon; ssh refuses most of it too.
@@ -88,6 +90,18 @@ def parse_size(value: object) -> int:
     return int(Decimal(number) * base ** (" kmgt".index(prefix.lower()) if prefix else 0))
 
 
+def parse_duration(value: object) -> float:
+    """Seconds, from a number or text such as 90s, 15min, 2h, 30d or 4w. Raises ValueError for
+    anything else.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError("no duration")
+    return float(match[1]) * _UNITS[match[2].lower()]
+
+
 def _line(text: str) -> str:
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise ValueError("a control character")
@@ -128,7 +142,9 @@ def _remote_path(text: str) -> str:
 
 
 Count = Annotated[int, BeforeValidator(_number), Needs("a whole number")]
-Seconds = Annotated[float, BeforeValidator(_number), Needs("a number of seconds")]
+_A_DURATION = "a duration (7d, 12h, 15min, 30s) or a number of seconds"
+Seconds = Annotated[float, BeforeValidator(parse_duration), Needs(_A_DURATION)]
+WholeSeconds = Annotated[int, BeforeValidator(parse_duration), Needs(_A_DURATION)]
 Share = Annotated[float, BeforeValidator(_number), Needs("a share")]
 Size = Annotated[int, BeforeValidator(parse_size), Needs("a size (256MiB, 1.5GB, bytes)")]
 Rate = Annotated[int, BeforeValidator(parse_size), Needs("a rate (12MB/s, bytes a second)")]
@@ -181,8 +197,8 @@ class RemoteSettings(_Section):
     identity_file: LocalPath | None = None
     ssh_config: LocalPath | None = None
     known_hosts: LocalPath | None = None
-    connect_timeout: Count = Field(default=15, ge=1, le=600)
-    alive_interval: Count = Field(default=15, ge=1, le=600)
+    connect_timeout: WholeSeconds = Field(default=15, ge=1, le=600)
+    alive_interval: WholeSeconds = Field(default=15, ge=1, le=600)
     alive_count: Count = Field(default=4, ge=1, le=100)
 
 

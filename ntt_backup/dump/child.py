@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ntt_backup.config import Settings
+from ntt_backup.invocation import complete
 from ntt_backup.line import read_event
 from ntt_backup.process import Child, write
 
@@ -76,7 +77,7 @@ class DumpChild:
                 if event["event"] == "dump_over":
                     self._over, self.failed = True, bool(event["failed"])
                 else:
-                    yield event
+                    yield {key: _completed(value) for key, value in event.items()}
         if ended:
             child.wait(5.0)
             self.kill()
@@ -103,3 +104,8 @@ class DumpChild:
 
     def _retry(self, now: float) -> None:
         self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)
+
+
+def _completed(value: Any) -> Any:
+    """It does not know how this program was called."""
+    return complete(value) if isinstance(value, str) else value

@@ -78,7 +78,8 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
         "there is no good dump of the catalog on the remote",
         detail=f"looked at {many(len(ours), 'dump')} of target {settings.target} in"
         f" {settings.remote.path}/pgdump",
-        hint="blobs come back without a catalog: ntt-backup-remote restore --to DIR, init-db, scan",
+        hint="blobs come back without a catalog: ntt-backup-remote restore --to DIR;"
+        " ntt-backup-remote init-db; ntt-backup-remote scan",
     )
 
 

@@ -56,6 +56,18 @@ def test_what_few_commands_need_is_not_loaded_for_all(module: str) -> None:
         (["run", "--strategy", "pigeon"], "--strategy"),
         (["run", "--bwlimit", "fast"], "--bwlimit"),
         (["run", "extra"], "extra"),
+        (["run", "--once", "--watch"], "one of --once and --watch"),
+        (["verify", "--local", "--download"], "one of --local and --download"),
+        (
+            ["run", "--target", "x"],
+            "--target stands before the command: ntt-backup-remote",
+        ),
+        (["bench", "link", "--config=x"], "--config stands before the command"),
+        (["status", "-v"], "-v stands before the command: ntt-backup-remote -v ... status"),
+        (
+            ["--workers", "4", "run"],
+            "--workers stands after the command: demo, drill,",
+        ),
         (["requeue", "--reason", "boredom"], "--reason"),
         (["--target", "Nowhere!", "run"], "Nowhere!"),
         (["--target", "elsewhere", "run"], "elsewhere"),

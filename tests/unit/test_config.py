@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ntt_backup import config
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
-from ntt_backup.config.settings import TABLES
+from ntt_backup.config.settings import TABLES, needed
 from ntt_backup.errors import ConfigError
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "config"
@@ -121,6 +121,64 @@ def test_ipv6_brackets_are_taken_off() -> None:
 )
 def test_hosts_that_ssh_takes(file: Path, host: str) -> None:
     assert load(Settings, file=file, environ={"NTT_REMOTE_HOST": host}).remote.host == host
+
+
+DURATIONS = [
+    (table, name)
+    for table, section in TABLES.items()
+    for name, field in section.model_fields.items()
+    if "number of seconds" in needed(field)
+]
+
+
+def test_every_time_that_can_be_set_is_a_duration() -> None:
+    assert {name for _, name in DURATIONS} >= {
+        *("connect_timeout", "alive_interval", "poll_interval", "stall_timeout"),
+        *("receipt_timeout", "outage_timeout", "backoff_base", "backoff_cap"),
+        *("refresh", "interval", "progress_interval"),
+    }
+
+
+def duration(file: Path, table: str, name: str, text: str) -> float:
+    """What a time is read as."""
+    other = "backoff_cap = 60\n" if name == "backoff_base" else ""
+    line = f"{name} = {text}\n{other}"
+    file.write_text(GOOD + line if table == "remote" else f"{GOOD}[{table}]\n{line}")
+    found: float = getattr(getattr(load(Settings, file=file, environ={}), table), name)
+    return found
+
+
+@pytest.mark.parametrize(("table", "name"), DURATIONS)
+def test_a_time_may_be_written_with_its_unit(file: Path, table: str, name: str) -> None:
+    assert duration(file, table, name, '"30s"') == duration(file, table, name, "30") == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ('"7d"', 604_800),
+        ('"12h"', 43_200),
+        ('"15min"', 900),
+        ('"2 h"', 7200),
+        ('"1w"', 604_800),
+        ('"90"', 90),
+        ("90.5", 90.5),
+        ('"1.5H"', 5400),
+    ],
+)
+def test_the_units_of_a_time(file: Path, text: str, seconds: float) -> None:
+    assert duration(file, "dump", "refresh", text) == seconds
+
+
+@pytest.mark.parametrize("text", ['"7 days"', '"soon"', '""', "true", '"-1s"', '"1d12h"', "[7]"])
+def test_what_is_no_time_is_told_with_what_is(file: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"a duration \(7d, 12h, 15min, 30s\) or a number of sec"):
+        duration(file, "dump", "refresh", text)
+
+
+def test_a_time_in_whole_seconds_has_no_parts(file: Path) -> None:
+    with pytest.raises(ConfigError, match="a duration"):
+        duration(file, "remote", "connect_timeout", "1.5")
 
 
 # --- layers ---------------------------------------------------------------------------------------
