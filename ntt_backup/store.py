@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Failure, Reason, is_blobid, relative_path
-from ntt_backup.tree import Stray, StrayKind, Tree, concerns_store, unusable
+from ntt_backup.tree import Stray, StrayKind, Tree, concerns_store, is_prefix, unusable
 from ntt_backup.wording import many
 
 READ_SIZE = 1024**2
@@ -212,7 +212,8 @@ def _sign_of_life(tree: Tree) -> str:
             if not said:
                 return seen
             refused = said
-    if not prefixes and any(stray.kind is StrayKind.SYMLINK for stray in strays):
+    linked = [one for one in strays if one.kind is StrayKind.SYMLINK and is_prefix(one.path)]
+    if linked and not prefixes:
         refused = "its prefix directories are symbolic links, which are not followed"
     if refused:
         raise SourceError(

@@ -57,6 +57,11 @@ class StrayKind(StrEnum):
     UNREADABLE = "unreadable"
 
 
+def is_prefix(name: str) -> bool:
+    """Whether a directory of a store may have that name."""
+    return _PREFIX.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Stray:
     """An entry that is no blob. path is relative to the root; what is not UTF-8 shows as \\xNN."""
@@ -118,13 +123,14 @@ class Tree:
 
     def subdirectories(self, parent: str) -> tuple[list[str], list[Stray]]:
         """The directories with two-digit names in "" or "aa", sorted, and of everything else there
-        one of each kind.
+        one of each kind, one with such a name where there is one.
         """
         found: list[str] = []
         strays: dict[StrayKind, Stray] = {}
         for entry in self._level(parent):
             if isinstance(entry, Stray):
-                strays.setdefault(entry.kind, entry)
+                if entry.kind not in strays or is_prefix(entry.path.rpartition("/")[2]):
+                    strays[entry.kind] = entry
             else:
                 found.append(entry)
         return sorted(found), list(strays.values())

@@ -592,6 +592,19 @@ def test_probe_refuses_an_empty_root_and_says_both_ways_out(root: Path) -> None:
     assert "00/" in caught.value.hint
 
 
+def test_probe_of_a_wrong_root_says_so_whatever_stands_there(root: Path) -> None:
+    """A link is one of the store's only where it has the name of a prefix."""
+    (root / "bin").symlink_to("/usr/bin")
+    (root / "home").mkdir()
+    with pytest.raises(SourceError, match="is empty: no directory there has two") as caught:
+        Store(root).probe()
+    assert "source.root" in caught.value.hint
+    (root / "0a").symlink_to("/usr/bin")
+    (root / "zz").symlink_to("/usr/bin")
+    with pytest.raises(SourceError, match="symbolic links"):
+        Store(root).probe()
+
+
 def test_measure_fills_in_what_is_unknown_and_nothing_else(root: Path, blobs: list[Blob]) -> None:
     link = Blob("ee" * 32)
     place(root, link).parent.mkdir(parents=True, exist_ok=True)
