@@ -24,6 +24,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Final, Protocol
 
 from ntt_backup.errors import SourceError
@@ -37,17 +38,20 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _VERSION_SECONDS: Final = 5.0
+_READS_AT_ONCE: Final = 8
 _PACKAGES: Final = {"ssh": "openssh-client"}
 
 
 class Tail:
-    """The last TAIL_BYTES of what a process wrote to stderr."""
+    """The last TAIL_BYTES of what a process wrote to stderr. size: how many bytes it wrote."""
 
     def __init__(self) -> None:
         self._data = b""
+        self.size = 0
 
     def add(self, data: bytes) -> None:
         self._data = (self._data + data)[-TAIL_BYTES:]
+        self.size += len(data)
 
     @property
     def text(self) -> str:
@@ -133,8 +137,10 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._adopt(process)
+        self._leads = new_session
 
     def _adopt(self, process: Process) -> None:
+        self._leads = False
         self.stderr = Tail()
         self._process = process
         for pipe in self._pipes():
@@ -179,9 +185,12 @@ class Child:
         return _read(self.stdout_fd, limit)
 
     def drain_stderr(self) -> None:
-        """Take what stderr has, without waiting; closes it at its end."""
-        while self.stderr_fd >= 0:
-            data = _read(self.stderr_fd, READ_BYTES)
+        """Take what stderr has, without waiting; closes it at its end.
+
+        So much at a time: what comes faster than it is taken would never end.
+        """
+        for _ in range(_READS_AT_ONCE):
+            data = _read(self.stderr_fd, READ_BYTES) if self.stderr_fd >= 0 else None
             if data is None:
                 return
             if not data and self._process.stderr is not None:
@@ -211,9 +220,14 @@ class Child:
         return self.status
 
     def end(self) -> None:
-        """End it now (SIGKILL); what it has said can still be read."""
+        """End it now (SIGKILL), with what it has started in its session; what it has said can still
+        be read.
+        """
         if self.status is None:
             self._process.kill()
+            if self._leads:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> int:
         """End it now, release its pipes, and return the exit status."""
@@ -233,9 +247,12 @@ def start(
 ) -> Child:
     """A child of a program that this machine should have. Raises SourceError where it has not, or
     cannot start it now.
+
+    It leads a session of its own: a Ctrl-C at the terminal is ours to handle. One that reached it
+    as well would look like an outage before we have heard of it ourselves.
     """
     try:
-        return Child(argv, stdin=stdin, env=env)
+        return Child(argv, stdin=stdin, env=env, new_session=True)
     except FileNotFoundError as error:
         package = _PACKAGES.get(argv[0], argv[0])
         raise SourceError(

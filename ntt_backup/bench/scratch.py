@@ -1,10 +1,10 @@
 """The place on the remote that a bench fills and leaves empty.
 
 It lies below remote.path, on the same file system as the backup, beside the preflight's and under
-the same kind of name: what a bench leaves that was killed, or whose remote died, the next check,
-run or bench removes once it is an hour old. Each run of a way gets a directory of its own in it,
-and that goes before the next begins: no more than one sample is ever there, and a bench of many
-hours stays young.
+the same kind of name. It goes when the connection that made it ends, however that comes; what stays
+where the remote went down, the next check, run or bench removes once it is an hour old. Each run of
+a way gets a directory of its own in it, and that goes before the next begins: no more than one
+sample is ever there, and a bench of many hours stays young.
 
 Called by `strategies`.
 """
@@ -22,18 +22,12 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.interrupts import Interrupts
 from ntt_backup.strategy.session import Facts
-from ntt_backup.strategy.tar_probe import remote_facts
+from ntt_backup.strategy.tar_probe import Lodging
 from ntt_backup.transport.shell import ask
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_root
 
 _SECONDS: Final = 60.0
-# A session that was ended may still be unpacking when its directory is removed.
-_REMOVE: Final = """
-tries=10
-while ! rm -rf "$scratch" 2>/dev/null && [ $tries -gt 0 ]; do sleep 1; tries=$((tries - 1)); done
-[ ! -e "$scratch" ]
-"""
 _TURN: Final = """
 LC_ALL=C; export LC_ALL
 cd "$scratch" || exit 1
@@ -91,21 +85,19 @@ def scratch(
     """Make the directory, and remove it whatever happens; warn is told where that fails."""
     stem = f".ntt-check-{identity.owner(settings)}"
     path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
+    lodging = Lodging(Ssh(settings.remote), settings.remote.path, stem, path)
     try:
-        made = Scratch(
-            settings, path, remote_facts(Ssh(settings.remote), settings.remote.path, stem, path)
-        )
+        made = Scratch(settings, path, lodging.facts)
         made.turn()
         yield made
     finally:
         with interrupts.held():
-            _remove(settings, path, warn)
+            _remove(lodging, path, warn)
 
 
-def _remove(settings: Settings, path: str, warn: Callable[[str], None]) -> None:
+def _remove(lodging: Lodging, path: str, warn: Callable[[str], None]) -> None:
     try:
-        doing = "the removal of the benchmark's directory"
-        ask(Ssh(settings.remote), _REMOVE, {"scratch": path}, doing=doing, timeout=_SECONDS)
+        lodging.close()
     except BackupError as error:
         warn(
             f"{path} may still stand on the remote ({error.message}); a check or run in an hour"

@@ -25,7 +25,7 @@ from ntt_backup.errors import BackupError, DumpImpossible, RemoteUnreachable
 from ntt_backup.pace import Pace
 from ntt_backup.transport import Transport
 from ntt_backup.transport.channel import Channel
-from ntt_backup.transport.shell import shell_script
+from ntt_backup.transport.shell import Answer, shell_script
 from ntt_backup.transport.storage import explain_root
 
 _GREETING: Final = re.compile(rb"^NTT-(ANSWER|RECEIVE)\b.*$")
@@ -73,7 +73,7 @@ class DumpPlace:
     def upload(self, token: str, pace: Pace | None, stall_timeout: float) -> Upload:
         """Begin to send a dump under the temporary name that belongs to token."""
         values = {"action": "put", "root": self._root, "token": token}
-        return Upload(self._open(values, pace), self._patience, stall_timeout)
+        return Upload(*self._open(values, pace), self._patience, stall_timeout)
 
     def name(self, token: str, name: str, record: DumpRecord) -> None:
         """Give what was uploaded its name; durable when this returns."""
@@ -95,10 +95,10 @@ class DumpPlace:
 
     def fetch(self, name: str) -> Iterator[bytes]:
         """A dump's content as it comes. It is the caller who knows what it must be."""
-        channel = self._open({"action": "get", "root": self._root, "name": name}, None)
+        channel, answer = self._open({"action": "get", "root": self._root, "name": name}, None)
         try:
             channel.end_input()
-            while data := channel.read(self._patience):
+            while data := answer.hear(channel, time.monotonic() + self._patience):
                 yield data
             if data is None:
                 raise RemoteUnreachable(
@@ -112,15 +112,16 @@ class DumpPlace:
         return self._talk({"action": action, "root": self._root, **values}, self._patience)
 
     def _talk(self, values: dict[str, str], patience: float) -> dict[str, list[str]]:
-        channel = self._open(values, None)
+        channel, answer = self._open(values, None)
         try:
             channel.end_input()
-            return _answers(_rest(channel, b"", patience))
+            return _answers(_rest(channel, answer, b"", patience))
         finally:
             channel.abort()
 
-    def _open(self, values: dict[str, str], pace: Pace | None) -> Channel:
-        command, source = shell_script("echo\necho NTT-ANSWER\n" + _script(), values)
+    def _open(self, values: dict[str, str], pace: Pace | None) -> tuple[Channel, Answer]:
+        answer = Answer()
+        command, source = shell_script(answer.script(_script()), values)
         channel = Channel(self._transport, command, pace=pace)
         try:
             patience = self._transport.connect_timeout
@@ -135,7 +136,7 @@ class DumpPlace:
                 hint="dump the catalog by another way and set run.skip_pgdump, or give this host"
                 " a key with a shell",
             )
-        return channel
+        return channel, answer
 
 
 class Upload:
@@ -144,8 +145,11 @@ class Upload:
     When it ends without a name, by `abort` or by our death, the remote removes what it got.
     """
 
-    def __init__(self, channel: Channel, patience: float, stall_timeout: float) -> None:
+    def __init__(
+        self, channel: Channel, answer: Answer, patience: float, stall_timeout: float
+    ) -> None:
         self._channel = channel
+        self._answer = answer
         self._patience = patience
         self._stall_timeout = stall_timeout
         self._said = b""
@@ -156,7 +160,7 @@ class Upload:
         try:
             self._channel.send(memoryview(data), self._hear, patience=self._stall_timeout)
         except BackupError:
-            _answers(self._said)  # what it said itself explains more
+            self._explain()
             raise
         self._sent += len(data)
 
@@ -165,22 +169,27 @@ class Upload:
         try:
             self._channel.hear(self._hear, 0.0)
         except BackupError:
-            _answers(self._said)
+            self._explain()
             raise
 
     def finish(self) -> tuple[int, str]:
         """That was all: the size and the SHA-256 of what is on stable storage there."""
         self._channel.end_input()
         patience = self._patience + self._sent / _SLOW
-        said = _answers(_rest(self._channel, self._said, patience, until=_SUMMED))
-        return int(_require(said, "size")), _require(said, "sum")
+        said = _rest(self._channel, self._answer, self._said, patience, until=_SUMMED)
+        answers = _answers(said)
+        return int(_require(answers, "size")), _require(answers, "sum")
 
     def abort(self) -> None:
         """End the connection. Never raises."""
         self._channel.abort()
 
     def _hear(self, data: bytes) -> None:
-        self._said = (self._said + data)[-_LIMIT:]
+        self._said = (self._said + self._answer.take(data))[-_LIMIT:]
+
+    def _explain(self) -> None:
+        """Raise what the far side said itself, which explains more than the end of the link."""
+        _answers(self._said + self._answer.rest())
 
 
 @cache
@@ -189,17 +198,24 @@ def _script() -> str:
 
 
 def _rest(
-    channel: Channel, said: bytes, patience: float, *, until: re.Pattern[bytes] | None = None
+    channel: Channel,
+    answer: Answer,
+    said: bytes,
+    patience: float,
+    *,
+    until: re.Pattern[bytes] | None = None,
 ) -> bytes:
     """All that is said up to the end, or until that is in it."""
     deadline = time.monotonic() + patience
-    while (left := deadline - time.monotonic()) > 0:
-        if until is not None and until.search(said):
+    while until is None or not until.search(said):
+        data = answer.hear(channel, deadline)
+        if data is None:
+            break
+        if not data:
             return said
-        data = channel.read(left)
-        if data == b"":
-            return said
-        said = (said + (data or b""))[-_LIMIT:]
+        said = (said + data)[-_LIMIT:]
+    else:
+        return said
     raise RemoteUnreachable(
         "the remote did not answer in time: about the catalog's dumps",
         detail=f"waited {patience:.0f} s",

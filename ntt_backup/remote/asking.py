@@ -62,7 +62,10 @@ TO_RECEIVER = {
 }
 # ... and a client that reads.
 TO_CLIENT = {
-    **{kind: frames.TO_CLIENT[kind] for kind in (frames.READY, frames.PONG, frames.BUSY)},
+    **{
+        kind: frames.TO_CLIENT[kind]
+        for kind in (frames.READY, frames.PONG, frames.BUSY, frames.LEFT)
+    },
     frames.ERROR: frames.TO_CLIENT[frames.ERROR],
     NAMES: (_NAME.size, _NAME.size * MAX_NAMES),
     STRAY: (2, 1 + MAX_TEXT),

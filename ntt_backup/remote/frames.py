@@ -44,7 +44,7 @@ RESUMABLE = 64 << 20
 # client -> receiver
 HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLACE = range(1, 13)
 # receiver -> client
-READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR = range(129, 136)
+READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
 # 32-63 and 160-191 are those of a session that reads: see `asking`.
 
 RAW, ZLIB, ZSTD = range(3)
@@ -95,6 +95,7 @@ TO_CLIENT = {
     OFFSET: (_OFFSET.size, _OFFSET.size),
     PONG: (8, 8),
     BUSY: (0, 0),
+    LEFT: (0, 0),
     ERROR: (2, 2 + MAX_CODE + MAX_TEXT),
 }
 

@@ -83,6 +83,7 @@ class Receiver:
         self._outbox = bytearray()
         self._deaf = False  # Nobody takes our answers any more.
         self._ended = False
+        self._dismissed = False  # The client has said BYE.
         self._moved = time.monotonic()
         self._spoke = self._moved
         self._wake, self._wake_end = os.pipe()
@@ -116,6 +117,8 @@ class Receiver:
                 self._ground.leave()
         if refusal is not None:
             self._say(frames.error(refusal.code, refusal.text))
+        elif self._dismissed:
+            self._say(frames.frame(frames.LEFT))
         self._last_words()
         os.close(self._wake)
         os.close(self._wake_end)
@@ -295,7 +298,7 @@ class Receiver:
             raise ProtocolError("a BYE within a batch")
         if self._inbox.waiting:
             raise ProtocolError("more after a BYE")
-        self._ended = True
+        self._ended = self._dismissed = True
 
     def _answer(self, receipt: frames.Receipt) -> None:
         if receipt.outcome == frames.SETTLED and self._ground and not self._ground.in_place:

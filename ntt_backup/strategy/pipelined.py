@@ -51,7 +51,12 @@ F = TypeVar("F", bound=Flight)
 
 
 class PipelinedSession(ABC, Generic[F]):
-    """See `ntt_backup.strategy.Session`; `put` is the strategy's."""
+    """See `ntt_backup.strategy.Session`; `put` is the strategy's.
+
+    LAST_WORD: what the far side says when it has ended in good order.
+    """
+
+    LAST_WORD: bytes
 
     def __init__(self, plan: SessionPlan, command: str) -> None:
         self._plan = plan
@@ -70,6 +75,11 @@ class PipelinedSession(ABC, Generic[F]):
     @property
     def usable(self) -> bool:
         return self._usable
+
+    @property
+    def lingers(self) -> bool:
+        """See `Channel.lingers`."""
+        return self._channel.lingers
 
     @property
     def in_flight(self) -> tuple[Batch, ...]:
@@ -92,7 +102,7 @@ class PipelinedSession(ABC, Generic[F]):
 
     def close(self) -> None:
         self._usable = False
-        self._channel.close()
+        self._channel.close(self.LAST_WORD)
 
     def abort(self) -> None:
         self._usable = False

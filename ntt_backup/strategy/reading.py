@@ -29,7 +29,7 @@ from ntt_backup.remote.inbox import Inbox
 from ntt_backup.strategy import handshake
 from ntt_backup.strategy.bundle import bundle
 from ntt_backup.transport import Transport
-from ntt_backup.transport.channel import Channel
+from ntt_backup.transport.channel import PATIENCE_FACTOR, Channel
 from ntt_backup.transport.storage import explain_gone
 
 _POLL_SECONDS: Final = 0.5
@@ -287,7 +287,7 @@ class ReadingSession:
             self._send(frames.frame(frames.BYE))
         except BackupError:
             return
-        self._channel.close()
+        self._channel.close(frames.frame(frames.LEFT))
 
     def abort(self) -> None:
         """End it now. Never raises."""
@@ -347,12 +347,8 @@ class ReadingSession:
         self._reach.cancelled()
         if not self._unread:
             self._channel.hear(self._keep, _POLL_SECONDS)
+        self._require_hope(asked)
         if not self._unread:
-            limit = self._reach.run.stall_timeout
-            if time.monotonic() - max(asked, self._channel.heard) > limit:
-                raise RemoteUnreachable(
-                    "the remote does not answer", detail=f"nothing came for {limit:.0f} s"
-                )
             return
         data = self._unread.popleft()
         space = self._inbox.space()
@@ -361,6 +357,17 @@ class ReadingSession:
         self._inbox.filled(count)
         if count < len(data):
             self._unread.appendleft(data[count:])
+
+    def _require_hope(self, asked: float) -> None:
+        """Silence has an end, and so have signs of life with no answer after them."""
+        run, now = self._reach.run, time.monotonic()
+        if not self._unread and now - max(asked, self._channel.heard) > run.stall_timeout:
+            said = f"nothing came for {run.stall_timeout:.0f} s"
+        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout:
+            said = f"nothing but signs of life came for {now - asked:.0f} s"
+        else:
+            return
+        raise RemoteUnreachable("the remote does not answer", detail=said)
 
     def _nonsense(self, said: str) -> BackupError:
         self.abort()

@@ -47,6 +47,11 @@ class Probe(Protocol):
     `Session` does.
     """
 
+    @property
+    def lingers(self) -> bool:
+        """Whether a connection was held open by something there after its end; once closed."""
+        ...
+
     def facts(self, *, will_try_out: bool) -> Facts:
         """Reach the remote, and ask."""
         ...

@@ -63,6 +63,8 @@ class StreamSession(PipelinedSession[_Flight]):
     batches go after `begin`, or, for a look that places nothing, after `hello`.
     """
 
+    LAST_WORD = frames.frame(frames.LEFT)
+
     def __init__(self, plan: SessionPlan) -> None:
         command, program = bundle()
         super().__init__(plan, command)

@@ -29,6 +29,7 @@ class StreamProbe:
     def __init__(self, plan: SessionPlan) -> None:
         self._plan = plan
         self._session: StreamSession | None = None
+        self.lingers = False
 
     def facts(self, *, will_try_out: bool) -> Facts:
         self._session = session = StreamSession(self._plan)
@@ -71,6 +72,7 @@ class StreamProbe:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+            self.lingers = session.lingers
 
 
 def _whole(facts: dict[str, frames.Field], name: str) -> int:

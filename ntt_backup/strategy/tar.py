@@ -60,6 +60,8 @@ class _Flight(Flight):
 class TarSession(PipelinedSession[_Flight]):
     """See `ntt_backup.strategy.Session`."""
 
+    LAST_WORD = b"\nNTT-TAR 2 end\n"
+
     def __init__(self, plan: SessionPlan) -> None:
         command, script = bootstrap(plan.root, plan.owner, plan.run_id, plan.slot)
         super().__init__(plan, command)

@@ -7,6 +7,7 @@
 #     "NTT-TAR 2 ready exact|lockstep"     once, when batches may come
 #     "NTT-TAR 2 fatal|gone <text>"        once, instead
 #     "got <number>"                        the archive was read to its end
+#     "NTT-TAR 2 end"                       once, after an empty line: nothing of ours is left here
 #     "ok <number>" | "err <number> <text>" | "gone <number> <text>" | "aborted <number>"
 # A batch is extracted below .ntt-incoming, hard-linked into by-hash, and synced before it is ok. So a name
 # below by-hash never shows a half-written file, and what is there already is replaced only if it differs.
@@ -163,4 +164,5 @@ done
 wait
 cd / && rm -rf "$stage"
 rmdir "$incoming" 2>/dev/null
+printf "\nNTT-TAR 2 end\n"
 exit 0

@@ -1,7 +1,8 @@
 """A look at a remote that the `tar` strategy will send to; see `session.Probe`.
 
 The trial goes into a scratch directory, by the job's own session: two batches in a row, fetched
-back and compared byte by byte, with the modes that the files have there.
+back and compared byte by byte, with the modes that the files have there. The connection that made
+the directory stays open as long as it is needed: its end removes it, whatever ends it.
 
 Called by `preflight`, through the registry, and by `bench` for its own scratch directory.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import io
 import tarfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
@@ -25,31 +27,75 @@ from ntt_backup.strategy.session import Facts, SessionPlan
 from ntt_backup.strategy.tar import TarSession
 from ntt_backup.strategy.trial import TRIAL_SECONDS, Deadline, trial
 from ntt_backup.transport import Transport
-from ntt_backup.transport.shell import ask
+from ntt_backup.transport.channel import Channel
+from ntt_backup.transport.shell import ANSWER, Answer, ask, late, require_success, shell_script
 from ntt_backup.transport.storage import explain_root
 from ntt_backup.wording import many
 
 _STEM: Final = ".ntt-check-"
+_ASKING: Final = "its system and free space"
+_REMOVING: Final = "the removal of a scratch directory"
+_KEPT: Final = b"kept=yes"
 
 
-def remote_facts(transport: Transport, root: str, stem: str, scratch: str) -> Facts:
-    """Ask the remote about itself, and have it make the scratch directory unless that is "".
+class Lodging:
+    """A look at the remote, and a scratch directory there that is gone when this side has let go of
+    it: by `close`, or because it was killed. facts is what the remote says about itself.
 
-    What earlier ones left there is removed; their names begin with stem.
+    scratch is the directory's path, its name beginning with stem; "" for none. Raises
+    RemoteUnreachable, RemoteDenied and RemoteCannotStore.
     """
-    script = resources.files("ntt_backup.transport").joinpath("probe.sh").read_text("utf-8")
-    before = time.time()
-    answer = ask(
-        transport,
-        script,
-        {"root": root, "stem": stem, "scratch": scratch},
-        doing="its system and free space",
-        timeout=transport.connect_timeout,
-    )
-    after = time.time()
-    said = dict(
-        line.split("=", 1) for line in answer.decode("utf-8", "replace").splitlines() if "=" in line
-    )
+
+    def __init__(self, transport: Transport, root: str, stem: str, scratch: str) -> None:
+        script = resources.files("ntt_backup.transport").joinpath("probe.sh").read_text("utf-8")
+        self._answer = Answer()
+        values = {"root": root, "stem": stem, "scratch": scratch}
+        command, source = shell_script(self._answer.script(script), values)
+        timeout = transport.connect_timeout
+        before = time.time()
+        self._channel = Channel(transport, command)
+        try:
+            self._channel.greet(source, ANSWER, timeout, doing=_ASKING)
+            said = self._hear(time.monotonic() + timeout, kept=bool(scratch))
+            self.facts = _facts(said, before, time.time())
+        except BaseException:
+            self.abort()
+            raise
+        if not scratch:
+            self.abort()
+
+    def close(self) -> None:
+        """Have the directory removed; it is gone when this returns."""
+        deadline = time.monotonic() + TRIAL_SECONDS
+        try:
+            self._channel.end_input()
+            while data := self._answer.hear(self._channel, deadline):
+                continue
+            if data is None:
+                raise late(self._channel, _REMOVING)
+            require_success(self._channel, self._answer, _REMOVING)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Let go of it. Never raises."""
+        self._channel.abort()
+
+    def _hear(self, deadline: float, *, kept: bool) -> dict[str, str]:
+        """What it says, name by name; where a directory is kept, up to the word that it is."""
+        said = b""
+        while not (kept and _KEPT in said) and (data := self._answer.hear(self._channel, deadline)):
+            said += data
+        if not (kept and _KEPT in said):
+            if data is None:
+                raise late(self._channel, _ASKING)
+            require_success(self._channel, self._answer, _ASKING)
+        lines = said.decode("utf-8", "replace").splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
+    """before and after: when it was asked, and had answered."""
     if problem := said.get("problem"):
         raise explain_root(problem)
     theirs = float(said["clock"]) if said.get("clock", "").isdigit() else before
@@ -71,21 +117,23 @@ class TarProbe:
         self._plan = plan
         self._stem = f"{_STEM}{plan.owner}"
         self._scratch = f"{plan.root}/{self._stem}.{plan.run_id}"
+        self._lodging: Lodging | None = None
+        self.lingers = False
 
     def facts(self, *, will_try_out: bool) -> Facts:
         plan = self._plan
         scratch = self._scratch if will_try_out else ""
-        return remote_facts(plan.transport, plan.root, self._stem, scratch)
+        lodging = Lodging(plan.transport, plan.root, self._stem, scratch)
+        self._lodging = lodging if will_try_out else None
+        return lodging.facts
 
     def try_out(self) -> str:
         with trial(self._plan, self._scratch) as (plan, batches):
-            try:
-                _send(plan, batches)
-            except BackupError:
-                with suppress(BackupError):
-                    self._fetch_and_remove()
-                raise
-            archive = self._fetch_and_remove()
+            self.lingers = _send(plan, batches)
+            archive = self._fetch()
+        if (lodging := self._lodging) is not None:
+            self._lodging = None
+            lodging.close()
         sent = {blob.blobid for batch in batches for blob in batch.blobs}
         _compare(archive, sent)
         trial_batches = many(len(batches), "batch", "batches")
@@ -103,19 +151,23 @@ class TarProbe:
             raise explain_root(said.decode("utf-8", "backslashreplace").strip())
 
     def close(self) -> None:
-        """Nothing is kept between questions."""
+        lodging, self._lodging = self._lodging, None
+        if lodging is not None:
+            with suppress(BackupError):
+                lodging.close()
 
-    def _fetch_and_remove(self) -> bytes:
+    def _fetch(self) -> bytes:
         return ask(
             self._plan.transport,
-            'cd "$scratch" && tar -c -f - by-hash; cd / && rm -rf "$scratch"',
+            'cd "$scratch" && tar -c -f - by-hash || :',
             {"scratch": self._scratch},
-            doing="the trial blobs back, and the removal of its scratch directory",
+            doing="the trial blobs back",
             timeout=TRIAL_SECONDS,
         )
 
 
-def _send(plan: SessionPlan, batches: list[Batch]) -> None:
+def _send(plan: SessionPlan, batches: list[Batch]) -> bool:
+    """Send the batches; whether the connection lingered after its end."""
     session = TarSession(replace(plan, owner="check", run_id="check", slot="0"))
     try:
         for batch in batches:
@@ -130,6 +182,7 @@ def _send(plan: SessionPlan, batches: list[Batch]) -> None:
         session.abort()
         raise
     session.close()
+    return session.lingers
 
 
 def _compare(archive: bytes, sent: set[str]) -> None:

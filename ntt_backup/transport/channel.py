@@ -27,9 +27,11 @@ from ntt_backup.transport import Transport
 
 NOISE_LIMIT: Final = 256 * 1024
 # Signs of life buy time, but not for ever: a sync that hangs shows them, too.
-_PATIENCE_FACTOR: Final = 10
+PATIENCE_FACTOR: Final = 10
 _CLOSE_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 2.0
 _LAST_WORDS_SECONDS: Final = 1.0
+_RECEIVER: Final = re.compile(rb"^NTT-RECEIVE \d")
 
 
 class Channel:
@@ -55,6 +57,8 @@ class Channel:
         self._ahead = b""
         self.heard = time.monotonic()
         """When something last came back, in monotonic seconds."""
+        self.lingers = False
+        """Whether something there held it open after the far side's last word."""
 
     # --- before the greeting ----------------------------------------------------------------------
 
@@ -65,7 +69,8 @@ class Channel:
 
         doing names what was wanted, for the errors.
         Raises RemoteUnreachable when none has come after timeout seconds, RemoteDenied for noise
-        without end, and what `Transport.explain` says when the command ends instead.
+        without end or a receiver that nobody asked for, and what `Transport.explain` says when the
+        command ends instead.
         """
         deadline = time.monotonic() + timeout
         pending = memoryview(script)
@@ -77,7 +82,12 @@ class Channel:
                     self._ahead = b"\n".join((*lines[number + 1 :], self._ahead))
                     self._greeted = True
                     return match
-            if len(seen) > NOISE_LIMIT:
+                if _RECEIVER.match(line):
+                    raise RemoteDenied(
+                        f"the key leads to a forced command, which runs nothing else: {doing}",
+                        hint="use a key with a shell for this (remote.identity_file)",
+                    )
+            if max(len(seen), self._child.stderr.size) > NOISE_LIMIT:
                 raise RemoteDenied(
                     f"the remote says too much: {doing}",
                     detail=self._last_words(seen),
@@ -170,7 +180,7 @@ class Channel:
         but signs of life for ten times as long.
         """
         waited = now - since
-        return now - max(since, self.heard) > patience or waited > _PATIENCE_FACTOR * patience
+        return now - max(since, self.heard) > patience or waited > PATIENCE_FACTOR * patience
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
         """The far side reads no more: hear what it still said, then raise what became of it."""
@@ -230,10 +240,25 @@ class Channel:
             hint="if it does not come back: check the link, and sshd's log on the remote",
         )
 
-    def close(self) -> None:
-        """Nothing more will be sent: let it end in good order, for a bounded time."""
+    def close(self, last_word: bytes = b"") -> None:
+        """Nothing more will be sent: let it end in good order, for a bounded time.
+
+        last_word is what the far side says when it has done all that was its own. ssh does not end
+        before everything there has let go of the connection, and a process that a login has left
+        behind may never do that: after the word it is not waited for (see `lingers`).
+        """
         self.end_input()
-        self._child.wait(_CLOSE_SECONDS)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        said, heard, ended = b"", False, self._child.stdout_fd < 0
+        while not ended and (left := deadline - time.monotonic()) > 0:
+            data = self.read(left)
+            ended = data == b""
+            if last_word and not heard:
+                said = said[-len(last_word) :] + (data or b"")
+                heard = last_word in said
+                deadline = time.monotonic() + _LINGER_SECONDS if heard else deadline
+        status = self._child.wait(max(0.0, deadline - time.monotonic()))
+        self.lingers = heard and (status is None or not ended)
         self.abort()
 
     def abort(self) -> None:

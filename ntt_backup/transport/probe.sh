@@ -1,9 +1,11 @@
 # What the preflight asks the remote. The lines before this one set root, stem and scratch; answers are
 # name=value lines. scratch is a directory below root, made here for the trial transfer that follows, or
-# nothing; what earlier ones left that were killed (their names begin with stem) is removed once it is an
-# hour old: a check may run beside a run.
+# nothing. It goes when our stdin ends, however that comes: whoever asked may be killed. What is left all the
+# same, where this machine went down (names that begin with stem), is removed once it is an hour old: a check
+# may run beside a run.
 LC_ALL=C
 export LC_ALL
+trap : PIPE
 mount_point() { df -P "$1" | sed -n "2s/^.*% *//p"; }
 printf "clock=%s\n" "$(date +%s)"
 printf "system=%s\n" "$(uname -srm 2>/dev/null)"
@@ -24,3 +26,11 @@ fi
 [ ! -d "$root/by-hash" ] || echo by-hash=present
 find "$root/" -maxdepth 1 -name "$stem.*" -mmin +60 -exec rm -rf {} + 2>/dev/null
 printf "free_kib=%s\n" "$(df -Pk "$root" 2>/dev/null | awk "NR == 2 { print \$4 }")"
+[ -n "$scratch" ] || exit 0
+echo kept=yes
+cat >/dev/null
+cd /
+# A session that was ended with us may still be at work in it.
+tries=30
+while ! rm -rf "$scratch" 2>/dev/null && [ $tries -gt 0 ]; do sleep 1; tries=$((tries - 1)); done
+[ ! -e "$scratch" ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.site import Site
+from tests.link import Link
+from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, Sshd, free_port
 
 STEPS = (
@@ -294,3 +296,32 @@ def test_a_remote_whose_storage_hangs(site: Site, remote: Sshd, startup: Path) -
     assert "waited" in said
     assert hint
     assert list(site.remote.local.iterdir()) == []
+
+
+# --- what is left of it
+
+
+@pytest.mark.parametrize("strategy", ["tar", "stream"])
+def test_a_check_that_is_killed_leaves_nothing_on_the_remote(
+    site: Site, link: Link, strategy: str
+) -> None:
+    """Nor does the preflight of a run, which is the same."""
+    site.fill(10)
+    site.write_config(run={"strategy": strategy})
+    site.through(site.sshd.through(link.port))
+    with site.running("check"):
+        wait_until(lambda: site.litter(), "the trial's directory")
+        site.kill_all(random.Random(1))
+    wait_until(lambda: site.litter() == [], "the remote to tidy up")
+
+
+def test_hints_can_be_pasted(site: Site) -> None:
+    site.fill(3)
+    site.query("drop schema ntt_backup cascade")
+    line = f"ntt-backup-remote --config {site.config} init-db"
+    check, run, status = (site.run(command) for command in ("check", "run", "status"))
+    assert (check.returncode, run.returncode, status.returncode) == (4, 4, 4)
+    assert line in check.stdout
+    assert line in run.stdout
+    assert line in site.events("error")[0]["hint"]
+    assert line in status.stderr

@@ -54,6 +54,25 @@ def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
     assert {Path(name).name for name in site.on_remote()} == site.copied()
 
 
+@pytest.mark.parametrize("command", [["verify"], ["restore", "--to", "{root}/back"], ["reconcile"]])
+def test_ctrl_c_is_no_outage_for_what_reads_the_remote(
+    site: Site, link: Link, command: list[str]
+) -> None:
+    """The terminal sends it to a whole process group, with every ssh that is in it."""
+    site.fill(60)
+    assert site.run("run").returncode == 0
+    site.through(site.sshd.through(link.port))
+    site.wrapper = ["setsid"]
+    link.stall_after(60_000)
+    with site.running(*(word.format(root=site.root) for word in command)) as reader:
+        wait_until(lambda: link.stalled, "the middle of it")
+        os.killpg(reader.pid, signal.SIGINT)
+        assert reader.wait(PATIENCE) == 130, site.output()
+    assert "away" not in site.output()
+    assert site.output().strip().endswith("interrupted")
+    assert site.processes() == {}
+
+
 def test_the_second_signal_ends_the_run_at_once(site: Site, link: Link) -> None:
     site.through(site.sshd.through(link.port))
     site.fill_slowly(600)

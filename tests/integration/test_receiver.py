@@ -282,8 +282,16 @@ def test_bye_answers_what_is_committed_first(far: FarSide) -> None:
     far.hello()
     far.write(far.batch(1, [b"a"]) + far.batch(2, [b"b"]) + frames.frame(frames.BYE))
     assert [far.receipt().number, far.receipt().number] == [1, 2]
+    assert far.answer() == (frames.LEFT, b"")
     assert far.answer() == (0, b"")
     assert far.child.wait() == 0
+
+
+def test_its_last_word_comes_when_nothing_is_left(far: FarSide, root: Path) -> None:
+    far.hello()
+    far.write(frames.frame(frames.BYE))
+    assert far.answer() == (frames.LEFT, b"")
+    assert not (root / ".ntt-incoming").exists()
 
 
 # --- what others left

@@ -269,7 +269,7 @@ def test_a_frame_with_any_one_bit_altered_is_no_frame(
 def test_every_type_has_one_number_and_one_direction() -> None:
     assert not set(frames.TO_RECEIVER) & set(frames.TO_CLIENT)
     assert len(frames.TO_RECEIVER) == 12
-    assert len(frames.TO_CLIENT) == 7
+    assert len(frames.TO_CLIENT) == 8
 
 
 def test_what_the_document_says_of_the_limits() -> None:

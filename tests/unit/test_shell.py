@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +19,7 @@ from hypothesis import strategies as st
 from ntt_backup.config.settings import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
 from ntt_backup.transport.local import Local
-from ntt_backup.transport.shell import ask
+from ntt_backup.transport.shell import Answer, ask
 from ntt_backup.transport.ssh import Ssh
 from tests.patience import PATIENCE
 
@@ -109,6 +115,79 @@ def test_no_value_is_run(tmp_path: Path, value: str) -> None:
 
 def test_a_script_finds_nothing_on_its_stdin() -> None:
     assert asked("cat; echo end") == b"end\n"
+
+
+# --- logins that leave something behind -----------------------------------------------------------
+
+HOLDER = "sleep 1000 & echo $! >>{pids}"
+NOISE = "yes noise >&2 & echo $! >>{pids}"
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[Path]:
+    """Where a startup file notes what it leaves behind; ended with the test."""
+    pids = tmp_path / "pids"
+    yield pids
+    for pid in pids.read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_process_that_a_login_left_behind_is_not_waited_for(left: Path) -> None:
+    """It holds the connection open: there is no other end than the answer's own."""
+    assert asked("printf said", HOLDER.format(pids=left)) == b"said"
+
+
+def test_what_a_login_left_behind_says_is_no_part_of_an_answer() -> None:
+    answer = Answer()
+    taken = answer.take(f"said{mark_of(answer)}0\nnoise\nnoise".encode())
+    assert (taken, answer.status) == (b"said", 0)
+    assert answer.take(b"noise") == answer.rest() == b""
+
+
+def test_a_script_that_fails_beside_a_left_process_still_gives_its_words(left: Path) -> None:
+    with pytest.raises(RemoteDenied) as caught:
+        asked("echo 'df: no such thing' >&2; exit 3", HOLDER.format(pids=left))
+    assert caught.value.detail == "df: no such thing"
+
+
+def test_endless_noise_on_stderr_is_refused_and_not_listened_to_for_ever(left: Path) -> None:
+    with pytest.raises(RemoteDenied) as caught:
+        asked("echo", f"{NOISE.format(pids=left)}; sleep 1000")
+    assert "says too much: a question" in caught.value.message
+    assert "noise" in caught.value.detail
+    assert caught.value.hint
+
+
+def test_an_answer_is_heard_beside_endless_noise_on_stderr(left: Path) -> None:
+    assert asked(f"{NOISE.format(pids=left)}; sleep 1; echo heard").endswith(b"heard\n")
+
+
+def test_functions_that_go_by_the_name_of_a_tool_are_put_aside(tmp_path: Path) -> None:
+    bash = shutil.which("bash") or pytest.skip("no bash")
+    (tmp_path / "sh").symlink_to(bash)
+    functions = "head() { echo no; }; tar() { sleep 1000; }; export -f head tar"
+    account = Account(f"{functions}; PATH={tmp_path}:$PATH", program=bash)
+    said = ask(account, "head -c 3 /dev/zero; tar --version", {}, doing="it", timeout=PATIENCE)
+    assert said.startswith(b"\0\0\0tar ")
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 120), max_size=8), st.integers(0, 255))
+def test_the_mark_is_found_however_the_answer_is_cut(
+    content: bytes, cuts: list[int], status: int
+) -> None:
+    answer = Answer()
+    whole = content + f"{mark_of(answer)}{status}\n".encode() + b"after"
+    said = b""
+    for begin, end in pairwise([0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]):
+        said += answer.take(whole[begin:end])
+    assert (said, answer.status) == (content, status)
+
+
+def mark_of(answer: Answer) -> str:
+    """The mark that the script of an answer leaves, up to the status."""
+    (mark,) = re.findall(r"NTT-END \w+ ", answer.script(""))
+    return f"\n{mark}"
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -1,0 +1,244 @@
+"""Logins that leave something behind, and questions whose asker dies: every wait has an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.config.settings import RunSettings
+from ntt_backup.dump.place import DumpPlace
+from ntt_backup.errors import DumpImpossible, RemoteDenied, RemoteUnreachable
+from ntt_backup.store import Store
+from ntt_backup.strategy import STRATEGIES
+from ntt_backup.strategy.reading import Reach, ReadingSession
+from ntt_backup.strategy.session import Probe, SessionPlan
+from ntt_backup.strategy.tar_probe import Lodging
+from ntt_backup.transport import Transport
+from ntt_backup.transport.shell import ask
+from tests.contract.rig import Machine, Rig, settle
+from tests.patience import PATIENCE
+from tests.site import wait_until
+
+FOR_EVER = 100_000.0
+RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
+
+
+@pytest.fixture
+def leaving(machine: Machine, tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    """A machine whose login leaves a process behind, which has what the login has open."""
+    pids = tmp_path / "pids"
+    pids.touch()
+
+    def make(process: str) -> Machine:
+        return replace(machine, startup=f"{process} &\necho $! >>{pids}")
+
+    yield make
+    for pid in pids.read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.fixture
+def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose end is waited for is waited for longer than any test lasts."""
+    monkeypatch.setattr("ntt_backup.transport.channel._CLOSE_SECONDS", FOR_EVER)
+
+
+def plan_of(rig: Rig, transport: Transport) -> SessionPlan:
+    return SessionPlan(
+        transport=transport,
+        store=Store(rig.store),
+        root=rig.path,
+        owner="0123456789ab",
+        run_id="run",
+        slot="0",
+        run=RUN,
+        bytes_per_second=None,
+        on_bytes=lambda _: None,
+    )
+
+
+def probed(rig: Rig, transport: Transport) -> Probe:
+    """A probe that has done all it can."""
+    probe = STRATEGIES[rig.strategy].probe(plan_of(rig, transport))
+    probe.facts(will_try_out=True)
+    probe.try_out()
+    probe.close()
+    return probe
+
+
+# --- a process that a login leaves behind ---------------------------------------------------------
+
+
+def test_a_session_ends_beside_what_the_login_left(
+    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+) -> None:
+    session = here.open(transport=leaving("sleep 1000"))
+    session.put(here.batch("b", b"content"))
+    settle(session)
+    session.close()
+    assert not (here.there / ".ntt-incoming").exists()
+
+
+def test_a_reader_ends_beside_what_the_login_left(
+    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+) -> None:
+    machine = leaving("sleep 1000")
+    reach = Reach(machine, here.path, "0123456789ab", "run", "0", RUN, lambda: None)
+    session = ReadingSession(reach)
+    assert len(list(session.names(bytes(32), b"\xff" * 32))) == 1
+    session.close()
+
+
+def test_a_probe_says_that_the_connection_lingers(
+    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+) -> None:
+    assert probed(here, leaving("sleep 1000")).lingers
+    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
+
+
+def test_a_probe_says_nothing_of_a_login_that_leaves_nothing(here: Rig, machine: Machine) -> None:
+    assert not probed(here, machine).lingers
+
+
+def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
+    here: Rig, leaving: Callable[[str], Machine]
+) -> None:
+    place = DumpPlace(leaving("sleep 1000"), here.path, FOR_EVER)
+    assert place.contents().dumps == ()
+    upload = place.upload("0" * 8, None, PATIENCE)
+    upload.send(b"content")
+    assert upload.finish()[0] == 7
+    temporary = here.there / "pgdump" / f".incoming-{'0' * 8}"
+    temporary.rename(temporary.with_name("x.dump"))
+    assert b"".join(place.fetch("x.dump")) == b"content"
+    place.forget("0" * 8)
+
+
+def test_a_dump_is_fetched_beside_noise_on_stderr(
+    here: Rig, leaving: Callable[[str], Machine]
+) -> None:
+    machine = leaving("(while :; do echo noise; sleep 0.01; done) >&2")
+    (here.there / "pgdump").mkdir()
+    (here.there / "pgdump" / "x.dump").write_bytes(b"content")
+    machine.tool("cat", 'sleep 1; exec /bin/cat "$@"')
+    assert b"".join(DumpPlace(machine, here.path, PATIENCE).fetch("x.dump")) == b"content"
+
+
+def test_a_session_that_was_lost_can_still_be_closed(here: Rig, machine: Machine) -> None:
+    session = here.open(transport=machine)
+    session.abort()
+    session.close()
+
+
+# --- noise without end ----------------------------------------------------------------------------
+
+
+def test_a_login_that_never_stops_talking_on_stderr_is_refused_or_talked_over(
+    here: Rig, leaving: Callable[[str], Machine]
+) -> None:
+    with suppress(RemoteDenied):
+        session = here.open(transport=leaving("yes >&2"))
+        session.put(here.batch("b", b"content"))
+        settle(session)
+        session.close()
+
+
+# --- a directory that goes with the connection ----------------------------------------------------
+
+
+def lodge(rig: Rig, transport: Transport) -> Lodging:
+    stem = ".ntt-check-0123456789ab"
+    return Lodging(transport, rig.path, stem, f"{rig.path}/{stem}.run")
+
+
+def scratch(rig: Rig) -> list[str]:
+    return [path.name for path in rig.there.iterdir() if path.name.startswith(".ntt-check-")]
+
+
+@pytest.fixture
+def only_once(strategy: str) -> None:
+    """For what is the same whatever the strategy."""
+    if strategy != "tar":
+        pytest.skip("the same by each strategy")
+
+
+@pytest.mark.usefixtures("only_once")
+def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Rig) -> None:
+    lodging = lodge(over_ssh, over_ssh.transport)
+    assert scratch(over_ssh) == [".ntt-check-0123456789ab.run"]
+    lodging.abort()
+    wait_until(lambda: not scratch(over_ssh), "the scratch directory to go")
+
+
+@pytest.mark.usefixtures("only_once")
+def test_a_scratch_directory_is_gone_when_it_was_closed(here: Rig, machine: Machine) -> None:
+    lodging = lodge(here, machine)
+    (here.there / ".ntt-check-0123456789ab.run" / "by-hash" / "a").write_bytes(b"content")
+    lodging.close()
+    assert scratch(here) == []
+
+
+@pytest.mark.usefixtures("only_once")
+def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machine: Machine) -> None:
+    machine.tool("sleep", ":")
+    machine.tool("rm", "echo 'rm: no' >&2; exit 1")
+    lodging = lodge(here, machine)
+    with pytest.raises(RemoteDenied) as caught:
+        lodging.close()
+    assert "the removal of a scratch directory" in caught.value.message
+
+
+# --- a key behind a forced command ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("only_once")
+def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) -> None:
+    """It is no shell, and says what looks like noise to whoever wanted one."""
+    banner = "printf '\\nNTT-RECEIVE 1 version=1 allow=put\\n'; cat >/dev/null; printf '\\001\\377'"
+    forced = replace(machine, startup=f"{banner}; exit 1")
+    for question in (
+        lambda: ask(forced, "echo", {}, doing="a first word", timeout=PATIENCE),
+        lambda: here.open(transport=forced),
+        lambda: lodge(here, forced),
+    ):
+        with pytest.raises(RemoteDenied) as caught:
+            question()
+        assert "forced command" in caught.value.message
+        assert "shell" in caught.value.hint
+        assert str(caught.value).isprintable()
+    with pytest.raises(DumpImpossible):
+        DumpPlace(forced, here.path, PATIENCE).contents()
+
+
+# --- signs of life --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("only_once")
+def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
+    here: Rig, machine: Machine
+) -> None:
+    project = Path(__file__).resolve().parents[2]
+    program = machine.tools / "alive.py"
+    program.write_text(
+        "import os, time\n"
+        "from ntt_backup.remote import frames\n"
+        "line = b'NTT-RECEIVE 1 hash=sha256 allow=list'\n"
+        "os.write(1, b'\\n%s sum=%s\\n' % (line, frames.banner_sum(line).encode()))\n"
+        "os.write(1, frames.fields(frames.READY, {'placed': 1}))\n"
+        "while True: os.write(1, frames.frame(frames.BUSY)); time.sleep(0.01)\n"
+    )
+    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
+    run = RunSettings(stall_timeout=3600, receipt_timeout=1)
+    reach = Reach(machine, here.path, "0123456789ab", "run", "0", run, lambda: None)
+    session = ReadingSession(reach)
+    with pytest.raises(RemoteUnreachable) as caught:
+        list(session.names(bytes(32), b"\xff" * 32))
+    assert "signs of life" in caught.value.detail
