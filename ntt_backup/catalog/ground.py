@@ -25,7 +25,7 @@ _LONG_SECONDS: Final = 5
 
 class Surroundings(NamedTuple):
     """Database and schemas. own_owner: None where our schema is not there. new_schema: where a new
-    table would be, and whether this session may make it there.
+    table would be, and whether this session may make it there. user: who acts in this session.
     """
 
     database: str
@@ -34,6 +34,7 @@ class Surroundings(NamedTuple):
     version_readable: bool
     new_schema: str
     may_create_table: bool
+    user: str
 
 
 class Place(NamedTuple):

@@ -51,21 +51,21 @@ def look(
     look at figures. Raises CatalogRefused for what adding cannot mend.
     """
     with translated(conn, "show what it lacks"):
-        return _Look(conn, target, role or conn.info.user).everything(list(monitors), notify)
+        return _Look(conn, target, role).everything(list(monitors), notify)
 
 
 class _Look:
-    def __init__(self, conn: Connection, target: str, role: str) -> None:
+    def __init__(self, conn: Connection, target: str, role: str | None) -> None:
         self._conn = conn
         self._target = target
-        self._role = role
         self._around = surroundings(conn)
+        self._role = role or self._around.user
         self._table = find_table(conn)
         self._owner: str | None = None
         if self._table is not None:
             self._owner = self._table.owner
-        elif self._around.may_create_table and role == conn.info.user:
-            self._owner = role
+        elif self._around.may_create_table and self._role == self._around.user:
+            self._owner = self._role
         self._own_maker = self._who_makes_own()
         self._name = sql.Identifier(self._schema, "blobs")
 
@@ -210,7 +210,7 @@ class _Look:
             grant = self._grant(["usage"], sql.SQL("schema {}").format(schema), role)
             who = self._who(table.schema_owner) if table else Who.DBA
             parts.append(Part(who, f"let {role} use the schema {self._schema}", (grant,)))
-        found = table is not None and table.found and role == self._conn.info.user
+        found = table is not None and table.found and role == around.user
         if not (found or self._ask("names_schema", role, schema=self._schema)[0]):
             named = {"user": sql.Identifier(role), "database": database, "schema": schema}
             mend = shown("mend_search_path", **named)

@@ -2,13 +2,15 @@
 
 -- name: surroundings
 -- The database and its owner, the owner of our schema (null: it is not there), whether we may read
--- which version that is, and the schema where a new table would be, and whether we may make it.
+-- which version that is, the schema where a new table would be, whether we may make it, and who we
+-- are.
 select current_database(), pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner),
     coalesce(
         has_schema_privilege(n.oid, 'usage') and has_table_privilege(v.oid, 'select'), false
     ),
     coalesce(current_schema(), 'public'),
-    coalesce(has_schema_privilege(current_schema(), 'create'), false)
+    coalesce(has_schema_privilege(current_schema(), 'create'), false),
+    current_user
 from pg_database d
 left join pg_namespace n on n.nspname = 'ntt_backup'
 left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
