@@ -7,7 +7,7 @@ with one thread, and is cut off at once from what it must not share: it has its 
 descriptor but its pipes, no signal handler, and it ends without unwinding what lies below it on the
 stack, so that no connection of the parent's is ever touched.
 
-Called by `supervisor`.
+Called by `supervisor` and `dump.child`.
 """
 
 from __future__ import annotations

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from ntt_backup.config import Settings
-from ntt_backup.invocation import complete
+from ntt_backup.dump.process import work
+from ntt_backup.fork import Fork
 from ntt_backup.line import read_event
-from ntt_backup.process import Child, write
+from ntt_backup.process import Child
 
-PROGRAM: Final = (sys.executable, "-m", "ntt_backup.dump.process")
 RETRY_SECONDS: Final = 3600.0
+
+
+def employ(settings: Settings) -> Child:
+    """A process that makes a dump if one is due. Raises OSError where that cannot be."""
+    return Fork(partial(work, settings), "ntt-dump")
 
 
 class DumpChild:
@@ -53,13 +58,9 @@ class DumpChild:
         self._next = now + min(wanted.interval, wanted.max_age or wanted.interval)
         self._rest, self._over = b"", False
         try:
-            self._child = Child(PROGRAM, new_session=True)
+            self._child = employ(self._settings)
         except OSError:  # short of memory: the next look may find more
             self._retry(now)
-            return
-        with suppress(BrokenPipeError):  # it fits into the pipe
-            write(self._child.stdin_fd, self._settings.model_dump_json().encode())
-        self._child.close_stdin()
 
     def hear(self, now: float) -> Iterator[dict[str, Any]]:
         """Its events; afterwards `running` is False if it has ended."""
@@ -77,7 +78,7 @@ class DumpChild:
                 if event["event"] == "dump_over":
                     self._over, self.failed = True, bool(event["failed"])
                 else:
-                    yield {key: _completed(value) for key, value in event.items()}
+                    yield event
         if ended:
             child.wait(5.0)
             self.kill()
@@ -104,8 +105,3 @@ class DumpChild:
 
     def _retry(self, now: float) -> None:
         self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)
-
-
-def _completed(value: Any) -> Any:
-    """It does not know how this program was called."""
-    return complete(value) if isinstance(value, str) else value

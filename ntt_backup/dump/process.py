@@ -1,9 +1,9 @@
-"""The dump of a run as a program: `python -m ntt_backup.dump.process`, started by the coordinator.
+"""The dump of a run as a process of its own: a copy of the coordinator, as its workers are.
 
-A process of its own, because the coordinator may wait for nothing: it answers signals and the
-watchdog while a dump of gigabytes goes out, and whatever becomes of the dump never stops the blobs.
-The settings come as JSON on stdin, the events go out as JSON lines on stdout; the last one is
-`dump_over`. Exit status: 0, or 1 where a dump should have been made and was not.
+The coordinator may wait for nothing: it answers signals and the watchdog while a dump of gigabytes
+goes out, and whatever becomes of the dump never stops the blobs. The events go out as JSON lines on
+stdout; the last one is `dump_over`. Exit status: 0, or 1 where a dump should have been made and was
+not. Mostly none is due, and loading a program anew to find that out would cost more than all else.
 
 Where this machine or key can make no dumps at all (no pg_dump, a forced command), that is a warning
 as long as nobody relies on them: a dump was never made for this target, and no place of pg_dump is
@@ -13,8 +13,7 @@ set. From the first dump on it is a failure.
 from __future__ import annotations
 
 import signal
-import sys
-from typing import Any
+from typing import Any, Final
 
 from ntt_backup.config import Settings
 from ntt_backup.dump.job import dump
@@ -22,10 +21,12 @@ from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
 from ntt_backup.line import write_event
 
+_STDOUT: Final = 1
 
-def main() -> int:
+
+def work(settings: Settings) -> int:
+    """Make a dump if one is due; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settings = Settings.model_validate_json(sys.stdin.buffer.read())
     failed = False
     try:
         dump(settings, _tell)
@@ -44,8 +45,4 @@ def main() -> int:
 
 
 def _tell(event: str, **fields: Any) -> None:
-    write_event(sys.stdout.fileno(), event, **fields)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    write_event(_STDOUT, event, **fields)

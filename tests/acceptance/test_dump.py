@@ -672,9 +672,7 @@ def test_the_death_of_the_process_that_dumps_stops_no_blob(
     with dumping.running("run") as run:
         wait_until(going.exists, "pg_dump")
         (victim,) = (
-            child
-            for child in dumping.children(run.pid)
-            if b"ntt_backup.dump.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+            child for child, name in dumping.children(run.pid).items() if name == "ntt-dump"
         )
         os.kill(victim, signal.SIGKILL)
         assert run.wait(PATIENCE) == 7, dumping.output()

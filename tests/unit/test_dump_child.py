@@ -12,7 +12,8 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.dump import child
 from ntt_backup.dump.child import RETRY_SECONDS, DumpChild
-from ntt_backup.process import wait_for
+from ntt_backup.line import write_event
+from ntt_backup.process import Child, wait_for
 from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
@@ -28,7 +29,11 @@ def settings(**values: Any) -> Settings:
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What runs in the place of the process; to be written by the test."""
     path = tmp_path / "program.py"
-    monkeypatch.setattr(child, "PROGRAM", (sys.executable, str(path)))
+
+    def employ(_: Settings) -> Child:
+        return Child((sys.executable, str(path)), new_session=True)
+
+    monkeypatch.setattr(child, "employ", employ)
     return path
 
 
@@ -41,7 +46,6 @@ def heard(dump: DumpChild, now: float = 0.0) -> Iterator[dict[str, Any]]:
 
 def test_its_events_are_passed_on_and_its_end_is_not(program: Path) -> None:
     program.write_text(
-        "import sys; sys.stdin.read()\n"
         'print(\'{"event": "dump_skipped", "pid": 1, "name": "x"}\')\n'
         "print('a library says something'); print('[1]'); print('{}')\n"
         'print(\'{"event": "dump_over", "failed": false}\')\n'
@@ -73,12 +77,17 @@ def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_loo
     dump.kill()
 
 
-def test_it_gets_the_settings(program: Path, tmp_path: Path) -> None:
-    program.write_text(f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read())")
+def test_it_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(got: Settings) -> int:
+        write_event(1, "warning", reason=str(got == settings()))
+        write_event(1, "dump_over", failed=False)
+        return 0
+
+    monkeypatch.setattr(child, "work", work)
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
-    list(heard(dump))
-    assert Settings.model_validate_json((tmp_path / "got").read_text()) == settings()
+    assert [event["reason"] for event in heard(dump)] == ["True"]
+    assert not dump.failed
 
 
 def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:

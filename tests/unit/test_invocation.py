@@ -11,7 +11,6 @@ import pytest
 
 import ntt_backup
 from ntt_backup import invocation
-from ntt_backup.dump.child import _completed
 from ntt_backup.errors import BackupError, ConfigError
 
 PACKAGE = Path(ntt_backup.__file__).parent
@@ -48,12 +47,6 @@ def test_a_hint_repeats_what_stood_before_the_command(hint: str, shown: str) -> 
 
 def test_a_hint_is_as_it_was_written_where_nothing_stood_before_the_command() -> None:
     assert ConfigError("x", hint="ntt-backup-remote run").hint == "ntt-backup-remote run"
-
-
-@pytest.mark.usefixtures("called")
-def test_what_the_process_that_dumps_says_is_completed_too() -> None:
-    assert _completed("ntt-backup-remote init-db") == f"{LINE} init-db"
-    assert _completed(7) == 7
 
 
 def test_a_command_in_back_quotes_is_a_whole_line() -> None:
