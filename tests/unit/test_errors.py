@@ -14,6 +14,7 @@ CONTRACT = {
     "BackupError": (1, False),
     "ConfigError": (2, False),
     "SourceError": (2, False),
+    "StoreSuspect": (2, False),
     "LockHeld": (3, False),
     "CatalogError": (4, False),
     "CatalogUnavailable": (4, True),
