@@ -25,7 +25,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
-from ntt_backup.events import level_of
 from ntt_backup.progress import Snapshot, View, WorkerLine
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import Stray
@@ -34,6 +33,7 @@ from ntt_backup.wording import describe, duration, many, printable, size
 FAILURES_SHOWN: Final = 20
 STRAYS_SHOWN: Final = 20
 SCAN_LINE_SECONDS: Final = 60.0
+_WRONG: Final = {"dump_failed", "error", "still_failed"}
 _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
 # The lines that are no worker's: header, bar, figures, recent events, and one for the cursor.
@@ -95,8 +95,7 @@ class QuietView(PlainView):
 
     def event(self, event: Mapping[str, Any]) -> None:
         name = event["event"]
-        failed = name == "run_stop" and event["exit_code"] == SOME_FAILED
-        if failed or name == "still_failed" or level_of(name) == "error":
+        if name in _WRONG or (name == "run_stop" and event["exit_code"] == SOME_FAILED):
             super().event(event)
 
 
