@@ -28,12 +28,11 @@ from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.progress import Snapshot, View, WorkerLine
 from ntt_backup.scan import ScanResult
 from ntt_backup.tree import Stray
-from ntt_backup.wording import describe, duration, many, printable, size
+from ntt_backup.wording import describe, duration, level_of, many, printable, size
 
 FAILURES_SHOWN: Final = 20
 STRAYS_SHOWN: Final = 20
 SCAN_LINE_SECONDS: Final = 60.0
-_WRONG: Final = {"dump_failed", "error", "still_failed"}
 _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
 # The lines that are no worker's: header, bar, figures, recent events, and one for the cursor.
@@ -95,7 +94,8 @@ class QuietView(PlainView):
 
     def event(self, event: Mapping[str, Any]) -> None:
         name = event["event"]
-        if name in _WRONG or (name == "run_stop" and event["exit_code"] == SOME_FAILED):
+        failed = name == "run_stop" and event["exit_code"] == SOME_FAILED
+        if failed or name == "still_failed" or level_of(name) == "error":
             super().event(event)
 
 

@@ -22,28 +22,9 @@ from typing import Any, Final
 import structlog
 
 from ntt_backup.errors import ConfigError
+from ntt_backup.wording import level_of
 
-_WARNINGS: Final = frozenset(
-    {
-        "blob_failed",
-        "blobs_failed",
-        "batch_retry",
-        "batch_split",
-        "outage",
-        "still_failed",
-        "worker_restart",
-        "warning",
-    }
-)
-_ERRORS: Final = frozenset({"error", "dump_failed"})
 _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "worker")
-
-
-def level_of(event: str) -> str:
-    """The level an event is logged with."""
-    if event in _ERRORS:
-        return "error"
-    return "warning" if event in _WARNINGS else "info"
 
 
 class EventLog:

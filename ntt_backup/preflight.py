@@ -286,7 +286,7 @@ def _need(estimate: figures.PendingEstimate, sizes: list[int]) -> tuple[int, str
     unsized, sized = estimate.unsized, estimate.blobs - estimate.unsized
     if not unsized:
         return estimate.bytes, ""
-    said = f"{unsized:,} of {estimate.blobs:,} blobs have no size in the catalog"
+    said = f"{unsized:,} of {many(estimate.blobs, 'blob')} have no size in the catalog"
     if not (sized or sizes):
         return estimate.bytes, f" ({said} and are not counted)"
     mean = estimate.bytes // sized if sized else sum(sizes) // len(sizes)
@@ -315,7 +315,7 @@ def _lock(settings: Settings) -> Step:
 
 def _rights(catalog: Connection, target: str) -> Step:
     verify_rights(catalog, target, "run")
-    return Step("", f"{catalog.info.user} may do what `run` does")
+    return Step("", f"{catalog.info.user} may do what a run does")
 
 
 def _transfer(probe: Probe) -> Step:

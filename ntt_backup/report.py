@@ -21,6 +21,7 @@ from ntt_backup.catalog.dumps import DumpRun
 from ntt_backup.catalog.figures import PendingEstimate, Totals
 from ntt_backup.catalog.runs import Run
 from ntt_backup.config import Settings
+from ntt_backup.invocation import complete
 from ntt_backup.planner import range_name
 from ntt_backup.scan import ScanResult
 from ntt_backup.wording import about, duration, many, moment, printable, size
@@ -82,7 +83,8 @@ def status_table(
         said = many(unsized, "pending blob has", "pending blobs have")
         rows.append(("", f"{'about ' * guess}{said} no size in the catalog yet"))
     if guessed:
-        rows.append(("", "what is about so much is estimated; `status --exact` counts"))
+        exact = complete("ntt-backup-remote status --exact")
+        rows.append(("", f"what is about so much is estimated; `{exact}` counts"))
     if totals.without_blobid:
         without = many(totals.without_blobid, "row has", "rows have")
         rows.append(("", f"{without} no blobid: never sent"))

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import humanize
 
+from ntt_backup.invocation import complete
+
 _SHORT_S: Final = 9.95
 _MEGA: Final = 10**6
 _OUTAGES: Final = {
@@ -28,6 +30,26 @@ _DUMP_REASONS: Final = {
     "old": "the last one is old",
     "asked": "as asked",
 }
+_WARNINGS: Final = frozenset(
+    {
+        "blob_failed",
+        "blobs_failed",
+        "batch_retry",
+        "batch_split",
+        "outage",
+        "still_failed",
+        "worker_restart",
+        "warning",
+    }
+)
+_ERRORS: Final = frozenset({"error", "dump_failed"})
+
+
+def level_of(event: str) -> str:
+    """The level an event is logged with."""
+    if event in _ERRORS:
+        return "error"
+    return "warning" if event in _WARNINGS else "info"
 
 
 def describe(event: Mapping[str, Any]) -> str | None:
@@ -61,7 +83,8 @@ def describe(event: Mapping[str, Any]) -> str | None:
             text = f"failed, {event['reason']}: {event['blobid']} {event['detail']}"
         case "blobs_failed":
             reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(event["reasons"].items()))
-            text = f"{many(event['count'], 'blob')} more failed: {reasons}; `status` counts them"
+            status = complete("ntt-backup-remote status")
+            text = f"{many(event['count'], 'blob')} more failed: {reasons}; `{status}` counts them"
         case "worker_restart":
             died = f"worker {event['worker']} died (status {event['status']})"
             text = _reason(f"{died}, a new one in {duration(event['wait_s'])}", event["detail"])
@@ -84,10 +107,11 @@ def describe(event: Mapping[str, Any]) -> str | None:
             if event["hint"]:
                 text += f"; {event['hint']}"
         case "still_failed":
-            text = (
-                f"{many(event['blobs'], 'blob is', 'blobs are')} still failed: `status` says why,"
-                " `requeue` has them tried again"
+            said = complete(
+                "`ntt-backup-remote status` says why, `ntt-backup-remote requeue` has them tried"
+                " again"
             )
+            text = f"{many(event['blobs'], 'blob is', 'blobs are')} still failed: {said}"
         case "error":
             text = f"error: {_reason(event['message'], event['detail'])}"
             if event["hint"]:

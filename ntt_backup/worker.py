@@ -58,6 +58,7 @@ from ntt_backup.planner import (
 from ntt_backup.process import wait_for
 from ntt_backup.store import Store
 from ntt_backup.strategy import Outcome, Session
+from ntt_backup.wording import many
 
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
@@ -243,11 +244,11 @@ class Worker:
         self._backlog.delay([replace(batch, blobs=again, attempt=batch.attempt + 1)])
         return StoreSuspect(
             "most of the store cannot be read",
-            detail=f"{len(ours):,} of {len(batch.blobs):,} blobs of a batch, and most of those"
-            f" before it; {ours[0].reason}: {ours[0].detail}",
+            detail=f"{len(ours):,} of {many(len(batch.blobs), 'blob')} of a batch, and most of"
+            f" those before it; {ours[0].reason}: {ours[0].detail}",
             hint="none of these is marked as failed: mount what is missing or mend source.root;"
-            f" `requeue --reason {ours[0].reason}` takes back what was marked before; where they"
-            " are really gone, run.max_failed_share = 1 has them marked",
+            f" `ntt-backup-remote requeue --reason {ours[0].reason}` takes back what was marked"
+            " before; where they are really gone, run.max_failed_share = 1 has them marked",
         )
 
     def _rejected(self, batch: Batch, error: BatchRejected) -> None:

@@ -16,7 +16,7 @@ from ntt_backup.catalog.pending import index_names, read_indexes
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.shape import wanted_columns
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.wording import duration
+from ntt_backup.wording import duration, many
 
 # Rows a second, as 42 million took 210 s beside others who wrote.
 _ROWS_PER_SECOND: Final = 200_000
@@ -78,7 +78,7 @@ def rows_and_time(conn: Connection, table: int) -> str:
     seconds = rows / _ROWS_PER_SECOND
     if seconds < _LONG_SECONDS:
         return ""
-    return f"about {rows:,} rows, which takes about {duration(seconds)}"
+    return f"about {many(rows, 'row')}, which takes about {duration(seconds)}"
 
 
 def add_columns(target: str, there: Sequence[str]) -> tuple[list[str], sql.Composed] | None:

@@ -395,7 +395,7 @@ def test_failed_blobs_are_told_of_by_every_run_until_they_are_requeued(site: Sit
     for flags in (["--quiet"], []):
         later = site.run("run", *flags)
         assert later.returncode == 0
-        assert "1 blob is still failed: `status` says why" in later.stderr + later.stdout
+        assert "1 blob is status` says why" in later.stderr + later.stdout
     told = site.events("still_failed")
     assert [(event["level"], event["blobs"]) for event in told] == [("warning", 1)] * 3
 

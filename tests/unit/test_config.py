@@ -135,7 +135,7 @@ def test_every_time_that_can_be_set_is_a_duration() -> None:
     assert {name for _, name in DURATIONS} >= {
         *("connect_timeout", "alive_interval", "poll_interval", "stall_timeout"),
         *("receipt_timeout", "outage_timeout", "backoff_base", "backoff_cap"),
-        *("refresh", "interval", "progress_interval"),
+        *("max_age", "interval", "progress_interval"),
     }
 
 
@@ -167,13 +167,13 @@ def test_a_time_may_be_written_with_its_unit(file: Path, table: str, name: str) 
     ],
 )
 def test_the_units_of_a_time(file: Path, text: str, seconds: float) -> None:
-    assert duration(file, "dump", "refresh", text) == seconds
+    assert duration(file, "dump", "max_age", text) == seconds
 
 
 @pytest.mark.parametrize("text", ['"7 days"', '"soon"', '""', "true", '"-1s"', '"1d12h"', "[7]"])
 def test_what_is_no_time_is_told_with_what_is(file: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"a duration \(7d, 12h, 15min, 30s\) or a number of sec"):
-        duration(file, "dump", "refresh", text)
+        duration(file, "dump", "max_age", text)
 
 
 def test_a_time_in_whole_seconds_has_no_parts(file: Path) -> None:

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.events import EventLog, level_of
+from ntt_backup.events import EventLog
+from ntt_backup.wording import level_of
 
 
 @pytest.fixture

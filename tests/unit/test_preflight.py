@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup import preflight
-from ntt_backup.catalog.figures import Estimate
+from ntt_backup.catalog.figures import PendingEstimate
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.model import relative_path
 from ntt_backup.strategy import tar_probe
@@ -79,19 +79,24 @@ def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
 @pytest.mark.parametrize(
     ("estimate", "sizes", "need", "said"),
     [
-        (Estimate(10, 500, 0, 256), [7], 500, ""),
+        (PendingEstimate(10, 500, 0, exact=True), [7], 500, ""),
         (
-            Estimate(1200, 500_000, 200, 256),
+            PendingEstimate(1200, 500_000, 200, exact=True),
             [7],
             600_000,
             "200 of 1,200 blobs have no size in the catalog and are taken for 500 Bytes each",
         ),
-        (Estimate(3, 0, 3, 256), [10, 20], 45, "are taken for 15 Bytes each"),
-        (Estimate(3, 0, 3, 256), [], 0, "3 of 3 blobs have no size in the catalog and are not"),
+        (PendingEstimate(3, 0, 3, exact=True), [10, 20], 45, "are taken for 15 Bytes each"),
+        (
+            PendingEstimate(3, 0, 3, exact=True),
+            [],
+            0,
+            "3 of 3 blobs have no size in the catalog and are not",
+        ),
     ],
 )
 def test_blobs_without_a_size_are_guessed_and_said_to_be(
-    estimate: Estimate, sizes: list[int], need: int, said: str
+    estimate: PendingEstimate, sizes: list[int], need: int, said: str
 ) -> None:
     found, words = preflight._need(estimate, sizes)
     assert found == need

@@ -152,7 +152,7 @@ def test_what_is_estimated_is_called_so() -> None:
     text = drawn(totals=totals)
     assert "about 41,900,000 blobs, 5.0 MB" in text
     assert "about 4 pending blobs have no size" in text
-    assert "`status --exact` counts" in text
+    assert "`ntt-backup-remote status --exact` counts" in text
     assert "about 3,400,000" not in text
     said = report.status_json("remote", totals, None, [], [])
     assert (said["pending"], said["estimated"]) == (41_930_647, totals.estimated)
