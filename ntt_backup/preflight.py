@@ -270,7 +270,8 @@ class _Look:
         about = "" if estimate.exact and not estimate.unsized else "about "
         free = humanize.naturalsize(facts.free_bytes)
         text = f"{free} free, {about}{humanize.naturalsize(need)} pending{unsized}"
-        if facts.free_bytes < min(_LEAST_FREE, max(need, 1)):
+        # A guess is no reason to refuse.
+        if facts.free_bytes < min(_LEAST_FREE, max(estimate.bytes, 1)):
             raise RemoteCannotStore("the remote is full", detail=text, hint="free space there")
         if facts.free_bytes < need:
             return Step("", warning=f"not all will fit: {text}")

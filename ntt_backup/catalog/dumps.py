@@ -77,14 +77,14 @@ def require_readable(conn: Connection) -> None:
     if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
         mends.append(shown("mend_read_all", user=user))
     elif "unreadable" in kinds:
-        theirs = sorted({schema for kind, schema, _ in found if kind == "unreadable"})
+        theirs = sorted({schema for kind, _, schema, _ in found if kind == "unreadable"})
         schemas = sql.SQL(", ").join(map(sql.Identifier, theirs))
         mends.append(shown("mend_read_schemas", schemas=schemas, user=user))
     if "policy" in kinds:
         mends.append(shown("mend_row_security", user=user))
     if "large object" in kinds:
         mends.append(shown("mend_large_objects", role=sql.Literal(conn.info.user)))
-    names = [f"{schema or kind}{'.' if schema else ' '}{name}" for kind, schema, name in found]
+    names = [quoted for _, quoted, *_ in found]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     raise DumpFailed(
         f"{conn.info.user} may not read all that pg_dump dumps",
@@ -95,13 +95,12 @@ def require_readable(conn: Connection) -> None:
 
 def unreadable(conn: Connection, role: str | None = None) -> list[tuple[str, str]]:
     """What pg_dump reads and the role may not: schema and name of each table and sequence."""
-    return [
-        (schema, name) for kind, schema, name in _undumpable(conn, role) if kind == "unreadable"
-    ]
+    found = _undumpable(conn, role)
+    return [(schema, name) for kind, _, schema, name in found if kind == "unreadable"]
 
 
-def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str]]:
-    """Kind, schema and name of what pg_dump would stumble over, run by the role."""
+def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str, str]]:
+    """Kind, quoted name, schema and name of what pg_dump would stumble over, run by the role."""
     return conn.execute(statement("undumpable", role=named(role))).fetchall()
 
 

@@ -226,7 +226,7 @@ def test_from_nothing_to_a_backup(site: Site, postgres: Postgres) -> None:
     assert f"registered {len(blobs)} blobs" in scanned.stdout
     again = site.run("scan", "--restart")
     assert again.returncode == 0
-    assert f"registered 0 blobs, 0 Bytes; {len(blobs)} were known" in again.stdout
+    assert f"registered 0 blobs, 0 Bytes; {len(blobs)} known before" in again.stdout
     plan = site.run("run", "--dry-run")
     assert f"would send {len(blobs)} blobs, {sum(range(1, 40))} Bytes" in plan.stdout
     assert site.on_remote() == {}
@@ -395,7 +395,7 @@ def test_failed_blobs_are_told_of_by_every_run_until_they_are_requeued(site: Sit
     for flags in (["--quiet"], []):
         later = site.run("run", *flags)
         assert later.returncode == 0
-        assert "1 blob is status` says why" in later.stderr + later.stdout
+        assert "1 blob is still failed: " in later.stderr + later.stdout
     told = site.events("still_failed")
     assert [(event["level"], event["blobs"]) for event in told] == [("warning", 1)] * 3
 

@@ -130,7 +130,7 @@ def assert_told_in_full(output: str, workers: int) -> None:
         ), command
     assert f"{BLOBS} files, byte for byte the same" in output
     assert f"{BLOBS} rows, {BLOBS} copied, 0 failed" in output
-    assert "1 duplicates, 0 unreadable" in output
+    assert "1 duplicate, 0 unreadable" in output
     assert "0 blobs sent" in output
     assert "Identical" in output
     assert "Warning" not in output

@@ -51,7 +51,8 @@ def test_with_nothing_pending_a_run_reads_nothing(large: Site) -> None:
     before = _scans(site)
     result = site.run("run")
     assert result.returncode == 0, result.stderr
-    assert _scans(site) == before
+    # One row tells that the catalog is not empty.
+    assert _scans(site) == (before[0] + 1, before[1] + 1)
     (stop,) = site.events("run_stop")
     assert (stop["copied"], stop["failed"]) == (0, 0)
     assert site.events("worker_start") == []
@@ -70,6 +71,7 @@ def test_memory_does_not_grow_with_what_is_pending(large: Site) -> None:
     _insert_rows(site, "", "")
     site.register([path.name for path in site.store.rglob("*") if path.is_file()])
     peaks: dict[int, int] = {}
+    site.write_config(run={"max_failed_share": 1})
     with site.running("run", "--workers", "3") as run:
 
         def enough() -> bool:

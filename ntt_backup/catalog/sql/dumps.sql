@@ -31,12 +31,12 @@ select current_database(), current_setting('server_version'),
 
 -- name: undumpable
 -- What pg_dump would stumble over: tables and sequences that the role may not read, tables of which a
--- policy would hide rows from this session, large objects; each with its kind, schema and name, in
--- order, the first of the last ones only. What belongs to an extension is not dumped, its tables of
--- settings apart.
+-- policy would hide rows from this session, large objects; each with its kind, quoted name, schema and
+-- name, in order, the first of the last ones only. What belongs to an extension is not dumped, its
+-- tables of settings apart.
 with dumped as (
     select c.oid, c.relkind, n.nspname as schema, n.oid as schema_oid,
-        c.relname as name
+        c.relname as name, format('%I.%I', n.nspname, c.relname) as quoted
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where c.relkind in ('r', 'p', 'S') and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
         and (
@@ -55,14 +55,14 @@ with dumped as (
         )
     order by m.oid limit 1
 )
-select 'unreadable' as kind, schema, name from dumped
+select 'unreadable' as kind, quoted, schema, name from dumped
 where not (has_schema_privilege({role}, schema_oid, 'usage') and has_table_privilege({role}, oid, 'select'))
 union all
-select 'policy', schema, name from dumped
+select 'policy', quoted, schema, name from dumped
 where relkind = 'r' and has_table_privilege(oid, 'select') and row_security_active(oid)
 union all
-select 'large object', null, oid::text from hidden
-order by 1, 2, 3;
+select 'large object', 'large object ' || oid, null, null from hidden
+order by 1, 2;
 
 -- name: first_relation
 -- Any table, view or sequence that somebody made in this database. What an extension brings is
