@@ -176,7 +176,7 @@ def test_what_lies_in_one_prefix_alone_is_shared_by_all_workers(site: Site, host
     blobids = [site.put_in_store(one) for one in itertools.islice(hit, 760)]
     site.register(blobids)
     blobids += site.fill(40)
-    site.write_config(run={"workers": 4 // hosts, "batch_size": 20, "bwlimit": "200kB"})
+    site.write_config(run={"workers": 4 // hosts, "batch_size": 20, "bwlimit": "100kB"})
     sites = [site, *(site.beside(f"host-{number}") for number in range(1, hosts))]
     with ExitStack() as stack:
         release = stack.enter_context(site.locked_catalog())
