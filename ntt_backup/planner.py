@@ -235,33 +235,36 @@ class Suspicion:
 
 
 class Throttle:
-    """A token bucket over what several senders send together, as one of them sees it: how many
-    bytes it may send now.
+    """A token bucket for what several senders send together: how many bytes one may send now.
 
-    It holds what may go in a quarter of a second, and gives it out in spoonfuls that are worth a
-    packet of ssh's: in crumbs of thirty bytes, what ssh adds to each would double the traffic. All
-    senders may take a spoonful at the same instant; what that is too much is missing from the next.
+    Its state is two figures that all of them see, so that it is the same bucket for each, and none
+    waits while another goes on: since when tokens have gathered, in monotonic seconds, and how many
+    bytes were sent by all. It holds what may go in a quarter of a second, and gives it out in
+    spoonfuls that are worth a packet of ssh's: in crumbs of thirty bytes, what ssh adds to each
+    would double the traffic. All senders may take a spoonful at the same instant; what that is too
+    much is missing from the next.
     """
 
-    def __init__(self, bytes_per_second: float, senders: int, now: float, sent: int) -> None:
+    def __init__(self, bytes_per_second: float, senders: int) -> None:
         self._rate = bytes_per_second
         least = min(bytes_per_second, _LEAST_SPOONFUL)
         self.spoonful = max(bytes_per_second / 20 / senders, least)
         self.burst = max(bytes_per_second / 4, least)
-        self._tokens = self.burst
-        self._then = now
-        self._sent = sent
 
-    def allowance(self, now: float, sent: int) -> int:
-        """Bytes that may be sent at this moment; 0 for none. sent: by all, since the beginning."""
-        gained = (now - self._then) * self._rate - (sent - self._sent)
-        self._tokens = min(self.burst, self._tokens + gained)
-        self._then, self._sent = now, sent
-        return int(self.spoonful) if self._tokens >= self.spoonful else 0
+    def since(self, since: float, now: float, sent: int) -> float:
+        """Since when tokens count: later than before where more have gathered than it holds."""
+        return max(since, now - (self.burst + sent) / self._rate)
 
-    def delay(self) -> float:
+    def allowance(self, since: float, now: float, sent: int) -> int:
+        """Bytes that may be sent at this moment; 0 for none."""
+        return int(self.spoonful) if self._missing(since, now, sent) <= 0 else 0
+
+    def delay(self, since: float, now: float, sent: int) -> float:
         """Seconds until something may be sent again, if nobody sends meanwhile; always some."""
-        return max(1e-3, (self.spoonful - self._tokens) / self._rate)
+        return max(1e-3, self._missing(since, now, sent) / self._rate)
+
+    def _missing(self, since: float, now: float, sent: int) -> float:
+        return self.spoonful + sent - (now - since) * self._rate
 
 
 class RateWindow:

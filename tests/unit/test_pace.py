@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 
@@ -39,7 +40,7 @@ def in_copies(limit: Limit, senders: int, until: float) -> list[int]:
 
 
 def sent(limit: Limit) -> int:
-    return sum(limit.sender(0)._sent)
+    return limit.sender(0)._sent
 
 
 @pytest.mark.parametrize("senders", [1, 4])
@@ -50,6 +51,20 @@ def test_copies_of_a_process_share_a_limit(senders: int) -> None:
         os.waitpid(pid, 0)
     assert sent(limit) <= RATE * (time.monotonic() - began) + RATE
     assert sent(limit) > RATE * SECONDS / 2
+
+
+def test_all_senders_see_the_same_whatever_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the one that sees more goes on sending while the others wait."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    chance = random.Random(7)
+    limit = Limit(RATE, 3)
+    senders = [limit.sender(index) for index in range(3)]
+    for _ in range(1000):
+        now += chance.choice([0.0, 0.001, 0.01, 1.0])
+        one = chance.choice(senders)
+        one.spend(one.allowance())
+        assert len({sender.allowance() for sender in senders}) == 1
 
 
 def test_one_that_is_killed_holds_nobody_up_and_its_successor_counts_on() -> None:
