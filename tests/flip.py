@@ -4,6 +4,9 @@ It stands between the sender and the command (a shell, or ssh), where ssh's inte
 reach. Each time it is started it takes the next line of BOOK, a direction, a byte and a bit:
 `up 1000 3` alters bit 3 of byte 1000 of what is sent. Bytes are counted from the end of the
 receiver's program (up) or from its banner's (down). When the book is used up everything passes.
+
+The command runs in a session of its own, as a remote does: who kills us does not reach it, and it
+learns of our end by that of its input.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ def main() -> int:
         os.execvp(command[0], command)
     direction, byte, bit = take(book)
     program = len(bundle()[1])
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         up = byte if direction == "up" else -1
