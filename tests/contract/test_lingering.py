@@ -60,7 +60,7 @@ def plan_of(rig: Rig, transport: Transport) -> SessionPlan:
         run_id="run",
         slot="0",
         run=RUN,
-        bytes_per_second=None,
+        pace=None,
         on_bytes=lambda _: None,
     )
 
