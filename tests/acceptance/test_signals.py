@@ -54,7 +54,9 @@ def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
     assert {Path(name).name for name in site.on_remote()} == site.copied()
 
 
-@pytest.mark.parametrize("command", [["verify"], ["restore", "--to", "{root}/back"], ["reconcile"]])
+@pytest.mark.parametrize(
+    "command", [["verify", "--download"], ["restore", "--to", "{root}/back"], ["reconcile"]]
+)
 def test_ctrl_c_is_no_outage_for_what_reads_the_remote(
     site: Site, link: Link, command: list[str]
 ) -> None:
@@ -65,7 +67,8 @@ def test_ctrl_c_is_no_outage_for_what_reads_the_remote(
     site.wrapper = ["setsid"]
     link.stall_after(60_000)
     with site.running(*(word.format(root=site.root) for word in command)) as reader:
-        wait_until(lambda: link.stalled, "the middle of it")
+        wait_until(lambda: link.stalled or reader.poll() is not None, "the middle of it")
+        assert reader.poll() is None, site.output()
         os.killpg(reader.pid, signal.SIGINT)
         assert reader.wait(PATIENCE) == 130, site.output()
     assert "away" not in site.output()
