@@ -31,8 +31,8 @@ _SSH_FAILED: Final = 255
 _LAST_WORDS_SECONDS: Final = 1.0
 ANSWER: Final = re.compile(rb"^NTT-ANSWER$")
 _TOOLS: Final = (
-    "awk cat cmp cp cut date df echo find head id mkdir mv printf rm rmdir sed sha256sum stat sync"
-    " tar tr uname wc"
+    "awk cat cd cmp cp cut date df echo find head id mkdir mv printf rm rmdir sed sha256sum sleep"
+    " stat sync tar tr uname wc"
 )
 
 
@@ -52,13 +52,14 @@ class Answer:
     """
 
     def __init__(self) -> None:
-        self._mark = f"\nNTT-END {secrets.token_hex(8)} ".encode()
+        self._words = f"NTT-END {secrets.token_hex(8)}"
+        self._mark = f"\n{self._words} ".encode()
         self._held = b""
         self.status: int | None = None
 
     def script(self, script: str) -> str:
         """The script that says NTT-ANSWER before its answer, and the mark after it."""
-        end = f'printf "{self._mark.decode().replace(chr(10), chr(92) + "n")}%s\\n" $?'
+        end = f'printf "\\n{self._words} %s\\n" $?'
         return f"trap '{end}' EXIT\necho\necho NTT-ANSWER\n{script}"
 
     def take(self, data: bytes) -> bytes:

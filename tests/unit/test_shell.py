@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from ntt_backup.config.settings import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
 from ntt_backup.transport.local import Local
-from ntt_backup.transport.shell import Answer, ask
+from ntt_backup.transport.shell import Answer, ask, shell_script
 from ntt_backup.transport.ssh import Ssh
 from tests.patience import PATIENCE
 
@@ -170,6 +171,23 @@ def test_functions_that_go_by_the_name_of_a_tool_are_put_aside(tmp_path: Path) -
     account = Account(f"{functions}; PATH={tmp_path}:$PATH", program=bash)
     said = ask(account, "head -c 3 /dev/zero; tar --version", {}, doing="it", timeout=PATIENCE)
     assert said.startswith(b"\0\0\0tar ")
+
+
+def test_every_tool_that_a_script_looks_for_is_put_aside() -> None:
+    package = resources.files("ntt_backup")
+    scripts = [
+        package.joinpath(place).read_text("utf-8")
+        for place in ("dump/place.sh", "strategy/tar_loop.sh")
+    ]
+    wanted = {
+        tool
+        for script in scripts
+        for tools in re.findall(r"^for tool in (.*); do$", script, re.MULTILINE)
+        for tool in tools.split()
+    }
+    _, source = shell_script("", {})
+    assert wanted
+    assert wanted <= set(source.decode().splitlines()[0].split())
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 120), max_size=8), st.integers(0, 255))
