@@ -198,6 +198,20 @@ class Child:
                 return
             self.stderr.add(data)
 
+    def output(self, timeout: float) -> bytes:
+        """All that stdout has up to its end; what has come by then after timeout seconds."""
+        said = bytearray()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            wait_for(reading=self.fds, timeout=left)
+            self.drain_stderr()
+            data = self.read()
+            if data == b"":
+                break
+            said += data or b""
+        self.wait(max(0.0, deadline - time.monotonic()))
+        return bytes(said)
+
     def close_stdin(self) -> None:
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
@@ -320,17 +334,8 @@ def output_of(argv: Sequence[str], timeout: float) -> str:
     """
     child = start(argv)
     child.close_stdin()
-    said = b""
-    deadline = time.monotonic() + timeout
     try:
-        while (left := deadline - time.monotonic()) > 0:
-            wait_for(reading=child.fds, timeout=left)
-            child.drain_stderr()
-            data = child.read()
-            if data == b"":
-                break
-            said += data or b""
-        child.wait(max(0.0, deadline - time.monotonic()))
+        said = child.output(timeout)
         return said.decode("utf-8", "replace").strip() or child.stderr.text
     finally:
         child.kill()

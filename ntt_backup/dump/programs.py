@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Final
 
 from ntt_backup.catalog import db
 from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
-from ntt_backup.process import Child, output_of, start, wait_for
+from ntt_backup.process import Child, output_of, start
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)\S*")
@@ -100,14 +99,15 @@ def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> C
 
 
 def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
-    """The error for a pg_dump that has ended with status; said: its stderr."""
+    """The error for a pg_dump that has ended with status (None: it has not); said: its stderr."""
     hint = ""
     if "permission denied" in said:
         hint = "as a superuser there: grant pg_read_all_data to the user of catalog.url"
     elif "lock" in said and "timeout" in said:
         hint = "another session holds a lock on a table for long: see pg_locks there"
     lines = [line for line in said.splitlines() if line.strip()]
-    detail = "; ".join(lines)[-_SHOWN:] or f"status {status}"
+    ended = "it did not end in time" if status is None else f"status {status}"
+    detail = "; ".join(lines)[-_SHOWN:] or ended
     return DumpFailed("pg_dump failed", detail=detail, hint=hint)
 
 
@@ -122,15 +122,9 @@ def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
             file.write(head)
         os.lseek(memory, 0, os.SEEK_SET)
         child = start([str(pg_restore), *options], stdin=memory)
-        said = b""
-        deadline = time.monotonic() + _READ_SECONDS
         try:
-            while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
-                said += data or b""
-                if data is None:
-                    wait_for(reading=child.fds, timeout=left)
-                    child.drain_stderr()
-            status = child.wait(max(1.0, deadline - time.monotonic()))
+            said = child.output(_READ_SECONDS)
+            status = child.status
         finally:
             child.kill()
     finally:

@@ -12,7 +12,6 @@ Called by `preflight`; `relied_on` by `dump.process`.
 from __future__ import annotations
 
 import secrets
-import time
 
 from ntt_backup import identity
 from ntt_backup.catalog import db, dumps
@@ -21,7 +20,6 @@ from ntt_backup.dump import programs
 from ntt_backup.dump.place import DumpPlace
 from ntt_backup.dump.programs import Programs
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
-from ntt_backup.process import wait_for
 from ntt_backup.transport.ssh import Ssh
 
 
@@ -68,16 +66,9 @@ def _dump_no_rows(settings: RemoteConfig, found: Programs, application: str) -> 
     child = programs.start_pg_dump(
         found.pg_dump, settings.catalog.url, application, "--schema-only"
     )
-    head = b""
-    patience = settings.run.receipt_timeout
-    deadline = time.monotonic() + patience
     try:
-        while (data := child.read()) != b"" and (left := deadline - time.monotonic()) > 0:
-            head += data or b""
-            if data is None:
-                wait_for(reading=child.fds, timeout=left)
-                child.drain_stderr()
-        status = child.wait(max(1.0, deadline - time.monotonic()))
+        head = child.output(settings.run.receipt_timeout)
+        status = child.status
     finally:
         child.kill()
     if status != 0:
