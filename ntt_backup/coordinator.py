@@ -181,9 +181,16 @@ class _Run:
                     worker.prepare()
 
     def _hire(self, strategy: str) -> None:
+        """Have the workers, and let those that are still to be started send by this strategy."""
+        if not self._workers:
+            self._workers = self._new_workers(strategy)
+        for worker in self._workers:
+            worker.orders = replace(worker.orders, strategy=strategy)
+
+    def _new_workers(self, strategy: str) -> list[SupervisedWorker]:
         settings, rate = self._settings, self._settings.run.bwlimit
         limit = None if rate is None else Limit(rate, settings.run.workers)
-        self._workers = self._workers or [
+        return [
             SupervisedWorker(
                 Orders(
                     settings=settings,
@@ -199,8 +206,6 @@ class _Run:
             )
             for index in range(settings.run.workers)
         ]
-        for worker in self._workers:
-            worker.orders = replace(worker.orders, strategy=strategy)
 
     def _sit_out(self, wait_s: float) -> None:
         """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""

@@ -68,6 +68,7 @@ class _Look:
             self._owner = self._role
         self._own_maker = self._who_makes_own()
         self._name = sql.Identifier(self._schema, "blobs")
+        self._own_parts = self._own_schema()
 
     @property
     def _schema(self) -> str:
@@ -78,7 +79,7 @@ class _Look:
         if visible is not None:
             check_table(self._conn, visible, self._target)
         parts = [
-            *self._own_schema(),
+            *self._own_parts,
             *self._columns(),
             *self._index(),
             *self._reach(self._role),
@@ -288,9 +289,7 @@ class _Look:
         """Whether the role makes it itself: then it may do all with it."""
         if on == "blobs":
             return self._table is None and self._owner == self._role
-        return (
-            on != "the database" and bool(self._own_schema()) and (self._own_maker is Who.OPERATOR)
-        )
+        return on != "the database" and bool(self._own_parts) and self._own_maker is Who.OPERATOR
 
     def _object(self, on: str) -> sql.Composable:
         if on == "blobs":
