@@ -229,9 +229,7 @@ class _Look:
             return Step("", f"all of {looked} at can be sent")
         reasons = Counter(failure.reason for failure in checked.failed)
         if reasons[Reason.MISSING] == len(sample):
-            said = (
-                f"none of {looked} for is in {self._store.root}; is it all of the store, mounted?"
-            )
+            said = f"none of {looked} for is in {self._store.root}; is the whole store mounted?"
             return Step("", warning=said)
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         first = checked.failed[0]

@@ -84,7 +84,7 @@ def status_table(
         rows.append(("", f"{'about ' * guess}{said} no size in the catalog yet"))
     if guessed:
         exact = complete("ntt-backup-remote status --exact")
-        rows.append(("", f"what is about so much is estimated; `{exact}` counts"))
+        rows.append(("", f"figures with `about` are estimated; `{exact}` counts them"))
     if totals.without_blobid:
         without = many(totals.without_blobid, "row has", "rows have")
         rows.append(("", f"{without} no blobid: never sent"))

@@ -1,6 +1,6 @@
 """Figures about the catalog: exact where someone asks and waits, estimated where nobody would.
 
-Counting 42 million rows takes minutes on a cold cache. `status` may take them; a run may not, so
+Counting 42 million rows takes minutes on a cold cache. `status --exact` may; a run may not, so
 there is an estimate within a time.
 
 Called by `cli` (`status`, `run --dry-run`), `preflight` (space), `runbook` (progress) and `dump`

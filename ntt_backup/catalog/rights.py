@@ -150,7 +150,7 @@ def require_writing(conn: Connection) -> None:
         "database": sql.SQL("database {}").format(database),
         "database user": sql.SQL("role {} in database {}").format(user, database),
     }
-    hint = "default_transaction_read_only is on there: see its configuration, and catalog.url"
+    hint = "default_transaction_read_only is on: see the server's configuration, and catalog.url"
     if standby:
         hint = "it is a standby: point catalog.url (NTT_DB_URL) at the primary"
     elif source in scopes:

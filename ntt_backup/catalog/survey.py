@@ -263,7 +263,7 @@ class _Look:
                 shown("grant_all_of_schema", kind=sql.SQL(kind), schema=named, role=role)
                 for kind in ("tables", "sequences")
             ]
-        text = f"let {self._role} dump what is there (by pg_read_all_data what is to come, too)"
+        text = f"let {self._role} dump all tables of today (pg_read_all_data: later ones, too)"
         return [Part(Who.DBA, text, tuple(statements), needed=False)]
 
     def _lacking(self, role: str, commands: Sequence[str]) -> list[rights.Lack]:

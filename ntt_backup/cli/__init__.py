@@ -133,10 +133,11 @@ def init_db(
         not_yet = schema.init_db(conn, settings.target, notify=notify, report=click.echo)
         who = conn.info.user
     if not_yet:
-        click.echo(f"not yet for {who}: {'; '.join(not_yet)}")
+        click.echo(f"{who} may not use all commands yet: {'; '.join(not_yet)}")
         click.echo(print_sql(settings.target))
     click.echo(
-        f"the catalog is ready for target {settings.target}{' but for that' * bool(not_yet)}"
+        f"the catalog is ready for target {settings.target}"
+        + (", for all other commands" if not_yet else "")
     )
 
 
@@ -246,7 +247,7 @@ def run(
 ) -> None:
     """Send what is pending to the remote."""
     if once and watch:
-        raise click.UsageError("one of --once and --watch")
+        raise click.UsageError("give only one of --once and --watch")
     settings = common.load(
         Settings,
         {

@@ -92,7 +92,7 @@ def restore(
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
-        raise click.UsageError("one of --prefix, --list and --blobid")
+        raise click.UsageError("give only one of --prefix, --list and --blobid")
     wanted: Wanted = Everything(prefix)
     if names is not None:
         wanted = Chosen(_read(names))
@@ -135,7 +135,7 @@ def _restore_catalog(common: Common, *, quiet: bool) -> None:
         )
         click.echo(f"all of it belongs to {found.user} now, and no grants came back")
     if found.rights:
-        click.echo("owners and grants as they were; create the roles, then as a superuser:")
+        click.echo("owners and grants as they were: create the roles, then as a superuser run:")
         click.echo("\n".join(found.rights))
 
 

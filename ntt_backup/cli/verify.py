@@ -67,7 +67,7 @@ def verify(
     or wrong becomes pending again, and the next run mends it. Exit code 7 when something was wrong.
     """
     if local and download:
-        raise click.UsageError("one of --local and --download")
+        raise click.UsageError("give only one of --local and --download")
     way: Way = "local" if local else "download" if download else "there"
     question = Question(way, prefix, sample, max_duration, older_than, workers)
     meter = Meter(sys.stderr, quiet=quiet)

@@ -102,9 +102,9 @@ def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
     """The error for a pg_dump that has ended with status (None: it has not); said: its stderr."""
     hint = ""
     if "permission denied" in said:
-        hint = "as a superuser there: grant pg_read_all_data to the user of catalog.url"
+        hint = "as a superuser of the database: grant pg_read_all_data to the user of catalog.url"
     elif "lock" in said and "timeout" in said:
-        hint = "another session holds a lock on a table for long: see pg_locks there"
+        hint = "another session holds a lock on a table for long: see pg_locks in the database"
     lines = [line for line in said.splitlines() if line.strip()]
     ended = "it did not end in time" if status is None else f"status {status}"
     detail = "; ".join(lines)[-_SHOWN:] or ended

@@ -69,7 +69,7 @@ class Terms(NamedTuple):
         """What is required and not there, and how to get it; nothing where all is there."""
         if "blake3" not in self.require or self.checks_names:
             return ""
-        return f"--require blake3, and there is no BLAKE3 on this machine: {HOW_TO_GET}"
+        return f"--require blake3 is given, but this machine has no BLAKE3: {HOW_TO_GET}"
 
 
 class Receiver:

@@ -139,8 +139,8 @@ def refusal(code: str, text: str) -> BackupError:
         return RemoteDenied(
             "the receiver there refuses",
             detail=text,
-            hint="see the forced command of our key in authorized_keys there: its --root, --allow"
-            " and --require",
+            hint="see the forced command of our key in the remote's authorized_keys: its --root,"
+            " --allow and --require",
         )
     if code == "protocol":
         # The banner has settled the version: what arrives there is not what was sent.
