@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 # In words for people the program's name before a command is always a line to be typed.
-_LINE: Final = re.compile(r"\bntt-backup-remote (--target \w+ )?(?=[a-z])")
+_LINE: Final = re.compile(r"\bntt-backup-remote (?=[a-z])")
 _options: list[str] = []
 
 

@@ -45,14 +45,15 @@ _NOT_LET_IN = re.compile(
     r"|permission denied for database|does not support SSL|certificate verify failed"
     r"|root certificate file"
 )
+INIT_DB = "run `ntt-backup-remote init-db`"
 _HINTS = {
     "25006": "the server is a standby (point catalog.url at the primary), or"
     " default_transaction_read_only is on for this role or database",
     "3D000": "create the database with createdb, or correct catalog.url (NTT_DB_URL), or the"
     " --database of a drill",
-    "42P01": "run `ntt-backup-remote init-db`",
-    "42703": "run `ntt-backup-remote init-db`",
-    "3F000": "run `ntt-backup-remote init-db`",
+    "42P01": INIT_DB,
+    "42703": INIT_DB,
+    "3F000": INIT_DB,
     "42501": "run it as the owner of that object",
     "53100": "free space on the database server",
     "53300": "run fewer workers, or raise max_connections on the database server",

@@ -33,13 +33,13 @@ from ntt_backup.catalog.pending import columns
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.shape import (
     CREATE_OWN,
+    PRINT_SQL,
     SCHEMA_VERSION,
     Table,
     check_one_table,
     check_table,
     check_version,
     existing_table,
-    print_sql,
     read_table,
     warnings,
 )
@@ -68,7 +68,7 @@ def init_db(
     with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
         rights.require_writing(conn)
         if surroundings(conn).version_readable:
-            check_version(conn, target, older=True)
+            check_version(conn, older=True)
             check_one_table(conn)
         _prepare_table(conn, target, report)
         place = find_table(conn)
@@ -83,7 +83,7 @@ def init_db(
             raise CatalogRefused(
                 f"the catalog is not ready for {conn.info.user}",
                 detail=f"missing is: {missing}",
-                hint=print_sql(target),
+                hint=PRINT_SQL,
             )
         for warning in warnings(conn, existing_table(conn, target)):
             report(f"warning: {warning}")

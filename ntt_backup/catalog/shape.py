@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from ntt_backup.catalog import rights
-from ntt_backup.catalog.db import Connection, translated
+from ntt_backup.catalog.db import INIT_DB, Connection, translated
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.queries import shown, statement
 from ntt_backup.errors import CatalogRefused
@@ -31,6 +31,10 @@ CREATE_OWN = (
     "create_dumps",
     "create_marks",
     "create_version",
+)
+
+PRINT_SQL = (
+    "`ntt-backup-remote init-db --print-sql` prints the SQL, a script for each who must run it"
 )
 
 _INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
@@ -103,19 +107,17 @@ def verify_schema(conn: Connection, target: str, command: str = "run") -> list[s
         table = existing_table(conn, target)
         absent = [name for name in our_columns(target) if name not in table.columns]
         if absent:
-            raise CatalogRefused(
-                f"the table blobs lacks {', '.join(absent)}", hint=f"run `{_init_db(target)}`"
-            )
-        _check_own_tables(conn, target)
+            raise CatalogRefused(f"the table blobs lacks {', '.join(absent)}", hint=INIT_DB)
+        _check_own_tables(conn)
         verify_rights(conn, target, command)
-        check_version(conn, target)
+        check_version(conn)
         check_one_table(conn)
         indexes = read_indexes(conn, target)
         if not any(index.valid and index.form for index in indexes):
             raise CatalogRefused(
                 "the table blobs has no usable index of what is pending",
                 detail="an unfinished one is there" if any(not i.valid for i in indexes) else "",
-                hint=f"run `{_init_db(target)}`",
+                hint=INIT_DB,
             )
         return warnings(conn, table)
 
@@ -129,7 +131,7 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
             raise CatalogRefused(
                 f"{conn.info.user} may not do what `{command}` does",
                 detail=f"it lacks {', '.join(map(str, lacks))}",
-                hint=print_sql(target),
+                hint=PRINT_SQL,
             )
         if rights.NEEDS[command].writes:
             rights.require_writing(conn)
@@ -141,7 +143,7 @@ def existing_table(conn: Connection, target: str) -> Table:
     if table is None:
         raise CatalogRefused(
             "the catalog has no table blobs",
-            hint=f"run `{_init_db(target)}`, or correct catalog.url",
+            hint=f"{INIT_DB}, or correct catalog.url",
         )
     check_table(conn, table, target)
     return table
@@ -190,7 +192,7 @@ def _accepted(wanted: str) -> frozenset[str]:
     return {"bigint": _INTEGERS, "timestamptz": _TIMES}.get(wanted, frozenset({wanted}))
 
 
-def check_version(conn: Connection, target: str, *, older: bool = False) -> int:
+def check_version(conn: Connection, *, older: bool = False) -> int:
     """The version of our schema. Raises CatalogRefused where a newer program made it, and for an
     older one, unless older says that it will do.
     """
@@ -204,7 +206,7 @@ def check_version(conn: Connection, target: str, *, older: bool = False) -> int:
     if version < SCHEMA_VERSION and not older:
         raise CatalogRefused(
             f"the schema ntt_backup is of the old version {version}",
-            hint=f"run `{_init_db(target)}`",
+            hint=INIT_DB,
         )
     return int(version)
 
@@ -234,12 +236,10 @@ def _search_path(conn: Connection, schema: str) -> str:
     return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
-def _check_own_tables(conn: Connection, target: str) -> None:
+def _check_own_tables(conn: Connection) -> None:
     absent = sorted(OWN_TABLES - own_tables(conn))
     if absent:
-        raise CatalogRefused(
-            f"the schema ntt_backup lacks {', '.join(absent)}", hint=f"run `{_init_db(target)}`"
-        )
+        raise CatalogRefused(f"the schema ntt_backup lacks {', '.join(absent)}", hint=INIT_DB)
 
 
 def warnings(conn: Connection, table: Table) -> list[str]:
@@ -266,12 +266,3 @@ def warnings(conn: Connection, table: Table) -> list[str]:
             f" can read or write meanwhile: {shown('mend_column_type', **mend)}"
         )
     return found
-
-
-def _init_db(target: str) -> str:
-    return f"ntt-backup-remote --target {target} init-db"
-
-
-def print_sql(target: str) -> str:
-    """The hint that leads to the SQL for whoever may not do it."""
-    return f"`{_init_db(target)} --print-sql` prints the SQL, a script for each who must run it"

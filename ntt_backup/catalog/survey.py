@@ -124,7 +124,7 @@ class _Look:
         """Whoever may not read it is told by the next look, with the privilege."""
         if not self._around.version_readable:
             return True
-        return check_version(self._conn, self._target, older=True) == SCHEMA_VERSION
+        return check_version(self._conn, older=True) == SCHEMA_VERSION
 
     def _columns(self) -> list[Part]:
         if self._table is None:

@@ -28,7 +28,7 @@ from ntt_backup.catalog import (
     verify_schema,
 )
 from ntt_backup.catalog.glance import glance
-from ntt_backup.catalog.shape import print_sql
+from ntt_backup.catalog.shape import PRINT_SQL
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.cli.program import unforeseen
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
@@ -134,7 +134,7 @@ def init_db(
         who = conn.info.user
     if not_yet:
         click.echo(f"{who} may not use all commands yet: {'; '.join(not_yet)}")
-        click.echo(print_sql(settings.target))
+        click.echo(complete(PRINT_SQL))
     click.echo(
         f"the catalog is ready for target {settings.target}"
         + (", for all other commands" if not_yet else "")

@@ -73,6 +73,25 @@ def test_who_may_only_read_is_told_by_check_that_it_cannot_run(site: Site, monit
     assert "init-db --print-sql" in done.stdout
 
 
+def test_what_a_role_may_not_do_yet_is_told_with_a_command_that_can_be_pasted(
+    site: Site, role: Callable[[], str]
+) -> None:
+    name = role()
+    for grant in (
+        f"grant usage on schema ntt_backup to {name}",
+        f"grant all on all tables in schema public, ntt_backup to {name}",
+        "create table others (id int)",
+    ):
+        site.query(grant)
+    as_role(site, name)
+
+    done = site.run("init-db")
+
+    assert done.returncode == 0
+    assert "`dump` (it lacks select on public.others)" in done.stdout
+    assert f"`ntt-backup-remote --config {site.config} init-db --print-sql`" in done.stdout
+
+
 @pytest.mark.parametrize(
     "command", ["requeue", "scan", "run", "dump", "verify", "reconcile --apply"]
 )

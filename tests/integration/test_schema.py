@@ -546,7 +546,7 @@ def test_policies_that_may_hide_rows_are_a_warning(
 def test_what_is_missing_is_named(database: Connection) -> None:
     with pytest.raises(CatalogRefused, match="no table blobs") as caught:
         verify_schema(database, "b2")
-    assert "ntt-backup-remote --target b2 init-db" in caught.value.hint
+    assert "`ntt-backup-remote init-db`" in caught.value.hint
 
     database.execute(sql.SQL(LIVE))
     with pytest.raises(CatalogRefused, match="lacks size, remote_copied, remote_last_checked"):

@@ -33,7 +33,6 @@ LINE = "ntt-backup-remote --config '/etc/a b.toml' --target offsite"
     [
         ("run `ntt-backup-remote init-db`", f"run `{LINE} init-db`"),
         ("ntt-backup-remote restore --to DIR; then scan", f"{LINE} restore --to DIR; then scan"),
-        ("ntt-backup-remote --target x run", f"{LINE} run"),
         ("`ntt-backup-remote scan`, `ntt-backup-remote run`", f"`{LINE} scan`, `{LINE} run`"),
         ("install ntt-backup-remote, as root", "install ntt-backup-remote, as root"),
         ("mend it", "mend it"),
