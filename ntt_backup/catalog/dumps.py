@@ -13,8 +13,8 @@ tells the server its counts with a delay of some seconds, and ours at once: besi
 the two do not match, which costs a dump and no more. What is overlooked is seen the next time, or
 when the dump has reached `dump.max_age`.
 
-Called by `dump`; `last_dumps` by `status`, `require_empty` by `drill`, `require_readable` by
-`preflight`.
+Called by `dump`; `last_dumps` by `status`, `require_empty` by `drill`, `unreadable` by `survey`
+and `schema`.
 """
 
 from __future__ import annotations

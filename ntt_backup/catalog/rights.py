@@ -5,7 +5,7 @@ looking at figures. So each command has a line in one table, `NEEDS`, and is ref
 it does itself. What every one of them does is not in it: reading the columns of `blobs` that we
 know, and the version of our schema.
 
-Called by `shape` (before a command) and `survey` (what to grant).
+Called by `shape` (before a command), `survey` and `schema` (what to grant).
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 The job's own ssh and the remote's sh are enough, whatever the strategy. A dump's length is not
 known before its end, so it travels as all that follows a script on stdin, and its end is the end of
-the input. The far side cannot tell that end from a link that was cut; so what it has written gets
+the input. The remote cannot tell that end from a link that was cut; so what it has written gets
 no name then and there. It answers with size and SHA-256 of what is on its disk, and only the side
 that has seen pg_dump end well asks, over another connection, for the name. Until then the first one
-stays: when it ends, whoever sent the dump is gone, and the far side removes it.
+stays: when it ends, whoever sent the dump is gone, and the remote removes it.
 
-Called by `dump.job` and `dump.recall`.
+Called by the other modules of this package.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SLOW: Final = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What lies there, oldest first. placed: by-hash is there too."""
+    """What lies in it, oldest first. placed: by-hash is beside it."""
 
     dumps: tuple[Stored, ...]
     placed: bool
@@ -67,7 +67,7 @@ class DumpPlace:
         return Contents(tuple(dumps), said.get("by-hash") == ["present"])
 
     def try_out(self, token: str) -> None:
-        """Find out whether a dump could be stored, and leave nothing there."""
+        """Find out whether a dump could be stored, and leave nothing behind."""
         _require(self._ask("try", token=token), "tried")
 
     def upload(self, token: str, pace: Pace | None, stall_timeout: float) -> Upload:
@@ -173,7 +173,7 @@ class Upload:
             raise
 
     def finish(self) -> tuple[int, str]:
-        """That was all: the size and the SHA-256 of what is on stable storage there."""
+        """That was all: the size and the SHA-256 of what is on the remote's stable storage."""
         self._channel.end_input()
         patience = self._patience + self._sent / _SLOW
         said = _rest(self._channel, self._answer, self._said, patience, until=_SUMMED)
@@ -188,7 +188,7 @@ class Upload:
         self._said = (self._said + self._answer.take(data))[-_LIMIT:]
 
     def _explain(self) -> None:
-        """Raise what the far side said itself, which explains more than the end of the link."""
+        """Raise what the remote said itself, which explains more than the end of the link."""
         _answers(self._said + self._answer.rest())
 
 

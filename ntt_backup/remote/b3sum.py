@@ -4,7 +4,7 @@ A process takes milliseconds to start, so one is started for many files, which i
 lie: memory stays constant, and what it has hashed is what was stored. Its word counts for little.
 A line must be a digest and one of our names; that a file is wrong is believed only when the program
 has right afterwards given the known answer for a known input; whatever else it does is an error of
-its own, and no verdict on any blob. Found by `hashing`, used by `naming` and `verifying`.
+its own, and no verdict on any blob. Found by `program`, used by `naming` and `verifying`.
 """
 
 from __future__ import annotations
