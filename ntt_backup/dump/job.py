@@ -43,6 +43,7 @@ from ntt_backup.process import wait_for
 from ntt_backup.transport.ssh import Ssh
 from ntt_backup.transport.storage import explain_gone
 
+_HEAD_BYTES: Final = programs.HEAD_BYTES
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
 Tell = Callable[..., None]
@@ -186,7 +187,7 @@ class _Job:
                     continue
                 digest.update(data)
                 size += len(data)
-                head += data[: max(0, programs.HEAD_BYTES - len(head))]
+                head += data[: max(0, _HEAD_BYTES - len(head))]
                 upload.send(data)
                 deadline = time.monotonic() + patience
             status = child.wait(patience)

@@ -34,6 +34,7 @@ from ntt_backup.wording import many
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024
+_HEAD_BYTES: Final = programs.HEAD_BYTES
 _RIGHT: Final = re.compile(r"(ALTER .+ OWNER TO |ALTER DEFAULT PRIVILEGES |GRANT |REVOKE ).+;$")
 _WAIT_SECONDS: Final = 1.0
 _SHOWN: Final = 500
@@ -96,7 +97,7 @@ def _pour(
         for data in _proved(place.fetch(one.name), one):
             if data is None:
                 return None
-            head += data[: max(0, programs.HEAD_BYTES - len(head))]
+            head += data[: max(0, _HEAD_BYTES - len(head))]
             if failure is None:
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.
