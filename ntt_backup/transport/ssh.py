@@ -183,6 +183,13 @@ _EXPLANATIONS = (
         _NEEDS_A_SHELL,
     ),
     _Explanation(
+        r"^ntt-backup-receive: error: ",
+        RemoteDenied,
+        "the receiver there does not understand its forced command",
+        "compare the line of our key in authorized_keys there with `install-receiver --print`;"
+        " where it is the same, the receiver is old: `install-receiver --write`, copy it anew",
+    ),
+    _Explanation(
         r"could not resolve hostname",
         RemoteUnreachable,
         "the remote's name does not resolve",

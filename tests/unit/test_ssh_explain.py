@@ -129,6 +129,13 @@ CASES = [
     (127, "bash: line 1: sh: command not found", RemoteDenied, "command"),
     (126, "sh: /bin/sh: Permission denied", RemoteDenied, "command"),
     (0, "sh: 1: head: not found", RemoteDenied, "command"),
+    (
+        2,
+        "usage: ntt-backup-receive [-h] --root ROOT\n"
+        "ntt-backup-receive: error: unrecognized arguments: --require blake3",
+        RemoteDenied,
+        "forced command",
+    ),
     (1, "head: illegal option -- c\nusage: head [-n] [file ...]", RemoteDenied, "command"),
     (1, "head: unrecognized option: c\nBusyBox v1.36 multi-call binary.", RemoteDenied, "command"),
 ]
