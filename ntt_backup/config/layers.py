@@ -136,7 +136,12 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
         layer.values[section] = {}
         for name, value in table.items():
             key = f"{section}.{name}"
-            layer.put(RENAMED.get(key, key), value, f"{key} in {path}")
+            today = RENAMED.get(key, key)
+            if today != key and today.partition(".")[2] in table:
+                raise ConfigError(
+                    f"{path} sets {key} and {today}, which are the same", hint=f"keep {today}"
+                )
+            layer.put(today, value, f"{key} in {path}")
     return layer
 
 

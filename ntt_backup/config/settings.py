@@ -134,6 +134,12 @@ def _absolute(path: Path) -> Path:
     return path
 
 
+def _lock_path(path: Path) -> Path:
+    if re.search(r"[{}]", str(path).replace("{target}", "")):
+        raise ValueError("a placeholder that is none")
+    return path
+
+
 def _remote_path(text: str) -> str:
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not text.startswith("/") or not parts or ".." in parts:
@@ -169,6 +175,11 @@ LocalPath = Annotated[
     BeforeValidator(_local_path),
     AfterValidator(_absolute),
     Needs("an absolute path"),
+]
+LockPath = Annotated[
+    LocalPath,
+    AfterValidator(_lock_path),
+    Needs("an absolute path with no placeholder but {target}"),
 ]
 
 
@@ -266,7 +277,7 @@ class LogSettings(_Section):
 class LockSettings(_Section):
     """The coordinator's PID lock. `{target}` in the name of file stands for the target's name."""
 
-    file: LocalPath = Path("/tmp/ntt-backup-{target}.lock")  # noqa: S108  the documented default
+    file: LockPath = Path("/tmp/ntt-backup-{target}.lock")  # noqa: S108  the documented default
 
 
 TABLES: Mapping[str, type[_Section]] = {

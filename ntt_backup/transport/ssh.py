@@ -185,9 +185,10 @@ _EXPLANATIONS = (
     _Explanation(
         r"^ntt-backup-receive: error: ",
         RemoteDenied,
-        "the receiver there does not understand its forced command",
-        "compare the line of our key in authorized_keys there with `install-receiver --print`;"
-        " where it is the same, the receiver is old: `install-receiver --write`, copy it anew",
+        "the receiver on the remote does not understand its forced command",
+        "compare the line of our key in authorized_keys on the remote with that of"
+        " `ntt-backup-remote install-receiver --print`; where it is the same, the receiver is old:"
+        " copy it anew, see `ntt-backup-remote install-receiver --write FILE`",
     ),
     _Explanation(
         r"could not resolve hostname",

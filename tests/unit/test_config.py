@@ -111,6 +111,21 @@ def test_a_setting_that_had_another_name_is_still_known_by_it(tmp_path: Path) ->
     assert str(caught.value).startswith(f"dump.refresh in {file} is True: ")
 
 
+def test_a_setting_by_both_its_names_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "both.toml"
+    file.write_text("[dump]\nmax_age = 60\nrefresh = 70\n")
+    with pytest.raises(ConfigError) as caught:
+        load(CatalogConfig, file=file, environ={})
+    assert caught.value.message == f"{file} sets dump.refresh and dump.max_age, which are the same"
+    assert caught.value.hint == "keep dump.max_age"
+
+
+@pytest.mark.parametrize("name", ["{target", "{0}", "{target.__class__}", "target}", "{Target}"])
+def test_a_misspelt_placeholder_in_the_name_of_the_lock_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"with no placeholder but \{target\} is needed"):
+        load(CatalogConfig, environ={"NTT_LOCK_FILE": f"/run/{name}.lock"}, file=None)
+
+
 def test_ipv6_brackets_are_taken_off() -> None:
     settings = load(Settings, file=SAMPLES / "valid" / "ipv6.toml", environ={})
     assert settings.remote.host == "backup@fe80::1%eth0"
