@@ -196,7 +196,8 @@ def test_a_store_that_is_not_whole_is_blamed_and_not_its_blobs(site: Site, strat
 
 
 def test_a_daemon_waits_for_a_store_that_is_not_whole_and_marks_nothing(site: Site) -> None:
-    site.write_config(run={"workers": 1, "batch_size": 1000, "poll_interval": 0.2})
+    run_often = {"poll_interval": 0.2, "backoff_base": 0.2, "backoff_cap": 1}
+    site.write_config(run={"workers": 1, "batch_size": 1000, **run_often})
     with ExitStack() as away:
         away.enter_context(partly_mounted(site, 2500))
         with site.running("run", "--watch") as run:
