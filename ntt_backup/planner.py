@@ -306,9 +306,9 @@ def eta_seconds(left: float, done: float, elapsed_s: float) -> float | None:
     that cannot be said.
 
     Blobids are hashes, so what is still to come is like what has been, and the run so far is a fair
-    sample of it. Nothing is said for the first second.
+    sample of it. Nothing is said for the first quarter of a second.
     """
-    if elapsed_s < 1.0:
+    if elapsed_s < 0.25:
         return None
     if left == 0:
         return 0.0

@@ -454,7 +454,7 @@ def test_a_rate_is_never_negative_and_never_above_what_was_added(
     ("left", "done", "elapsed", "expected"),
     [
         (100, 0, 10.0, None),
-        (100, 10, 0.5, None),
+        (100, 10, 0.2, None),
         (0, 0, 10.0, 0.0),
         (100, 10, 10.0, 100.0),
         (42_000_000, 1_000_000, 3600.0, 151_200.0),
