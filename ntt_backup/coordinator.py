@@ -290,7 +290,7 @@ class _Run:
                 self._tell(name, worker=worker.index, **event)
 
     def _tell_failures(self) -> None:
-        """Those that had no line of their own."""
+        """Log how many blobs failed, by reason, that had no line of their own."""
         if self._unlogged:
             self._tell("blobs_failed", count=self._unlogged.total(), reasons=dict(self._unlogged))
             self._unlogged.clear()
