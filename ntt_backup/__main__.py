@@ -21,11 +21,11 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     gc.disable()
-    from ntt_backup.cli import cli, program
+    from ntt_backup.cli import app, cli
 
     gc.freeze()
     gc.enable()
-    code = program.main(cli)
+    code = app.main(cli)
     atexit._run_exitfuncs()
     os._exit(code)
 

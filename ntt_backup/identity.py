@@ -2,7 +2,7 @@
 
 On the remote, a session's scratch directory carries `owner`, so that the next run can remove what a
 dead one left and touches nobody else's. In the catalog, connections carry `application`, so that
-`status` can say who holds which range. Called by whatever connects to either.
+`status` can say who holds which range.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A hint is written where an error is raised, far below the command line, and says `ntt-backup-remote
 init-db`. Pasted like that it would read another configuration, or work on another target. So the
 options before the command are noted once, and every command line in a hint is completed by them.
-
-Called by `cli` (note), and by whatever has words for a person (complete).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from typing import Self, TypeVar
 
 import pytest
 
+from tests.environment import wait_until
 from tests.patience import PATIENCE
-from tests.site import wait_until
 from tests.sshd import Sshd, free_port
 
 _MIB = 1 << 20

@@ -12,6 +12,5 @@ greatest beside it. Nothing is marked in the catalog, and the remote has nothing
 
 `link`, `strategies` and `scenarios` measure. They hand tasks (`tasks`) to helper processes (`crew`,
 `helper`), which talk to the remote (`streaming`, `sending`). What follows from the figures is pure:
-`results`, `sample`, `ways`, `verdict`, `table`, `plot`. Called by `cli`; docs/benchmarks.md has the
-method.
+`results`, `sample`, `ways`, `verdict`, `table`, `plot`.
 """

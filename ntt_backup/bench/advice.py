@@ -1,4 +1,4 @@
-"""What follows from the ways that were compared, in words. Pure. Called by `cli`."""
+"""What follows from the ways that were compared, in words. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ntt_backup.bench.outcome import Findings, Run, known, median
 from ntt_backup.bench.results import MEGA, Spread
 from ntt_backup.bench.verdict import MARGIN, above
 from ntt_backup.bench.ways import PLAIN, Way
-from ntt_backup.wording import many
+from ntt_backup.format import many
 
 
 def of_strategies(found: Findings) -> list[str]:

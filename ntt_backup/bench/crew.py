@@ -3,8 +3,6 @@
 They are started once and used again: a program's start takes longer than many a measurement. What
 one of them meets ends the work of all, for half a measurement is none. Whatever ends this process
 ends them, and with each its ssh and tar.
-
-Called by `link`, `strategies` and `scenarios`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Final, Self
 
 from ntt_backup.bench.tasks import Answer, Said, Task
 from ntt_backup.errors import BackupError, WorkerFailed
-from ntt_backup.process import Child, wait_for, write
+from ntt_backup.process.pipeline import Child, wait_for, write
 
 PROGRAM: Final = (sys.executable, "-m", "ntt_backup.bench.helper")
 _TICK_SECONDS: Final = 0.2

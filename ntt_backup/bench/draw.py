@@ -1,7 +1,4 @@
-"""Blobs to measure with: drawn from the catalog, found in the store, and read once.
-
-Called by `strategies`.
-"""
+"""Blobs to measure with: drawn from the catalog, found in the store, and read once."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ from typing import Final
 
 from ntt_backup import identity
 from ntt_backup.bench.sample import Sample
-from ntt_backup.catalog import db, verify_schema
+from ntt_backup.catalog import connection, verify_schema
 from ntt_backup.catalog.sample import sample
 from ntt_backup.config import Settings
 from ntt_backup.errors import SourceError
+from ntt_backup.format import many
 from ntt_backup.model import Blob
-from ntt_backup.store import Store
-from ntt_backup.wording import many
+from ntt_backup.source.inspection import Store
 
 MOST_BYTES: Final = 10**9
 _LEAST_BYTES: Final = 20 * 10**6
@@ -25,7 +22,7 @@ _POPULATION: Final = 100_000
 
 def population(settings: Settings) -> list[Blob]:
     """Some of the catalog, with the sizes that the store knows. Raises SourceError for none."""
-    conn = db.connect(settings.catalog.url, identity.application("bench"))
+    conn = connection.connect(settings.catalog.url, identity.application("bench"))
     try:
         verify_schema(conn, settings.target, "bench")
         drawn = sample(conn, settings.target, _POPULATION)

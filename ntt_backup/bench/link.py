@@ -5,7 +5,7 @@ them share one link and two machines; so they are measured in turns, each of the
 much the link carries in the time that TCP takes to get up to speed is found out first: so much is
 sent before the clock starts.
 
-Writes nothing on the remote. Called by `cli`, and by `strategies` for its ceiling.
+Writes nothing on the remote.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ntt_backup.bench.reach import Varied
 from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.tasks import Answer, Content, Download, Reach, Task, Trips, Upload
 from ntt_backup.bench.view import StepView
+from ntt_backup.client.shell import ask
+from ntt_backup.client.ssh import Ssh, endpoint, explain, query_argv
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError, RemoteDenied
-from ntt_backup.process import output_of
-from ntt_backup.transport.shell import ask
-from ntt_backup.transport.ssh import Ssh, endpoint, explain, query_argv
-from ntt_backup.wording import many
+from ntt_backup.format import many
+from ntt_backup.process.pipeline import output_of
 
 CIPHERS: Final = (
     "aes128-gcm@openssh.com",

@@ -1,7 +1,4 @@
-"""The machine and the programs: figures without them cannot be compared with any others.
-
-Called by `cli`, and by the comparison with peers in tests/bench.
-"""
+"""The machine and the programs: figures without them cannot be compared with any others."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup import __version__
-from ntt_backup.process import version_of
+from ntt_backup.process.pipeline import version_of
 
 
 def describe() -> dict[str, Any]:

@@ -3,8 +3,6 @@
 `tar | ssh tar`, with one thing changed each: a compressor between, a connection a batch, an archive
 on disk first. So that only this one thing differs, all have finished when the remote has synced,
 and has said so. None of them checks a hash, and none of them knows what arrived when it breaks.
-
-Called by `sending`.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from typing import Final
 from ntt_backup.bench.reach import HELLO, connect
 from ntt_backup.bench.streaming import arrival
 from ntt_backup.bench.tasks import Item
+from ntt_backup.client.error_text import explain_batch
+from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteUnreachable, SourceError
-from ntt_backup.process import Child, start, wait_for, write
-from ntt_backup.strategy.archive import name_list, tar_argv, tar_environment
-from ntt_backup.transport import Transport
-from ntt_backup.transport.storage import explain_batch
+from ntt_backup.process.pipeline import Child, start, wait_for, write
+from ntt_backup.upload.strategies.tar_archive import name_list, tar_argv, tar_environment
 
 # Each codec: the command that packs here, and the one that unpacks there.
 CODECS: Final = {

@@ -5,7 +5,6 @@ bring? Bars and points are medians, thin lines run from the least to the greates
 
 The same findings make the same file, byte for byte: fixed size, fixed ids, no date. matplotlib is
 not among our requirements (the extra `bench` brings it), so it is imported here, when asked for.
-Called by `cli`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Final
 from ntt_backup.bench.outcome import Findings, Run
 from ntt_backup.bench.results import MEGA, Spread
 from ntt_backup.errors import ConfigError
-from ntt_backup.wording import many
+from ntt_backup.format import many
 
 FORMATS: Final = (".svg", ".png")
 

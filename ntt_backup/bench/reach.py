@@ -5,8 +5,6 @@ taken, and options go before its own, where they win. Two things are added that 
 of. ssh writes into a file how many bytes it sent, all its own included (`-E`, LogLevel VERBOSE):
 with ssh's own compression nobody else knows. And the far side leaves the CPU time of its session in
 a file: that of the command from the shell's `times`, that of the sshd above it from /proc.
-
-Called by `streaming`, `sending`, `plain`, `link` and `scratch`.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup.bench.tasks import Reach
+from ntt_backup.client.channel import Channel
+from ntt_backup.client.local import Local
+from ntt_backup.client.shell import shell_script
+from ntt_backup.client.ssh import Ssh, varied
+from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError
-from ntt_backup.transport import Transport
-from ntt_backup.transport.channel import Channel
-from ntt_backup.transport.local import Local
-from ntt_backup.transport.shell import shell_script
-from ntt_backup.transport.ssh import Ssh, varied
 
 HELLO: Final = "LC_ALL=C; export LC_ALL; umask 022\necho; echo NTT-BENCH ready\n"
 _READY: Final = re.compile(rb"^NTT-BENCH ready$")

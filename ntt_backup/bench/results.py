@@ -3,7 +3,7 @@
 A median says little without the least and the greatest, and a figure says little without the
 machine, the programs and the link that it was taken on; so neither is ever handed on without.
 
-Pure. Called by all of `bench`.
+Pure.
 """
 
 from __future__ import annotations

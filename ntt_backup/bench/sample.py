@@ -5,7 +5,7 @@ film. So the sizes are cut into classes, each gets its share of the count, and w
 are taken from all of its sizes. A class whose blobs are larger than the whole sample may be is left
 out, and that is said.
 
-Pure. Called by `strategies`.
+Pure.
 """
 
 from __future__ import annotations

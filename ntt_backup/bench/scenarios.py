@@ -3,8 +3,6 @@
 A slow transfer has several suspects: Python and its pipes, the shell and its programs, ssh and the
 network. So the same is done through a pipe inside one process, with a receiver that is a local
 child process, and with one at the end of ssh; the differences are what each layer costs.
-
-Called by `cli`.
 """
 
 from __future__ import annotations

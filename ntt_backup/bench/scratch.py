@@ -5,8 +5,6 @@ the same kind of name. It goes when the connection that made it ends, however th
 where the remote went down, the next check, run or bench removes once it is an hour old. Each run of
 a way gets a directory of its own in it, and that goes before the next begins: no more than one
 sample is ever there, and a bench of many hours stays young.
-
-Called by `strategies`.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from typing import Final
 
 from ntt_backup import identity
 from ntt_backup.bench.reach import remote_cpu_s
+from ntt_backup.client.error_text import explain_root
+from ntt_backup.client.shell import ask
+from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.interrupts import Interrupts
-from ntt_backup.strategy.session import Facts
-from ntt_backup.strategy.tar_probe import Lodging
-from ntt_backup.transport.shell import ask
-from ntt_backup.transport.ssh import Ssh
-from ntt_backup.transport.storage import explain_root
+from ntt_backup.process.interrupts import Interrupts
+from ntt_backup.upload.strategies.session import Facts
+from ntt_backup.upload.strategies.tar_probe import Lodging
 
 _SECONDS: Final = 60.0
 _TURN: Final = """

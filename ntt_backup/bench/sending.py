@@ -2,8 +2,6 @@
 
 A strategy of the registry is driven through its `Session`, as the daemon drives it, with the same
 window and the same checks; only the catalog is left out. Everything else is a plain tar.
-
-Called by `helper`.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from ntt_backup.bench.reach import transport, wire_bytes
 from ntt_backup.bench.tasks import Answer, Fetch, Item, Send
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt
-from ntt_backup.store import Store
-from ntt_backup.strategy import Outcome, Session, open_session
-from ntt_backup.strategy.session import SessionPlan
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import Outcome, Session, open_session
+from ntt_backup.upload.strategies.session import SessionPlan
 
 
 class SendJob:

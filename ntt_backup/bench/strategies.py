@@ -7,7 +7,7 @@ too, and once for each class of sizes. The link's ceiling is measured between th
 rounds.
 
 The sample is read and hashed once before, so all of it comes from memory: ways are compared here,
-not disks. The catalog is read and left as it is. Called by `cli`.
+not disks. The catalog is read and left as it is.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ntt_backup.bench.scratch import Scratch, scratch
 from ntt_backup.bench.tasks import Answer, Fetch, Item, Reach, Send
 from ntt_backup.bench.view import StepView
 from ntt_backup.bench.ways import PLAIN, Way
+from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import Settings
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
-from ntt_backup.interrupts import Interrupts
+from ntt_backup.format import many, size
 from ntt_backup.model import Blob, total_size
-from ntt_backup.store import Store
-from ntt_backup.strategy import open_session
-from ntt_backup.strategy.session import SessionPlan
-from ntt_backup.transport.ssh import Ssh
-from ntt_backup.wording import many, size
+from ntt_backup.process.interrupts import Interrupts
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import open_session
+from ntt_backup.upload.strategies.session import SessionPlan
 
 _CLASS_SHARE: Final = 4
 _CLASS_BLOBS: Final = 5000

@@ -10,7 +10,7 @@ It would be better to hear of every megabyte. But a far side that stops for a mo
 reads in the small pieces of `head`, slows the connection down by a tenth; `cat` does not.
 
 The far side is `head` and `cat` in its shell; nothing is written there. What it sends is of
-/dev/urandom, which some kernels give no faster than 200 MB/s. Called by `helper`.
+/dev/urandom, which some kernels give no faster than 200 MB/s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Final
 
 from ntt_backup.bench.reach import HELLO, connect, transport
 from ntt_backup.bench.tasks import Answer, Content, Download, Trips, Upload
+from ntt_backup.client.channel import Channel
 from ntt_backup.errors import RemoteUnreachable
-from ntt_backup.transport.channel import Channel
 
 _CHUNK: Final = 256 * 1024
 _STOCK: Final = 8 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""The figures as tables for a terminal. Pure, apart from rich's own types. Called by `cli`."""
+"""The figures as tables for a terminal. Pure, apart from rich's own types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ntt_backup.bench import link, outcome, scenarios
 from ntt_backup.bench.results import MEGA, Figure, Spread
-from ntt_backup.wording import many, printable, size
+from ntt_backup.format import many, printable, size
 
 _MILLI: Final = 1e-3
 

@@ -4,7 +4,7 @@ A task opens its connection first and waits for the word to go, so that several 
 moment and no start of a program is in a figure. Times are readings of the monotonic clock, which
 all processes of a machine share.
 
-Pure. Made by the benches, carried by `crew`, done by `helper`.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What follows from the figures, in words: which is what most people wanted to know.
 
 Differences below what a round differs from the next are none, so words like "pays" and "faster"
-need a margin, and runs that do not overlap. Pure. Called by `cli`.
+need a margin, and runs that do not overlap. Pure.
 """
 
 from __future__ import annotations

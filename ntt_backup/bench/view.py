@@ -1,7 +1,7 @@
 """How far a bench has got: a bar on a terminal, a line a step everywhere else, both on stderr.
 
 What was measured goes to stdout at the end, so that it can be piped. There is no thread: a bench
-calls `step` when one is done, and `tick` while it waits. Called by the benches.
+calls `step` when one is done, and `tick` while it waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ntt_backup.wording import printable
+from ntt_backup.format import printable
 
 
 class StepView:

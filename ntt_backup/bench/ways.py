@@ -3,7 +3,7 @@
 A strategy that registers is measured from then on. The others are plain tars over ssh with one
 thing changed each, so that a difference has one cause.
 
-Pure. Called by `strategies` and `cli`.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.strategy import STRATEGIES
+from ntt_backup.upload.strategies import STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)

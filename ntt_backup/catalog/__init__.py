@@ -6,17 +6,11 @@ may come back), a `CatalogRefused` (someone must act) or a `ConfigError` (the co
 
 from __future__ import annotations
 
-from ntt_backup.catalog.claim import Claims, Holder, holders
-from ntt_backup.catalog.db import Connection, connect, describe
-from ntt_backup.catalog.figures import (
-    PendingEstimate,
-    Totals,
-    iter_pending,
-    pending_estimate,
-    status,
-)
+from ntt_backup.catalog.connection import Connection, connect, describe
+from ntt_backup.catalog.history import Run, end_run, last_run, start_run, update_run
 from ntt_backup.catalog.ledger import Ledger, requeue
-from ntt_backup.catalog.registry import (
+from ntt_backup.catalog.range_locks import Claims, Holder, holders
+from ntt_backup.catalog.scan_state import (
     ScanProgress,
     begin_scan,
     load_scan,
@@ -24,9 +18,9 @@ from ntt_backup.catalog.registry import (
     register,
     save_scan,
 )
-from ntt_backup.catalog.runs import Run, end_run, last_run, start_run, update_run
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.catalog.shape import verify_rights, verify_schema
+from ntt_backup.catalog.schema_check import verify_rights, verify_schema
+from ntt_backup.catalog.stats import PendingEstimate, Totals, iter_pending, pending_estimate, status
 
 __all__ = [
     "Claims",

@@ -19,7 +19,7 @@ from typing import Any
 
 from psycopg import Cursor
 
-from ntt_backup.catalog.db import WHO_KEEPS_ROWS, Connection, configure, translated
+from ntt_backup.catalog.connection import WHO_KEEPS_ROWS, Connection, configure, translated
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import CatalogRefused

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from ntt_backup.catalog.db import Connection
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import BlobRange
 

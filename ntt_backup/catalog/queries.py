@@ -6,7 +6,7 @@ target to target are names of columns, written `{copied}` and filled in as quote
 values are always parameters, `%(limit)s`.
 
 Each statement is sent with its name in a comment, so that pg_stat_activity and the server's log
-tell which query they show. Called by the other modules of this package only.
+tell which query they show.
 """
 
 from __future__ import annotations

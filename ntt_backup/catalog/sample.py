@@ -4,14 +4,14 @@
 inserted together. Blobids are hashes: a walk along the index from any point meets blobs of all ages
 and sizes as they come. A few walks, spread evenly, are a sample.
 
-Reads only. Called by `bench.draw`.
+Reads only.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from ntt_backup.catalog.db import Connection, translated
+from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.pending import columns, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob

@@ -5,8 +5,6 @@ exclusive lock behind one long transaction, everybody else queues behind it. So 
 briefly and again; columns come without a default, so that nothing is rewritten; the index is built
 CONCURRENTLY, and one that an interruption left unfinished is replaced. What is there already is not
 touched, so init-db can be repeated, and two at once take turns.
-
-Called by the CLI.
 """
 
 from __future__ import annotations
@@ -17,10 +15,9 @@ from contextlib import contextmanager
 
 from psycopg import errors, sql
 
-from ntt_backup.catalog import dumps, rights
-from ntt_backup.catalog.claim import lock_class
-from ntt_backup.catalog.db import Connection, configure, translated
-from ntt_backup.catalog.ground import (
+from ntt_backup.catalog import dump_history, privileges
+from ntt_backup.catalog.connection import Connection, configure, translated
+from ntt_backup.catalog.found_schema import (
     Place,
     add_columns,
     choose_index,
@@ -31,7 +28,8 @@ from ntt_backup.catalog.ground import (
 )
 from ntt_backup.catalog.pending import columns
 from ntt_backup.catalog.queries import fragment, shown, statement
-from ntt_backup.catalog.shape import (
+from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.catalog.schema_check import (
     CREATE_OWN,
     PRINT_SQL,
     SCHEMA_VERSION,
@@ -43,7 +41,7 @@ from ntt_backup.catalog.shape import (
     read_table,
     warnings,
 )
-from ntt_backup.catalog.survey import look
+from ntt_backup.catalog.schema_plan import look
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
 BRIEF_LOCK_MS = 1000
@@ -66,7 +64,7 @@ def init_db(
     CatalogUnavailable where a lock was not to be had.
     """
     with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
-        rights.require_writing(conn)
+        privileges.require_writing(conn)
         if surroundings(conn).version_readable:
             check_version(conn, older=True)
             check_one_table(conn)
@@ -91,9 +89,9 @@ def init_db(
 
 
 def _not_yet(conn: Connection, target: str) -> list[str]:
-    lacks = {command: rights.lacking(conn, target, [command]) for command in rights.NEEDS}
-    unread = [f"{schema}.{name}" for schema, name in dumps.unreadable(conn)]
-    lacks["dump"] += [rights.Lack("select", name) for name in unread[:_SHOWN]]
+    lacks = {command: privileges.lacking(conn, target, [command]) for command in privileges.NEEDS}
+    unread = [f"{schema}.{name}" for schema, name in dump_history.unreadable(conn)]
+    lacks["dump"] += [privileges.Lack("select", name) for name in unread[:_SHOWN]]
     return [
         f"`{command}` (it lacks {', '.join(map(str, these))})"
         for command, these in lacks.items()

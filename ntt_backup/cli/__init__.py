@@ -16,30 +16,30 @@ import click
 from rich.console import Console
 
 from ntt_backup import __version__, demo
+from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.catalog import (
-    claim,
-    dumps,
-    figures,
+    dump_history,
+    history,
     ledger,
-    runs,
+    range_locks,
     schema,
-    scripts,
-    survey,
+    schema_plan,
+    schema_scripts,
+    stats,
     verify_schema,
 )
-from ntt_backup.catalog.glance import glance
-from ntt_backup.catalog.shape import PRINT_SQL
+from ntt_backup.catalog.quick_stats import glance
+from ntt_backup.catalog.schema_check import PRINT_SQL
+from ntt_backup.cli.app import unforeseen
 from ntt_backup.cli.common import Common, connect
-from ntt_backup.cli.program import unforeseen
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
-from ntt_backup.console import ScanView, make_view
 from ntt_backup.errors import BackupError
+from ntt_backup.format import many, printable
 from ntt_backup.invocation import complete, note
 from ntt_backup.model import OF_CHECKS, Reason
-from ntt_backup.report import plan_lines, scan_lines, status_json, status_table
-from ntt_backup.scan import scan as scan_store
-from ntt_backup.store import Store
-from ntt_backup.wording import many, printable
+from ntt_backup.source.inspection import Store
+from ntt_backup.ui.run_view import ScanView, make_view
+from ntt_backup.ui.status import plan_lines, scan_lines, status_json, status_table
 
 _UNWRAPPED = 100_000  # Columns; no line is that long.
 _ESTIMATE_MS = 1000
@@ -87,7 +87,7 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
 @click.pass_obj
 def check(common: Common) -> None:
     """Check everything a run needs, with a real transfer into a scratch directory."""
-    from ntt_backup import preflight
+    from ntt_backup.daemon import preflight
 
     settings = common.load(Settings)
     first: BackupError | None = None
@@ -107,7 +107,7 @@ def check(common: Common) -> None:
 @click.option(
     "--print-sql",
     "script",
-    type=click.Choice(["all", *(who.value for who in scripts.Who)]),
+    type=click.Choice(["all", *(who.value for who in schema_scripts.Who)]),
     is_flag=False,
     flag_value="all",
     help="Change nothing: print what is missing as SQL for psql, a script for each who must run it,"
@@ -127,8 +127,10 @@ def init_db(
     settings = common.load(CatalogConfig)
     with connect(settings, "init-db") as conn:
         if script is not None:
-            missing = survey.look(conn, settings.target, role=role, monitors=monitor, notify=notify)
-            click.echo(missing.script(None if script == "all" else scripts.Who(script)))
+            missing = schema_plan.look(
+                conn, settings.target, role=role, monitors=monitor, notify=notify
+            )
+            click.echo(missing.script(None if script == "all" else schema_scripts.Who(script)))
             return
         not_yet = schema.init_db(conn, settings.target, notify=notify, report=click.echo)
         who = conn.info.user
@@ -189,10 +191,10 @@ def status(common: Common, as_json: bool, exact: bool) -> None:
         verify_schema(conn, settings.target, "status")
         answers = (
             settings.target,
-            (figures.status if exact else glance)(conn, settings.target),
-            runs.last_run(conn, settings.target),
-            dumps.last_dumps(conn, settings.target),
-            claim.holders(conn, settings.target),
+            (stats.status if exact else glance)(conn, settings.target),
+            history.last_run(conn, settings.target),
+            dump_history.last_dumps(conn, settings.target),
+            range_locks.holders(conn, settings.target),
         )
     if as_json:
         click.echo(json.dumps(status_json(*answers)))
@@ -263,14 +265,14 @@ def run(
     if dry_run:
         with connect(settings, "dry-run") as conn:
             verify_schema(conn, settings.target, "run --dry-run")
-            pending = figures.pending_estimate(conn, settings.target, _ESTIMATE_MS)
+            pending = stats.pending_estimate(conn, settings.target, _ESTIMATE_MS)
             if not pending.blobs:
-                from ntt_backup import preflight
+                from ntt_backup.daemon import preflight
 
                 preflight.require_known(conn, settings)
         click.echo("\n".join(plan_lines(settings, pending)))
         return
-    from ntt_backup import coordinator
+    from ntt_backup.daemon import coordinator
 
     view = make_view(sys.stderr if quiet else sys.stdout, quiet=quiet)
     code = coordinator.run(settings, watch=watch, view=view)
@@ -287,14 +289,14 @@ def run(
 @click.pass_obj
 def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     """Make ready a key that can do nothing on the remote but back up."""
-    from ntt_backup import installation
+    from ntt_backup.client import forced_command
 
     if not show and write is None:
         raise click.UsageError("say --print, --write FILE, or both")
     if write is not None:
-        installation.write(write)
+        forced_command.write(write)
     if show:
-        click.echo(complete(installation.steps(common.load(Settings).remote)))
+        click.echo(complete(forced_command.steps(common.load(Settings).remote)))
 
 
 @cli.command("demo")

@@ -32,7 +32,7 @@ from ntt_backup.bench.view import StepView
 from ntt_backup.cli.common import Common
 from ntt_backup.config import RemoteConfig, Settings, parse_size
 from ntt_backup.errors import ConfigError
-from ntt_backup.interrupts import Interrupts
+from ntt_backup.process.interrupts import Interrupts
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only

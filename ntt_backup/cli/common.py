@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ntt_backup import identity
-from ntt_backup.catalog import db
+from ntt_backup.catalog import connection
 from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, load
 from ntt_backup.model import Failure
 
@@ -40,6 +40,6 @@ def plain_failures(failures: Iterable[Failure]) -> list[dict[str, str]]:
     ]
 
 
-def connect(settings: CatalogConfig, command: str) -> db.Connection:
+def connect(settings: CatalogConfig, command: str) -> connection.Connection:
     """The catalog, under a name that says which command asks. Raises CatalogError."""
-    return db.connect(settings.catalog.url, identity.application(command))
+    return connection.connect(settings.catalog.url, identity.application(command))

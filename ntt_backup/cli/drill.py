@@ -12,16 +12,16 @@ from typing import Any, Final
 import click
 
 from ntt_backup.cli.common import Common, plain_failures
+from ntt_backup.cli.param_types import HexPrefix
 from ntt_backup.cli.restore import progress_line
-from ntt_backup.cli.values import HexPrefix
 from ntt_backup.config import RemoteConfig
-from ntt_backup.drill import Drilled, Proof, Telling
-from ntt_backup.drill import drill as drill_all
 from ntt_backup.dump.record import Stored
+from ntt_backup.format import duration, many, printable, size
 from ntt_backup.invocation import complete
-from ntt_backup.meter import Meter
-from ntt_backup.restore import Restored
-from ntt_backup.wording import duration, many, printable, size
+from ntt_backup.restore.drill import Drilled, Proof, Telling
+from ntt_backup.restore.drill import drill as drill_all
+from ntt_backup.restore.restore import Restored
+from ntt_backup.ui.progress_line import Meter
 
 _SHOWN: Final = 20
 

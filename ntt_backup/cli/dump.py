@@ -8,7 +8,7 @@ from ntt_backup.catalog import verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import job
-from ntt_backup.wording import describe
+from ntt_backup.format import describe
 
 
 @click.command()

@@ -9,15 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ntt_backup.catalog import verify_schema
-from ntt_backup.cli.common import Common, connect, plain_failures
-from ntt_backup.cli.values import Duration, HexPrefix, Part
-from ntt_backup.config import RemoteConfig, StoreConfig
-from ntt_backup.invocation import complete
-from ntt_backup.meter import Meter
-from ntt_backup.model import Reason
-from ntt_backup.planner import eta_seconds
-from ntt_backup.verify import (
+from ntt_backup.audit.verify import (
     Findings,
     Question,
     Way,
@@ -25,7 +17,15 @@ from ntt_backup.verify import (
     verify_remote,
     verify_store,
 )
-from ntt_backup.wording import duration, many, printable, size
+from ntt_backup.catalog import verify_schema
+from ntt_backup.cli.common import Common, connect, plain_failures
+from ntt_backup.cli.param_types import Duration, HexPrefix, Part
+from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.format import duration, many, printable, size
+from ntt_backup.invocation import complete
+from ntt_backup.model import Reason
+from ntt_backup.planner import eta_seconds
+from ntt_backup.ui.progress_line import Meter
 
 _SHOWN: Final = 20
 

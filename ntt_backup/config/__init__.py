@@ -7,8 +7,7 @@ is, and what is needed. All problems are reported at once.
 
 `settings` holds the models, `layers` the sources and the names of the environment variables (they
 follow no one scheme, scripts rely on them), `problems` the wording; pydantic-settings merges the
-layers. Called by `cli` only; everybody else gets the finished object, the process that dumps as
-JSON.
+layers.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from ntt_backup.config import layers as sources
-from ntt_backup.config.layers import DEFAULT_FILE, ENVIRONMENT, misspelt
-from ntt_backup.config.problems import Problem, config_error, explain
-from ntt_backup.config.settings import (
+from ntt_backup.config import sources
+from ntt_backup.config.messages import Problem, config_error, explain
+from ntt_backup.config.models import (
     DEFAULT_TARGET,
     LAYERS,
     CatalogConfig,
@@ -40,6 +38,7 @@ from ntt_backup.config.settings import (
     parse_duration,
     parse_size,
 )
+from ntt_backup.config.sources import DEFAULT_FILE, ENVIRONMENT, misspelt
 
 __all__ = [
     "DEFAULT_FILE",

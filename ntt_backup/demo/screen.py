@@ -1,7 +1,6 @@
 """What the demo prints between the commands it shows: steps, remarks, tables.
 
 Printed at once, so that it stands in the right order among what the commands print themselves.
-Called by `story` and `loss`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.demo.store import Comparison
-from ntt_backup.wording import printable
+from ntt_backup.format import printable
 
 _DIFFERENCES_SHOWN: Final = 10
 

@@ -4,8 +4,6 @@ OpenSSH's sshd is what most remotes run, so it is taken where it is installed; i
 privileges to let in the user who started it. It may still refuse (a locked account, a login shell
 that is none), so it is asked to log us in before it is used, and else the server in
 `transport.embedded` takes its place.
-
-Called by `story`, for `play` too; `scratch` knows its files.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from typing import Final, Literal
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ntt_backup.client.ssh import ssh_argv
 from ntt_backup.config import RemoteSettings
+from ntt_backup.demo.ssh_server import LOOPBACK, EmbeddedSshServer
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
-from ntt_backup.interrupts import Interrupts
-from ntt_backup.process import die_with_parent
-from ntt_backup.transport.embedded import LOOPBACK, EmbeddedSshServer
-from ntt_backup.transport.ssh import ssh_argv
+from ntt_backup.process.interrupts import Interrupts
+from ntt_backup.process.pipeline import die_with_parent
 
 Choice = Literal["auto", "openssh", "embedded"]
 

@@ -4,8 +4,6 @@ Made-up content would prove little: it has one size, one kind, and no surprises.
 the mix of sizes, the empty ones and the duplicates that a real store has. They are copied, never
 linked, so nothing the demo does can reach the originals. The comparison shares no code with the
 backup: it reads every byte of both sides.
-
-Called by `story`, `loss` and `screen`.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from typing import Final, Self
 from blake3 import blake3
 
 from ntt_backup.errors import ConfigError, SourceError
+from ntt_backup.format import many
 from ntt_backup.model import relative_path
-from ntt_backup.wording import many
 
 # Path below the root to the content's hash.
 Listing = dict[str, str]

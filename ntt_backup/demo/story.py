@@ -3,8 +3,6 @@
 The commands are the real ones, run as processes of their own with nothing but the settings file
 that is printed before. The figures at the end are taken from the files on both sides, from the
 database by its own client and from the log, not from what the commands said.
-
-Called by `demo` and `play`.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from ntt_backup.demo.store import (
     require_space,
 )
 from ntt_backup.errors import ConfigError
-from ntt_backup.interrupts import Interrupts
-from ntt_backup.process import die_with_parent
-from ntt_backup.wording import duration, many, size
+from ntt_backup.format import duration, many, size
+from ntt_backup.process.interrupts import Interrupts
+from ntt_backup.process.pipeline import die_with_parent
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
 _MEGA: Final = 10**6

@@ -11,8 +11,6 @@ Where nobody but us has changed anything in the database since the last dump, no
 week at most; the remote is asked which that is, not a memory of ours. Directory format, which
 pg_dump can write with several jobs, needs a directory: a local copy. It works on one table a job,
 and the catalog is one large table.
-
-Called by the command `dump` and by `dump.process`, for a run.
 """
 
 from __future__ import annotations
@@ -29,21 +27,21 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import identity
-from ntt_backup.catalog import db, dumps, figures
-from ntt_backup.catalog.dumps import DatabaseState
+from ntt_backup.catalog import connection, dump_history, stats
+from ntt_backup.catalog.dump_history import DatabaseState
+from ntt_backup.client.error_text import explain_gone
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.throttle import alone
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump import programs, record, retention
-from ntt_backup.dump.place import DumpPlace, Upload
-from ntt_backup.dump.programs import Programs
+from ntt_backup.dump import pg_programs, record, retention
+from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
+from ntt_backup.dump.remote_dir import DumpPlace, Upload
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
-from ntt_backup.pace import alone
-from ntt_backup.process import wait_for
-from ntt_backup.transport.ssh import Ssh
-from ntt_backup.transport.storage import explain_gone
+from ntt_backup.process.pipeline import wait_for
 
-_HEAD_BYTES: Final = programs.HEAD_BYTES
+_HEAD_BYTES: Final = pg_programs.HEAD_BYTES
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
 Tell = Callable[..., None]
@@ -100,8 +98,8 @@ class _Job:
     def run(self, *, force: bool) -> None:
         settings = self._settings
         with self._connect() as conn:
-            state = dumps.database_state(conn)
-        found = programs.find(settings.dump.bin, state.server_version)
+            state = dump_history.database_state(conn)
+        found = pg_programs.find(settings.dump.bin, state.server_version)
         contents = self._place.contents()
         if not contents.placed:
             self._require_nothing_copied()
@@ -119,11 +117,11 @@ class _Job:
     def _require_nothing_copied(self) -> None:
         """by-hash is missing: at the start of a target's life, or because a disk is not mounted."""
         with self._connect() as conn:
-            if figures.any_copied(conn, self._settings.target):
+            if stats.any_copied(conn, self._settings.target):
                 raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
 
-    def _connect(self) -> db.Connection:
-        return db.connect(self._settings.catalog.url, self._application)
+    def _connect(self) -> connection.Connection:
+        return connection.connect(self._settings.catalog.url, self._application)
 
     def _make(self, found: Programs, state: DatabaseState, number: int) -> tuple[str, DumpRecord]:
         pace = alone(self._settings.run.bwlimit)
@@ -138,7 +136,7 @@ class _Job:
                     f" with {there[1]}",
                     hint="look at the remote's disk and memory, and its kernel log",
                 )
-            if not _BLOBS.search(programs.read_head(found.pg_restore, head, "--list")):
+            if not _BLOBS.search(pg_programs.read_head(found.pg_restore, head, "--list")):
                 raise DumpFailed(
                     "the dump does not hold the table blobs",
                     hint="does the user of catalog.url see the table that the backup uses?",
@@ -168,7 +166,7 @@ class _Job:
 
     def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:
         """pg_dump into upload: how many bytes, their SHA-256, and the first of them."""
-        child = programs.start_pg_dump(pg_dump, self._settings.catalog.url, self._application)
+        child = pg_programs.start_pg_dump(pg_dump, self._settings.catalog.url, self._application)
         digest, size, head = hashlib.sha256(), 0, bytearray()
         patience = self._settings.run.receipt_timeout
         deadline = time.monotonic() + patience
@@ -194,7 +192,7 @@ class _Job:
         finally:
             child.kill()
         if status != 0:
-            raise programs.pg_dump_failed(status, child.stderr.text)
+            raise pg_programs.pg_dump_failed(status, child.stderr.text)
         return size, digest.hexdigest(), bytes(head)
 
     def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> None:
@@ -225,7 +223,7 @@ class _Job:
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
         """Write into the catalog what `status` shows. It may be away: then only the log knows."""
         with suppress(CatalogError), self._connect() as conn:
-            dumps.note(
+            dump_history.note(
                 conn,
                 self._settings.target,
                 self._begun,

@@ -6,8 +6,6 @@ catalog: what it is a dump of, how many bytes it must have, and their SHA-256.
 The time in the name is when the dump was begun, by the clock of the host that made it. Which of two
 is newer is said by their numbers: a clock that was ahead once would have its dump taken for the
 newest until that day comes.
-
-Called by the other modules of this package, and by whoever restores a catalog.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ failed at a table of another program that it may not read, and at a directory on
 another account's. So everything is done as `dump.job` does it: pg_dump dumps all that is no row
 through a connection of its own, pg_restore reads that, and the remote writes into `pgdump/`. What
 only the rows would show, privileges and policies, the catalog is asked in one query.
-
-Called by `preflight`; `relied_on` by `dump.process`.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ from __future__ import annotations
 import secrets
 
 from ntt_backup import identity
-from ntt_backup.catalog import db, dumps
+from ntt_backup.catalog import connection, dump_history
+from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump import programs
-from ntt_backup.dump.place import DumpPlace
-from ntt_backup.dump.programs import Programs
+from ntt_backup.dump import pg_programs
+from ntt_backup.dump.pg_programs import Programs
+from ntt_backup.dump.remote_dir import DumpPlace
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
-from ntt_backup.transport.ssh import Ssh
 
 
 def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
@@ -31,9 +29,9 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
     """
     application = identity.application("check")
     try:
-        with db.connect(settings.catalog.url, application) as conn:
-            found = programs.find(settings.dump.bin, conn.info.server_version)
-            dumps.require_readable(conn)
+        with connection.connect(settings.catalog.url, application) as conn:
+            found = pg_programs.find(settings.dump.bin, conn.info.server_version)
+            dump_history.require_readable(conn)
         _dump_no_rows(settings, found, application)
         if remote_too:
             remote, patience = settings.remote, settings.run.receipt_timeout
@@ -56,14 +54,14 @@ def relied_on(settings: RemoteConfig) -> bool:
     if settings.dump.bin is not None:
         return True
     try:
-        with db.connect(settings.catalog.url, identity.application("dump")) as conn:
-            return dumps.ever_made(conn, settings.target)
+        with connection.connect(settings.catalog.url, identity.application("dump")) as conn:
+            return dump_history.ever_made(conn, settings.target)
     except CatalogError:
         return True
 
 
 def _dump_no_rows(settings: RemoteConfig, found: Programs, application: str) -> None:
-    child = programs.start_pg_dump(
+    child = pg_programs.start_pg_dump(
         found.pg_dump, settings.catalog.url, application, "--schema-only"
     )
     try:
@@ -72,5 +70,5 @@ def _dump_no_rows(settings: RemoteConfig, found: Programs, application: str) -> 
     finally:
         child.kill()
     if status != 0:
-        raise programs.pg_dump_failed(status, child.stderr.text)
-    programs.read_head(found.pg_restore, head, "--list")
+        raise pg_programs.pg_dump_failed(status, child.stderr.text)
+    pg_programs.read_head(found.pg_restore, head, "--list")

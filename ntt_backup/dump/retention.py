@@ -3,8 +3,6 @@
 A rule by age alone ("older than 30 days") empties the shelf when dumps begin to fail and nobody
 notices. So nothing here looks at the clock: days and weeks are counted only where they have a dump,
 and the newest is always kept.
-
-Called by `dump.job`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.site import Site
+from tests.environment import Site
 
 LEAST, MOST = -(2**63), 2**63 - 1
 

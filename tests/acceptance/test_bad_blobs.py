@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.model import relative_path
-from tests.site import Site, wait_until
+from tests.environment import Site, wait_until
 from tests.sshd import Sshd
 
 AS_ROOT = os.geteuid() == 0

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, Sshd
 
 SHORT = ("--seconds", "0.2")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.site import Site, wait_until
 
 
 def test_a_restart_of_the_database_is_waited_out(site: Site, postgres: Postgres) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
-from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, Sshd, free_port
 
 STEPS = (

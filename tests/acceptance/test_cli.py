@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import Site
 from tests.postgres import Postgres
-from tests.site import Site
 
 COMMANDS = ("check", "init-db", "scan", "run", "status", "requeue", "install-receiver")
 
@@ -36,7 +36,7 @@ def test_every_command_has_help(site: Site) -> None:
         assert result.stdout.startswith("Usage: ntt-backup-remote ")
 
 
-@pytest.mark.parametrize("module", ["ntt_backup.coordinator", "structlog", "paramiko"])
+@pytest.mark.parametrize("module", ["ntt_backup.daemon.coordinator", "structlog", "paramiko"])
 def test_what_few_commands_need_is_not_loaded_for_all(module: str) -> None:
     shown = "import sys, ntt_backup.cli; print(sys.argv[1] in sys.modules)"
     argv = [sys.executable, "-c", shown, module]

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from blake3 import blake3
 
+from tests.environment import Site, wait_until
 from tests.patience import PATIENCE
 from tests.postgres import CONNECTIONS
-from tests.site import Site, wait_until
 
 
 def test_a_second_coordinator_is_turned_away(site: Site) -> None:

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import Site, wait_until
 
 RESTARTS = 5
 

@@ -22,8 +22,8 @@ from ntt_backup.demo import loss, scratch, store, story
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.errors import ConfigError, SourceError
+from tests.environment import wait_until
 from tests.patience import PATIENCE
-from tests.site import wait_until
 
 DEMO = (sys.executable, "-m", "ntt_backup", "demo")
 

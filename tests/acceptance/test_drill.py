@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.environment import Site
 from tests.postgres import Postgres
-from tests.site import Site
 
 
 @pytest.fixture

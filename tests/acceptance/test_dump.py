@@ -17,11 +17,12 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.config import Settings, load
-from ntt_backup.dump import job, recall
+from ntt_backup.dump import job
+from ntt_backup.dump import restore as dump_restore
+from tests.environment import IGNORING_CHILDREN, Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.site import IGNORING_CHILDREN, Site, wait_until
 from tests.sshd import Sshd
 
 MADE = ["dump_start", "dump_complete"]
@@ -348,8 +349,8 @@ def test_the_beginning_of_a_large_dump_tells_of_owners(
     dumping.query(f"alter table of_others owner to {name}")
     assert make(dumping) == MADE
     dumping.write_config(catalog={"url": empty})
-    monkeypatch.setattr(recall, "_HEAD_BYTES", 64 * 1024)
-    found = recall.restore_catalog(settings(dumping), pytest.fail)
+    monkeypatch.setattr(dump_restore, "_HEAD_BYTES", 64 * 1024)
+    found = dump_restore.restore_catalog(settings(dumping), pytest.fail)
     assert found.rights == (f"ALTER TABLE public.of_others OWNER TO {name};",)
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.catalog import connect, dumps
+from ntt_backup.catalog import connect, dump_history
+from ntt_backup.client.forced_command import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
-from ntt_backup.installation import RECEIVER, key_line
-from ntt_backup.remote import frames
-from tests.far_side import FarSide, digest_of, place_of
+from ntt_backup.wire import write_messages
+from tests.environment import Site
 from tests.hashing import CHECKING, receiver_on
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.site import Site
+from tests.receiver_driver import FarSide, digest_of, place_of
 from tests.sshd import ALIAS, Sshd
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def test_check_says_that_no_dump_goes_through_it(
 
     with connect(site.url, "test") as conn:
         now = datetime.now(UTC)
-        dumps.note(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
+        dump_history.note(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
 
     check = site.run("check")
     assert check.returncode == 7, check.stdout
@@ -183,7 +183,7 @@ def test_no_other_service_is_to_be_had(site: Site, forced: list[str], asked: str
 @pytest.mark.parametrize("checking", CHECKING, indirect=True)
 def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking: str) -> None:
     """Good content stays, nothing appears beside by-hash, and nothing is deleted."""
-    refused = frames.REFUSED if checking == "none" else frames.MISMATCH
+    refused = write_messages.REFUSED if checking == "none" else write_messages.MISMATCH
     good = site.put(b"good content")
     assert site.run("run").returncode == 0
     path = site.remote.local / "by-hash" / site.path(good).relative_to(site.store)
@@ -194,20 +194,22 @@ def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking:
         far.hello(root=site.remote.path)
         far.write(far.batch(1, [b"evil content"], digests=[digest]))
         assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
-        far.write(frames.batch(2, 1, 12) + frames.large(digest, 12, 0))
+        far.write(write_messages.batch(2, 1, 12) + write_messages.large(digest, 12, 0))
         for piece in far.pieces(b"evil content"):
             far.write(piece)
-        far.write(far.end(b"evil content", digest) + frames.numbered(frames.COMMIT, 2))
+        far.write(
+            far.end(b"evil content", digest) + write_messages.numbered(write_messages.COMMIT, 2)
+        )
         assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
         assert far.bye() == 0
     for name in ("/", f"{site.remote.path}/../elsewhere", f"{site.remote.path}/by-hash", ""):
         with client(site, forced) as far:
-            far.write(frames.fields(frames.HELLO, far.hello_fields(root=name)))
+            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(root=name)))
             assert far.error()[0] == "refused"
     for owner in ("../../x", "a/b", "."):
         with client(site, forced) as far:
             fields = far.hello_fields(root=site.remote.path, owner=owner)
-            far.write(frames.fields(frames.HELLO, fields))
+            far.write(write_messages.fields(write_messages.HELLO, fields))
             assert far.error()[0] == "protocol"
 
     assert path.read_bytes() == b"good content"

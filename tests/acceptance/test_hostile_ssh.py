@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.site import Site
+from tests.environment import Site
 from tests.sshd import Sshd, free_port
 
 HOSTILE = """

@@ -19,8 +19,8 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.image import DockerImage
 
 from ntt_backup.model import relative_path
+from tests.environment import wait_until
 from tests.parallel import in_turn
-from tests.site import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs" / "operations.md"

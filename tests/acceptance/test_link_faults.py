@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import Site, wait_until
 from tests.sshd import Sshd, free_port
 
 BLOBS = 250

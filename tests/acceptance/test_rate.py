@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
-from tests.site import Site, wait_until
 
 RATE = 500_000
 # The preflight and what each worker needs to begin; then work for some seconds.

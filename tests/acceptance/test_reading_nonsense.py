@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.liar import LIAR
-from tests.site import Site
+from tests.environment import Site
+from tests.lying_receiver import LIAR
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.reconcile import Difference
-from tests.site import Site
+from ntt_backup.audit.reconcile import Difference
+from tests.environment import Site
 from tests.sshd import Sshd
 
 ABSENT = "ab" * 32

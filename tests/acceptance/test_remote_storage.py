@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
-from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, RemoteDir, Sshd
 
 OTHER_HOST = "0123456789ab.9f0c8c4e-0000-4000-8000-000000000000.0.77"

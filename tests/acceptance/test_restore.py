@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import Site, wait_until
 from tests.sshd import Sshd
 
 MIB = 1 << 20

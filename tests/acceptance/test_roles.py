@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tests.environment import Site
 from tests.postgres import Postgres
-from tests.site import Site
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 

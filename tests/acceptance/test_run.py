@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.site import Site
+from tests.environment import Site
 
 
 def test_once_sends_everything_and_then_nothing(site: Site) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.patience import PATIENCE
-from tests.site import Site, wait_until
 
 ROWS = 1_000_000
 MEMORY_KIB = 100 * 1024

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import IGNORING_CHILDREN, Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import IGNORING_CHILDREN, Site, wait_until
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

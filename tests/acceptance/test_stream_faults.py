@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import Site, wait_until
 from tests.sshd import FULL_SIZE, Sshd
 
 MIB = 1 << 20
@@ -125,7 +125,7 @@ def test_a_run_whose_bits_flip_between_it_and_ssh(streaming: Site, tmp_path: Pat
     ssh = subprocess.run(["sh", "-c", "command -v ssh"], capture_output=True, text=True).stdout
     wrapper = tools / "ssh"
     wrapper.write_text(
-        f"#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m tests.flip {book}"
+        f"#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m tests.bit_flips {book}"
         f' {ssh.strip()} "$@"\n'
     )
     wrapper.chmod(0o755)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.environment import Site
 from tests.hashing import give_b3sum, give_blake3
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.site import Site
 from tests.sshd import Sshd
 
 MIB = 1 << 20

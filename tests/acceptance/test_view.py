@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
-from tests.site import Site, wait_until
 
 ROWS, COLUMNS = 24, 80
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 
 import pytest
 
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.site import Site, wait_until
 
 
 @pytest.fixture

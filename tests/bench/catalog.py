@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup.catalog import Connection, connect, init_db
-from ntt_backup.catalog.session import CatalogSession
+from ntt_backup.catalog.worker_session import CatalogSession
 from ntt_backup.planner import claim_order
 
 TARGET = "remote"

@@ -17,12 +17,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ntt_backup.config.settings import RunSettings
+from ntt_backup.client.local import Local
+from ntt_backup.config.models import RunSettings
 from ntt_backup.model import Batch, Blob, Receipt
-from ntt_backup.store import Store
-from ntt_backup.strategy import open_session
-from ntt_backup.strategy.session import SessionPlan
-from ntt_backup.transport.local import Local
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import open_session
+from ntt_backup.upload.strategies.session import SessionPlan
 from tests.bench import stores
 
 _WAYS = {"one sync a batch": "syncfs", "an fsync a file": "fsync"}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config.settings import RemoteSettings
-from ntt_backup.strategy import STRATEGIES
-from ntt_backup.transport.local import Local
-from ntt_backup.transport.ssh import Ssh
-from tests.contract.rig import Machine, Rig
+from ntt_backup.client.local import Local
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config.models import RemoteSettings
+from ntt_backup.upload.strategies import STRATEGIES
+from tests.contract.harness import Machine, Rig
 from tests.sshd import Sshd
 
 

@@ -15,7 +15,7 @@ from ntt_backup.bench import plain
 from ntt_backup.bench.crew import Crew
 from ntt_backup.bench.tasks import Answer, Download, Fetch, Item, Reach, Send, Task, Trips, Upload
 from ntt_backup.bench.ways import VARIATIONS, Way, registered
-from ntt_backup.config.settings import RunSettings
+from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import relative_path
 from tests.patience import PATIENCE

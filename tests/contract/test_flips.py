@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from ntt_backup.client.local import Local
 from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.strategy import Session
-from ntt_backup.strategy.session import Rejection
-from ntt_backup.transport.local import Local
-from tests.contract.rig import Rig
-from tests.site import wait_until
+from ntt_backup.upload.strategies import Session
+from ntt_backup.upload.strategies.session import Rejection
+from tests.contract.harness import Rig
+from tests.environment import wait_until
 
 MIB = 1 << 20
 PROJECT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def strategy() -> str:
 
 @dataclass(frozen=True)
 class Flipping:
-    """Transport to a shell on this machine, through `tests/flip.py`."""
+    """Transport to a shell on this machine, through `tests/bit_flips.py`."""
 
     book: Path
     python: str
@@ -43,7 +43,7 @@ class Flipping:
 
     def argv(self, remote_command: str) -> list[str]:
         command = remote_command.replace("exec python3", f"exec {self.python}")
-        return [sys.executable, "-m", "tests.flip", str(self.book), "/bin/sh", "-c", command]
+        return [sys.executable, "-m", "tests.bit_flips", str(self.book), "/bin/sh", "-c", command]
 
     def environment(self) -> Mapping[str, str]:
         return {**os.environ, "PYTHONPATH": str(PROJECT)}

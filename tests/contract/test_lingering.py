@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config.settings import RunSettings
-from ntt_backup.dump.place import DumpPlace
+from ntt_backup.client.read_session import Reach, ReadingSession
+from ntt_backup.client.shell import ask
+from ntt_backup.client.transport import Transport
+from ntt_backup.config.models import RunSettings
+from ntt_backup.dump.remote_dir import DumpPlace
 from ntt_backup.errors import DumpImpossible, RemoteDenied, RemoteUnreachable
-from ntt_backup.store import Store
-from ntt_backup.strategy import STRATEGIES
-from ntt_backup.strategy.reading import Reach, ReadingSession
-from ntt_backup.strategy.session import Probe, SessionPlan
-from ntt_backup.strategy.tar_probe import Lodging
-from ntt_backup.transport import Transport
-from ntt_backup.transport.shell import ask
-from tests.contract.rig import Machine, Rig, settle
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import STRATEGIES
+from ntt_backup.upload.strategies.session import Probe, SessionPlan
+from ntt_backup.upload.strategies.tar_probe import Lodging
+from tests.contract.harness import Machine, Rig, settle
+from tests.environment import wait_until
 from tests.patience import PATIENCE
-from tests.site import wait_until
 
 FOR_EVER = 100_000.0
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
@@ -48,7 +48,7 @@ def leaving(machine: Machine, tmp_path: Path) -> Iterator[Callable[[str], Machin
 @pytest.fixture
 def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection whose end is waited for is waited for longer than any test lasts."""
-    monkeypatch.setattr("ntt_backup.transport.channel._CLOSE_SECONDS", FOR_EVER)
+    monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", FOR_EVER)
 
 
 def plan_of(rig: Rig, transport: Transport) -> SessionPlan:
@@ -229,7 +229,7 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     program = machine.tools / "alive.py"
     program.write_text(
         "import os, time\n"
-        "from ntt_backup.remote import frames\n"
+        "from ntt_backup.receiver import frames\n"
         "line = b'NTT-RECEIVE 1 hash=sha256 allow=list'\n"
         "os.write(1, b'\\n%s sum=%s\\n' % (line, frames.banner_sum(line).encode()))\n"
         "os.write(1, frames.fields(frames.READY, {'placed': 1}))\n"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config.settings import RunSettings
+from ntt_backup.client.read_session import Reach, ReadingSession
+from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
-from ntt_backup.remote import asking
-from ntt_backup.strategy.reading import Reach, ReadingSession
-from tests.contract.rig import Machine
-from tests.liar import LIAR
+from ntt_backup.wire import read_messages
+from tests.contract.harness import Machine
+from tests.lying_receiver import LIAR
 from tests.patience import PATIENCE
 
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
@@ -28,7 +28,7 @@ class Taken:
     def whole(self, digest: bytes, content: memoryview) -> None:
         self.digests.append(digest)
 
-    def begin(self, large: asking.Large) -> None:
+    def begin(self, large: read_messages.Large) -> None:
         self.digests.append(large.digest)
 
     def piece(self, data: memoryview) -> None: ...
@@ -151,7 +151,9 @@ def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: st
     session = liar(answer)
     taken: list[int] = []
     with pytest.raises(RemoteUnreachable):
-        session.blocks(A, 2 * asking.BLOCK_BYTES, [0, 1], lambda block: taken.append(len(block)))
+        session.blocks(
+            A, 2 * read_messages.BLOCK_BYTES, [0, 1], lambda block: taken.append(len(block))
+        )
     assert len(taken) <= 2
 
 

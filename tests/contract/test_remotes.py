@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from ntt_backup.client.ssh import explain
 from ntt_backup.errors import (
     BackupError,
     BatchRejected,
@@ -22,12 +23,11 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.model import Batch
-from ntt_backup.store import Store
-from ntt_backup.strategy import Session
-from ntt_backup.strategy.session import Rejection
-from ntt_backup.transport.ssh import explain
-from tests.contract.rig import Imposter, Machine, Rig, receipt_of, settle
-from tests.site import wait_until
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import Session
+from ntt_backup.upload.strategies.session import Rejection
+from tests.contract.harness import Imposter, Machine, Rig, receipt_of, settle
+from tests.environment import wait_until
 
 READY = 'printf "\\nNTT-TAR 2 ready exact\\n"'
 TAKE_ONE = 'IFS=" " read -r number bytes files; head -c "$bytes" >/dev/null; read -r verdict'
@@ -537,7 +537,7 @@ def test_abort_leaves_no_process(here: Rig, machine: Machine, tmp_path: Path) ->
 def test_close_does_not_wait_for_ever(
     here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ntt_backup.transport.channel._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", 0.2)
     pid = tmp_path / "pid"
     stuck = Imposter(machine.tools, script=f"echo $$ > {pid}; {READY}; exec sleep 600")
     here.open(transport=stuck).close()

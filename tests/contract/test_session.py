@@ -11,10 +11,10 @@ import pytest
 
 from ntt_backup.errors import BatchRejected, RemoteCannotStore, RemoteUnreachable
 from ntt_backup.model import Batch, Blob
-from ntt_backup.process import PIPE_BYTES
-from ntt_backup.strategy.session import Rejection
-from tests.contract.rig import Rig, Tampered, reasons, receipt_of, settle
-from tests.site import wait_until
+from ntt_backup.process.pipeline import PIPE_BYTES
+from ntt_backup.upload.strategies.session import Rejection
+from tests.contract.harness import Rig, Tampered, reasons, receipt_of, settle
+from tests.environment import wait_until
 from tests.sshd import Sshd
 
 # --- what is well ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config.settings import RunSettings
+from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import (
     BatchRejected,
     RemoteCannotStore,
@@ -24,11 +24,11 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.model import Batch, Blob
-from ntt_backup.remote import frames
-from ntt_backup.store import Store
-from ntt_backup.strategy import Session, open_probe, open_session
-from ntt_backup.strategy.session import Rejection, SessionPlan
-from tests.contract.rig import Machine, Rig, reasons, receipt_of, settle
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import Session, open_probe, open_session
+from ntt_backup.upload.strategies.session import Rejection, SessionPlan
+from ntt_backup.wire import write_messages
+from tests.contract.harness import Machine, Rig, reasons, receipt_of, settle
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
@@ -249,7 +249,7 @@ def test_a_receiver_of_another_protocol_is_named_with_both_versions(
     with pytest.raises(RemoteDenied) as caught:
         here.open(transport=says(machine, banner))
     assert "7.0.0 with protocol 9" in caught.value.detail
-    assert f"protocol {frames.PROTOCOL}" in caught.value.detail
+    assert f"protocol {write_messages.PROTOCOL}" in caught.value.detail
 
 
 def test_a_codec_that_the_remote_does_not_have_is_refused_by_name_only(
@@ -282,8 +282,8 @@ def test_a_remote_without_python_is_told_so(here: Rig, machine: Machine) -> None
 
 LIAR = """
 import os, sys
-from ntt_backup.remote import frames
-from ntt_backup.remote.inbox import Inbox
+from ntt_backup.receiver import frames
+from ntt_backup.wire.framing import Inbox
 from tests.patience import PATIENCE
 inbox = Inbox(frames.TO_RECEIVER)
 os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
@@ -345,9 +345,9 @@ def lost(here: Rig, session: Session, batch: Batch) -> RemoteUnreachable:
     [
         receipt(1),
         receipt(3),
-        receipt(1, (5, frames.PRESENT, "")),
-        receipt(0, (0, frames.PRESENT, ""), (0, frames.PRESENT, "")),
-        receipt(1, (0, frames.WITHDREW, "")),
+        receipt(1, (5, write_messages.PRESENT, "")),
+        receipt(0, (0, write_messages.PRESENT, ""), (0, write_messages.PRESENT, "")),
+        receipt(1, (0, write_messages.WITHDREW, "")),
         receipt(2, hashed=1),
         receipt(2, number="number + 1"),
         receipt(2) + "; " + receipt(2),
@@ -399,7 +399,10 @@ def test_a_batch_that_failed_there_is_rejected_with_its_words(
 
 def test_verdicts_are_told_apart(here: Rig, machine: Machine) -> None:
     answer = receipt(
-        1, (0, frames.PRESENT, ""), (1, frames.REPLACED, ""), (2, frames.REFUSED, "a directory")
+        1,
+        (0, write_messages.PRESENT, ""),
+        (1, write_messages.REPLACED, ""),
+        (2, write_messages.REFUSED, "a directory"),
     )
     session = here.open(transport=liar(machine, answer))
     batch = here.batch("b", b"1", b"2", b"3", b"4")
@@ -412,7 +415,7 @@ def test_verdicts_are_told_apart(here: Rig, machine: Machine) -> None:
 
 
 def test_a_blob_altered_on_its_way_has_its_batch_sent_again(here: Rig, machine: Machine) -> None:
-    session = here.open(transport=liar(machine, receipt(1, (1, frames.MISMATCH, ""))))
+    session = here.open(transport=liar(machine, receipt(1, (1, write_messages.MISMATCH, ""))))
     batch = here.batch("b", b"one", b"two")
     session.put(batch)
     (outcome,) = settle(session)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
-from ntt_backup.remote import frames
-from ntt_backup.strategy.session import Rejection
-from ntt_backup.strategy.stream import StreamSession
-from tests.contract.rig import Machine, Rig, receipt_of, settle
+from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.stream import StreamSession
+from ntt_backup.wire import write_messages
+from tests.contract.harness import Machine, Rig, receipt_of, settle
 from tests.contract.test_stream import liar, receipt
 from tests.patience import PATIENCE
 
@@ -40,7 +40,7 @@ def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[]
 
     def failing(fd: int, buffers: Any) -> int:
         nonlocal seen
-        seen += len(buffers[0]) == frames.MAX_CHUNK
+        seen += len(buffers[0]) == write_messages.MAX_CHUNK
         if seen > after:
             then()
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -98,8 +98,8 @@ def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
     session.put(second)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [second.blobs]
     between = book.read_text().split()
-    begun = [at for at, kind in enumerate(between) if int(kind) == frames.BATCH]
-    assert int(between[begun[1] - 1]) in (frames.COMMIT, frames.ABORT)
+    begun = [at for at, kind in enumerate(between) if int(kind) == write_messages.BATCH]
+    assert int(between[begun[1] - 1]) in (write_messages.COMMIT, write_messages.ABORT)
 
 
 # --- time -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.field import Field
+from tests.faults.environment import Field
 from tests.faults.kinds import KINDS, Missed, Undo, alter_remote, choose, has_verify, unavailable
 from tests.faults.model import Model
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.field import Disk, Field
+from tests.environment import Site
+from tests.faults.environment import Disk, Field
 from tests.link import Link
 from tests.postgres import Postgres
-from tests.site import Site
 from tests.sshd import Sshd
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.faults.field import Field
+from tests.faults.environment import Field
 
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
@@ -149,8 +149,11 @@ def _throttle(field: Field) -> Undo:
     return lambda: field.link.throttle(None)
 
 
-# Every ssh of the round goes through tests/flip.py, which alters one bit for each line of its book.
-_FLIPPER = '#!/bin/sh\nPYTHONPATH={project} exec {python} -m tests.flip {book} /usr/bin/ssh "$@"\n'
+# Every ssh of the round goes through tests/bit_flips.py, which alters one bit for each line of its
+# book.
+_FLIPPER = (
+    '#!/bin/sh\nPYTHONPATH={project} exec {python} -m tests.bit_flips {book} /usr/bin/ssh "$@"\n'
+)
 
 
 def _flip_in_flight(field: Field) -> Undo:

@@ -14,7 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from tests.acceptance.conftest import validator
-from tests.faults.field import Field
+from tests.faults.environment import Field
 
 # What a run may end with when it was not killed. 1 is for what nobody foresaw, and for a worker
 # that died six times; no round has that many strikes at workers.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import Tally, campaign
-from tests.faults.field import Field
+from tests.faults.environment import Field
 
 ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
 SEED = int(os.environ.get("NTT_FAULTS_SEED", "11"))

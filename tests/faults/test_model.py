@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.field import Field
+from tests.environment import Site
+from tests.faults.environment import Field
 from tests.faults.model import Model
-from tests.site import Site
 
 
 @contextmanager

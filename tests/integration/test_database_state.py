@@ -7,11 +7,11 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from ntt_backup.catalog import Ledger, connect, dumps, ledger
-from ntt_backup.catalog.checks import record_checks
+from ntt_backup.catalog import Ledger, connect, dump_history, ledger
+from ntt_backup.catalog.check_results import record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
-from tests.site import wait_until
+from tests.environment import wait_until
 
 TARGET = "remote"
 
@@ -28,7 +28,7 @@ def counted(url: str) -> str:
     with psycopg.connect(url, autocommit=True) as conn:
         wait_until(alone, "the end of all other sessions")
     with connect(url, "test") as own:
-        return dumps.database_state(own).fingerprint
+        return dump_history.database_state(own).fingerprint
 
 
 def execute(url: str, query: str) -> None:

@@ -15,13 +15,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import Claims, Connection, Ledger, connect, describe, requeue, status
-from ntt_backup.catalog.db import translated
-from ntt_backup.errors import (
-    BackupError,
-    CatalogRefused,
-    CatalogUnavailable,
-    ConfigError,
-)
+from ntt_backup.catalog.connection import translated
+from ntt_backup.errors import BackupError, CatalogRefused, CatalogUnavailable, ConfigError
 from ntt_backup.model import Blob
 from tests.postgres import Postgres
 
@@ -318,7 +313,7 @@ def test_states_that_are_hard_to_bring_about(
 def test_the_driver_does_not_write_over_the_screen() -> None:
     """It logs what it then raises anyway; unhandled, Python prints that to stderr."""
     program = (
-        "import logging, ntt_backup.catalog.db\n"
+        "import logging, ntt_backup.catalog.connection\n"
         "logging.getLogger('psycopg.transaction').warning('error ignored in rollback')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=True)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import connect, dumps
+from ntt_backup.catalog import connect, dump_history
 from ntt_backup.errors import DumpFailed
 from tests.postgres import Postgres
 
@@ -82,13 +82,13 @@ def test_what_may_not_be_read_is_named_and_the_sql_shown_mends_it(
     assert pg_dump(postgres, url) != ""
 
     with connect(url, "test") as conn, pytest.raises(DumpFailed) as caught:
-        dumps.require_readable(conn)
+        dump_history.require_readable(conn)
 
     assert caught.value.detail == name
     execute(catalog_url, caught.value.hint.removeprefix("as a superuser: "))
     assert pg_dump(postgres, url) == ""
     with connect(url, "test") as conn:
-        dumps.require_readable(conn)
+        dump_history.require_readable(conn)
 
 
 @pytest.mark.parametrize("made", HARMLESS)
@@ -99,7 +99,7 @@ def test_what_pg_dump_does_not_read_is_no_trouble(
     execute(catalog_url, made)
     assert pg_dump(postgres, url) == ""
     with connect(url, "test") as conn:
-        dumps.require_readable(conn)
+        dump_history.require_readable(conn)
 
 
 def test_a_role_with_less_than_the_catalog(
@@ -107,7 +107,7 @@ def test_a_role_with_less_than_the_catalog(
 ) -> None:
     url = make_conninfo(catalog_url, user=role())
     with connect(url, "test") as conn, pytest.raises(DumpFailed) as caught:
-        dumps.require_readable(conn)
+        dump_history.require_readable(conn)
     assert caught.value.detail.startswith("ntt_backup.dumps, ntt_backup.failures, ")
     assert caught.value.detail.endswith(" more")
 
@@ -118,10 +118,10 @@ def test_before_pg_read_all_data_the_schemas_are_named(
     role: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dumps, "_READ_ALL", 1_000_000)
+    monkeypatch.setattr(dump_history, "_READ_ALL", 1_000_000)
     url = reader(postgres, catalog_url, role())
     execute(catalog_url, "create schema theirs; create table theirs.one (n serial)")
     with connect(url, "test") as conn, pytest.raises(DumpFailed) as caught:
-        dumps.require_readable(conn)
+        dump_history.require_readable(conn)
     execute(catalog_url, caught.value.hint.removeprefix("as a superuser: "))
     assert pg_dump(postgres, url) == ""

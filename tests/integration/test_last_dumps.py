@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from ntt_backup.catalog import Connection, dumps
+from ntt_backup.catalog import Connection, dump_history
 
 NOW = datetime.now(UTC)
 
 
 def note(conn: Connection, started_at: datetime, *, name: str = "", error: str = "") -> None:
-    dumps.note(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
+    dump_history.note(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
 
 
 def test_a_clock_that_was_ahead_once_hides_nothing(catalog: Connection) -> None:
     note(catalog, NOW + timedelta(days=90), name="ahead.dump")
     note(catalog, NOW, error="the remote is full")
-    assert [one.name or one.error for one in dumps.last_dumps(catalog, "remote")] == [
+    assert [one.name or one.error for one in dump_history.last_dumps(catalog, "remote")] == [
         "ahead.dump",
         "the remote is full",
     ]
     note(catalog, NOW + timedelta(days=1), name="right.dump")
-    assert [one.name for one in dumps.last_dumps(catalog, "remote")] == ["right.dump"]
+    assert [one.name for one in dump_history.last_dumps(catalog, "remote")] == ["right.dump"]

@@ -15,7 +15,6 @@ from ntt_backup.catalog import (
     begin_scan,
     connect,
     end_run,
-    figures,
     init_db,
     iter_pending,
     last_run,
@@ -26,10 +25,11 @@ from ntt_backup.catalog import (
     requeue,
     save_scan,
     start_run,
+    stats,
     status,
     update_run,
 )
-from ntt_backup.catalog.checks import record_checks
+from ntt_backup.catalog.check_results import record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_claim import MALFORMED, add, add_hashes, allow_null
@@ -361,7 +361,7 @@ def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
 
     totals = status(catalog, TARGET)
 
-    assert totals == figures.Totals(
+    assert totals == stats.Totals(
         pending=3,
         copied=3,
         failed=2,
@@ -405,7 +405,7 @@ def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:
 def test_pending_blobs_are_listed_page_by_page(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_PAGE", 7)
+    monkeypatch.setattr(stats, "_PAGE", 7)
     allow_null(catalog)
     add_hashes(catalog, 70)
     add(catalog, *MALFORMED, None, "stored", size=3)

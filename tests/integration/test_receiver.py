@@ -12,10 +12,10 @@ from shutil import which
 import pytest
 
 import ntt_backup
-from ntt_backup.remote import frames
-from ntt_backup.remote.frames import Receipt
-from ntt_backup.strategy.bundle import GREETING, LOADER
-from tests.far_side import (
+from ntt_backup.client.bootstrap import GREETING, LOADER
+from ntt_backup.wire import write_messages
+from ntt_backup.wire.write_messages import Receipt
+from tests.receiver_driver import (
     FarSide,
     assert_complete,
     digest_of,
@@ -46,7 +46,7 @@ def far(request: pytest.FixtureRequest, root: Path) -> Iterator[FarSide]:
 
 
 def verdicts(receipt: Receipt) -> dict[int, int]:
-    assert receipt.outcome == frames.SETTLED, receipt
+    assert receipt.outcome == write_messages.SETTLED, receipt
     return {position: verdict for position, verdict, _ in receipt.exceptions}
 
 
@@ -54,7 +54,7 @@ def verdicts(receipt: Receipt) -> dict[int, int]:
 
 
 def test_the_banner_says_what_is_there(far: FarSide) -> None:
-    assert far.protocol == str(frames.PROTOCOL)
+    assert far.protocol == str(write_messages.PROTOCOL)
     assert far.banner["version"] == ntt_backup.__version__
     assert far.banner["python"] == ".".join(map(str, sys.version_info[:3]))
     assert far.banner["hash"].split(",") == ["blake3", "sha256"]
@@ -107,13 +107,13 @@ def test_ready_tells_room_clock_and_sync(far: FarSide) -> None:
 @pytest.mark.parametrize("hashed", HASHES)
 @pytest.mark.parametrize("sync", ["syncfs", "fsync"])
 def test_a_batch_is_stored_and_answered(far: FarSide, root: Path, hashed: str, sync: str) -> None:
-    contents = [b"", b"a", bytes(3000), b"\xff" * frames.PACK_BYTES]
+    contents = [b"", b"a", bytes(3000), b"\xff" * write_messages.PACK_BYTES]
     assert far.hello(hash=hashed, sync=sync)["sync"] == sync
 
     far.write(far.batch(7, contents))
 
     receipt = far.receipt()
-    assert receipt == Receipt(7, frames.SETTLED, frames.HASHES[hashed], 4, [])
+    assert receipt == Receipt(7, write_messages.SETTLED, write_messages.HASHES[hashed], 4, [])
     for content in contents:
         path = place_of(root, digest_of(content))
         assert path.read_bytes() == content
@@ -135,14 +135,16 @@ def test_many_batches_flow_without_waiting_for_receipts(
     receipts = [far.receipt() for _ in batches]
 
     assert [receipt.number for receipt in receipts] == list(range(40))
-    assert {(receipt.outcome, receipt.stored) for receipt in receipts} == {(frames.SETTLED, 50)}
+    assert {(receipt.outcome, receipt.stored) for receipt in receipts} == {
+        (write_messages.SETTLED, 50)
+    }
     assert len(names_under(root)) == 2000
     assert_complete(root)
 
 
 def test_compressed_packs(far: FarSide, root: Path) -> None:
     far.hello()
-    far.write(far.batch(1, [b"text " * 1000], codec=frames.ZLIB, compress=zlib.compress))
+    far.write(far.batch(1, [b"text " * 1000], codec=write_messages.ZLIB, compress=zlib.compress))
     assert far.receipt().stored == 1
     assert_complete(root)
 
@@ -155,7 +157,7 @@ def test_what_is_there_and_right_is_kept(far: FarSide, root: Path) -> None:
     far.write(far.batch(1, [b"new", b"old", b"twice", b"twice"]))
 
     receipt = far.receipt()
-    assert verdicts(receipt) == {1: frames.PRESENT, 3: frames.PRESENT}
+    assert verdicts(receipt) == {1: write_messages.PRESENT, 3: write_messages.PRESENT}
     assert receipt.stored == 2
     assert path.stat().st_ino == inode
     assert litter(root)[1:] == [litter(root)[0] + "/lock"]
@@ -169,7 +171,7 @@ def test_what_is_there_and_wrong_is_replaced(far: FarSide, root: Path, wrong: by
     far.write(far.batch(1, [b"new", b"old"]))
 
     receipt = far.receipt()
-    assert verdicts(receipt) == {1: frames.REPLACED}
+    assert verdicts(receipt) == {1: write_messages.REPLACED}
     assert receipt.exceptions[0].text == "other content stood there"
     assert path.read_bytes() == b"old"
 
@@ -183,7 +185,7 @@ def test_a_directory_under_a_blobs_name_is_refused_and_its_neighbours_are_stored
     far.write(far.batch(1, [b"a", b"b", b"c"]))
 
     receipt = far.receipt()
-    assert verdicts(receipt) == {1: frames.REFUSED}
+    assert verdicts(receipt) == {1: write_messages.REFUSED}
     assert receipt.stored == 2
     assert "a directory" in receipt.exceptions[0].text
     assert litter(root)[1:] == [litter(root)[0] + "/lock"]
@@ -197,7 +199,7 @@ def test_content_that_does_not_hash_to_its_name_is_never_named(far: FarSide, roo
     far.write(far.batch(1, [b"X", b"b", b"Y", b"Z"], digests=digests))
 
     receipt = far.receipt()
-    assert verdicts(receipt) == dict.fromkeys((0, 2, 3), frames.MISMATCH)
+    assert verdicts(receipt) == dict.fromkeys((0, 2, 3), write_messages.MISMATCH)
     assert receipt.stored == 1
     assert names_under(root) == {digests[1].hex()}
     assert far.bye() == 0
@@ -212,7 +214,7 @@ def test_a_pack_that_does_not_have_its_checksum_fails_its_batch_alone(
 
     receipts = {receipt.number: receipt for receipt in (far.receipt(), far.receipt())}
 
-    assert receipts[1].outcome == frames.FAILED
+    assert receipts[1].outcome == write_messages.FAILED
     assert receipts[1].exceptions[0].text.startswith("EBADMSG: ")
     assert receipts[2].stored == 1
     assert names_under(root) == {digest_of(b"c").hex()}
@@ -220,11 +222,11 @@ def test_a_pack_that_does_not_have_its_checksum_fails_its_batch_alone(
 
 def test_an_aborted_batch_leaves_nothing(far: FarSide, root: Path) -> None:
     far.hello()
-    far.write(frames.batch(1, 2, 2) + far.pack([b"a", b"b"]))
-    far.write(frames.numbered(frames.ABORT, 1))
+    far.write(write_messages.batch(1, 2, 2) + far.pack([b"a", b"b"]))
+    far.write(write_messages.numbered(write_messages.ABORT, 1))
     far.write(far.batch(2, [b"c"]))
 
-    assert far.answer() == (frames.ABORTED, b"\0\0\0\x01")
+    assert far.answer() == (write_messages.ABORTED, b"\0\0\0\x01")
     assert far.receipt().number == 2
     assert names_under(root) == {digest_of(b"c").hex()}
     assert litter(root)[1:] == [litter(root)[0] + "/lock"]
@@ -232,18 +234,23 @@ def test_an_aborted_batch_leaves_nothing(far: FarSide, root: Path) -> None:
 
 def test_a_batch_may_hold_less_than_announced(far: FarSide) -> None:
     far.hello()
-    far.write(frames.batch(1, 1000, 10**9) + far.pack([b"a"]))
-    far.write(frames.numbered(frames.COMMIT, 1))
+    far.write(write_messages.batch(1, 1000, 10**9) + far.pack([b"a"]))
+    far.write(write_messages.numbered(write_messages.COMMIT, 1))
     assert far.receipt().stored == 1
-    far.write(frames.batch(2, 1000, 10**9) + frames.numbered(frames.COMMIT, 2))
-    assert far.receipt() == Receipt(2, frames.SETTLED, frames.SHA256, 0, [])
+    far.write(
+        write_messages.batch(2, 1000, 10**9) + write_messages.numbered(write_messages.COMMIT, 2)
+    )
+    assert far.receipt() == Receipt(2, write_messages.SETTLED, write_messages.SHA256, 0, [])
 
 
 def test_ping_is_answered_between_and_within_batches(far: FarSide) -> None:
     far.hello()
-    for frame in (frames.batch(1, 1, 1), far.pack([b"a"])):
+    for frame in (write_messages.batch(1, 1, 1), far.pack([b"a"])):
         far.write(frame)
-        assert far.ask(frames.frame(frames.PING, b"12345678")) == (frames.PONG, b"12345678")
+        assert far.ask(write_messages.frame(write_messages.PING, b"12345678")) == (
+            write_messages.PONG,
+            b"12345678",
+        )
 
 
 # --- the end
@@ -253,7 +260,7 @@ def test_the_end_of_the_input_settles_what_is_committed_and_drops_the_rest(
     far: FarSide, root: Path
 ) -> None:
     far.hello()
-    far.write(far.batch(1, [b"a"]) + frames.batch(2, 2, 2) + far.pack([b"b"]))
+    far.write(far.batch(1, [b"a"]) + write_messages.batch(2, 2, 2) + far.pack([b"b"]))
     far.stdin.close()
 
     assert far.receipt().number == 1
@@ -280,17 +287,19 @@ def test_a_client_that_is_gone_altogether_changes_nothing_about_that(
 
 def test_bye_answers_what_is_committed_first(far: FarSide) -> None:
     far.hello()
-    far.write(far.batch(1, [b"a"]) + far.batch(2, [b"b"]) + frames.frame(frames.BYE))
+    far.write(
+        far.batch(1, [b"a"]) + far.batch(2, [b"b"]) + write_messages.frame(write_messages.BYE)
+    )
     assert [far.receipt().number, far.receipt().number] == [1, 2]
-    assert far.answer() == (frames.LEFT, b"")
+    assert far.answer() == (write_messages.LEFT, b"")
     assert far.answer() == (0, b"")
     assert far.child.wait() == 0
 
 
 def test_its_last_word_comes_when_nothing_is_left(far: FarSide, root: Path) -> None:
     far.hello()
-    far.write(frames.frame(frames.BYE))
-    assert far.answer() == (frames.LEFT, b"")
+    far.write(write_messages.frame(write_messages.BYE))
+    assert far.answer() == (write_messages.LEFT, b"")
     assert not (root / ".ntt-incoming").exists()
 
 
@@ -312,15 +321,17 @@ def test_left_overs_of_dead_sessions_are_removed_and_those_of_the_living_are_not
     (incoming / strange).write_bytes(b"mine")
     with FarSide(root) as first, FarSide(root) as second:
         first.hello(slot="0")
-        first.write(frames.batch(1, 1, 5) + first.pack([b"first"]))
-        assert first.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+        first.write(write_messages.batch(1, 1, 5) + first.pack([b"first"]))
+        assert (
+            first.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
+        )
         second.hello(slot="2")
 
         stages = {path.name for path in incoming.iterdir()}
         assert dead not in stages
         assert {others, tars_sibling, strange} <= stages
         assert f"0123456789ab.11111111-2222-4333-8444-555555555555.0.{first.child.pid}" in stages
-        first.write(frames.numbered(frames.COMMIT, 1))
+        first.write(write_messages.numbered(write_messages.COMMIT, 1))
         assert first.receipt().stored == 1
         assert (first.bye(), second.bye()) == (0, 0)
     assert {path.name for path in incoming.iterdir()} == {others, tars_sibling, strange}
@@ -339,7 +350,9 @@ def test_by_hash_that_is_gone_is_not_made_anew_unasked(root: Path) -> None:
 
 def test_the_root_is_never_made(root: Path) -> None:
     with FarSide(root) as far:
-        far.write(frames.fields(frames.HELLO, far.hello_fields(root=str(root / "sub"))))
+        far.write(
+            write_messages.fields(write_messages.HELLO, far.hello_fields(root=str(root / "sub")))
+        )
         assert far.error()[0] == "root"
     assert list(root.iterdir()) == []
 

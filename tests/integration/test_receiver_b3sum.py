@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import asking, barrier, frames, receiver
-from ntt_backup.remote.b3sum import KNOWN_OUTPUT, B3sum, by_descriptor
-from tests.far_side import (
+from ntt_backup.receiver import session, sync_thread
+from ntt_backup.receiver.b3sum import KNOWN_OUTPUT, B3sum, by_descriptor
+from ntt_backup.wire import read_messages, write_messages
+from tests.integration.test_receiver_promises import Client
+from tests.receiver_driver import (
     FarSide,
     assert_complete,
     digest_of,
@@ -25,7 +27,6 @@ from tests.far_side import (
     place_of,
     put,
 )
-from tests.integration.test_receiver_promises import Client
 
 pytestmark = pytest.mark.skipif(shutil.which("b3sum") is None, reason="b3sum is not installed")
 
@@ -78,14 +79,17 @@ def test_a_login_account_with_the_program_has_it(root: Path) -> None:
 def test_all_that_is_right_is_stored(root: Path, far: FarSide) -> None:
     chance = random.Random(1)
     contents = [chance.randbytes(chance.randrange(3000)) for _ in range(2500)]
-    large = chance.randbytes(frames.RESUMABLE + 5)
+    large = chance.randbytes(write_messages.RESUMABLE + 5)
     far.hello()
     far.write(far.batch(1, contents))
     assert far.receipt().stored == len(set(contents))
-    far.write(frames.batch(2, 1, len(large)) + frames.large(digest_of(large), len(large), 0))
+    far.write(
+        write_messages.batch(2, 1, len(large))
+        + write_messages.large(digest_of(large), len(large), 0)
+    )
     for piece in far.pieces(large):
         far.write(piece)
-    far.write(far.end(large) + frames.numbered(frames.COMMIT, 2))
+    far.write(far.end(large) + write_messages.numbered(write_messages.COMMIT, 2))
     assert far.receipt().stored == 1
     assert names_under(root) == {digest_of(one).hex() for one in (*contents, large)}
     assert_complete(root)
@@ -93,7 +97,9 @@ def test_all_that_is_right_is_stored(root: Path, far: FarSide) -> None:
     assert litter(root) == []
 
 
-@pytest.mark.parametrize("size", [3, 2 << 20, frames.RESUMABLE + 1], ids=["small", "large", "huge"])
+@pytest.mark.parametrize(
+    "size", [3, 2 << 20, write_messages.RESUMABLE + 1], ids=["small", "large", "huge"]
+)
 @pytest.mark.parametrize("where", ["new directory", "directory that is there"])
 def test_what_does_not_hash_to_its_name_gets_none(
     root: Path, far: FarSide, size: int, where: str
@@ -103,17 +109,17 @@ def test_what_does_not_hash_to_its_name_gets_none(
     if where != "new directory":
         place_of(root, name).parent.mkdir(parents=True)
     far.hello()
-    far.write(frames.batch(1, 2, size + len(good)))
-    if size <= frames.PACK_BYTES:
+    far.write(write_messages.batch(1, 2, size + len(good)))
+    if size <= write_messages.PACK_BYTES:
         far.write(far.pack([evil, good], digests=[name, digest_of(good)]))
     else:
-        far.write(frames.large(name, size, 0))
+        far.write(write_messages.large(name, size, 0))
         for piece in far.pieces(evil):
             far.write(piece)
         far.write(far.end(evil, name) + far.pack([good]))
-    far.write(frames.numbered(frames.COMMIT, 1))
+    far.write(write_messages.numbered(write_messages.COMMIT, 1))
     receipt = far.receipt()
-    assert [each[:2] for each in receipt.exceptions] == [(0, frames.MISMATCH)]
+    assert [each[:2] for each in receipt.exceptions] == [(0, write_messages.MISMATCH)]
     assert receipt.stored == 1
     assert names_under(root) == {digest_of(good).hex()}
     assert place_of(root, name).parent.exists() == (where != "new directory")
@@ -125,7 +131,7 @@ def test_a_batch_of_nothing_but_wrong_ones(root: Path, far: FarSide) -> None:
     wrong = [bytes([number, *bytes(31)]) for number in range(200)]
     far.hello()
     far.write(far.batch(1, [b"x"] * 200, digests=wrong))
-    assert {each.verdict for each in far.receipt().exceptions} == {frames.MISMATCH}
+    assert {each.verdict for each in far.receipt().exceptions} == {write_messages.MISMATCH}
     assert list((root / "by-hash").rglob("*")) == []
 
 
@@ -144,7 +150,7 @@ def test_a_program_that_fails_midway_fails_the_batch_and_blames_no_blob(
         far.hello()
         far.write(far.batch(1, [b"one", b"two"]))
         receipt = far.receipt()
-        assert receipt.outcome == frames.FAILED
+        assert receipt.outcome == write_messages.FAILED
         assert receipt.exceptions[0].text.startswith("EAGAIN: ")
         assert "b3sum" in receipt.exceptions[0].text
         assert far.bye() == 0
@@ -160,7 +166,7 @@ def test_a_program_that_fails_midway_gives_no_verdict(
     put(root, digest_of(b"one"), b"one")
     with FarSide(root, forced_command("--root", str(root), checking="b3sum")) as far:
         far.hello(reading=True)
-        far.write(asking.verifying([digest_of(b"one"), digest_of(b"missing")]))
+        far.write(read_messages.verifying([digest_of(b"one"), digest_of(b"missing")]))
         code, text = far.error()
         assert code == "internal"
         assert "b3sum" in text
@@ -193,8 +199,8 @@ def test_a_sync_that_fails_while_names_are_checked_fails_that_batch_too(
             alive()
         return found
 
-    monkeypatch.setattr(receiver, "can_syncfs", lambda device: True)
-    monkeypatch.setattr(barrier, "syncfs", fail)
+    monkeypatch.setattr(session, "can_syncfs", lambda device: True)
+    monkeypatch.setattr(sync_thread, "syncfs", fail)
     monkeypatch.setattr(B3sum, "digests", wait)
     client = Client(root, checking="b3sum")
     client.say(
@@ -203,6 +209,6 @@ def test_a_sync_that_fails_while_names_are_checked_fails_that_batch_too(
         sync="syncfs",
     )
     receipts = client.receipts()
-    assert [each.outcome for each in receipts] == [frames.FAILED, frames.FAILED]
+    assert [each.outcome for each in receipts] == [write_messages.FAILED, write_messages.FAILED]
     assert all(each.exceptions[0].text.startswith("EIO") for each in receipts)
     assert names_under(root) == set()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import frames
-from ntt_backup.remote.frames import Receipt
-from tests.far_side import (
+from ntt_backup.wire import write_messages
+from ntt_backup.wire.write_messages import Receipt
+from tests.receiver_driver import (
     FarSide,
     assert_complete,
     digest_of,
@@ -55,16 +55,16 @@ def far(request: pytest.FixtureRequest, root: Path) -> Iterator[FarSide]:
 
 def begin(far: FarSide, number: int, *contents: bytes) -> None:
     """A batch up to its COMMIT: all of it is in the stage."""
-    far.write(frames.batch(number, len(contents), sum(map(len, contents))))
+    far.write(write_messages.batch(number, len(contents), sum(map(len, contents))))
     for content in contents:
         far.write(far.pack([content]))
-    assert far.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+    assert far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
 
 
 def commit(far: FarSide, number: int) -> Receipt:
-    far.write(frames.numbered(frames.COMMIT, number))
+    far.write(write_messages.numbered(write_messages.COMMIT, number))
     receipt = far.receipt()
-    assert receipt.outcome == frames.SETTLED, receipt
+    assert receipt.outcome == write_messages.SETTLED, receipt
     return receipt
 
 
@@ -84,7 +84,9 @@ def test_a_new_directory_is_filled_in_the_stage_and_moved(far: FarSide, root: Pa
     assert not (root / "by-hash/3f").exists()
     assert {digest_of(each).hex() for each in (A, B, C)} < set(staged(root))
 
-    assert commit(far, 1) == Receipt(1, frames.SETTLED, frames.HASHES[far.hash], 3, [])
+    assert commit(far, 1) == Receipt(
+        1, write_messages.SETTLED, write_messages.HASHES[far.hash], 3, []
+    )
 
     assert names_under(root) == {digest_of(each).hex() for each in (A, B, C)}
     assert_complete(root)
@@ -111,8 +113,8 @@ def test_one_that_somebody_made_meanwhile_takes_the_files_one_by_one(
     receipt = commit(far, 1)
 
     assert {each.position: each.verdict for each in receipt.exceptions} == {
-        1: frames.PRESENT,
-        2: frames.REPLACED,
+        1: write_messages.PRESENT,
+        2: write_messages.REPLACED,
     }
     assert receipt.stored == 2
     assert names_under(root) == {digest_of(each).hex() for each in (A, B, C, ELSEWHERE)}
@@ -125,17 +127,19 @@ def test_what_is_not_in_it_is_not_looked_for_there(root: Path) -> None:
     with FarSide(root) as far:
         far.hello(hash="blake3")
         far.write(
-            frames.batch(1, 4, 1000)
+            write_messages.batch(1, 4, 1000)
             + far.pack([A, A, b"wrong", C], [digest_of(each) for each in (A, A, B, C)])
         )
-        assert far.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+        assert (
+            far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
+        )
         place_of(root, digest_of(A)).parent.mkdir(parents=True)
 
         receipt = commit(far, 1)
 
         assert {each.position: each.verdict for each in receipt.exceptions} == {
-            1: frames.PRESENT,
-            2: frames.MISMATCH,
+            1: write_messages.PRESENT,
+            2: write_messages.MISMATCH,
         }
         assert names_under(root) == {digest_of(A).hex(), digest_of(C).hex()}
         assert lock_only(root)
@@ -157,7 +161,7 @@ def test_something_else_that_somebody_put_there_meanwhile_is_left_alone(
 
     receipt = commit(far, 1)
 
-    assert [each.verdict for each in receipt.exceptions] == [frames.REFUSED] * 2
+    assert [each.verdict for each in receipt.exceptions] == [write_messages.REFUSED] * 2
     assert receipt.stored == 1
     assert list(outside.iterdir()) == []
     assert there.is_symlink() or there.read_text() == "a file"
@@ -167,7 +171,7 @@ def test_something_else_that_somebody_put_there_meanwhile_is_left_alone(
 def test_the_same_blob_twice(far: FarSide, root: Path) -> None:
     begin(far, 1, A, A, B)
     receipt = commit(far, 1)
-    assert [tuple(each)[:2] for each in receipt.exceptions] == [(1, frames.PRESENT)]
+    assert [tuple(each)[:2] for each in receipt.exceptions] == [(1, write_messages.PRESENT)]
     assert names_under(root) == {digest_of(A).hex(), digest_of(B).hex()}
     assert lock_only(root)
 
@@ -180,8 +184,8 @@ def test_blobs_out_of_order(far: FarSide, root: Path) -> None:
 
 
 def test_a_large_blob_among_them(far: FarSide, root: Path) -> None:
-    far.write(frames.batch(1, 3, 1000) + far.pack([A]))
-    far.write(frames.large(digest_of(B), len(B), 0) + b"".join(far.pieces(B)) + far.end(B))
+    far.write(write_messages.batch(1, 3, 1000) + far.pack([A]))
+    far.write(write_messages.large(digest_of(B), len(B), 0) + b"".join(far.pieces(B)) + far.end(B))
     far.write(far.pack([C]))
     assert commit(far, 1).stored == 3
     assert names_under(root) == {digest_of(each).hex() for each in (A, B, C)}
@@ -192,16 +196,16 @@ def test_a_large_blob_among_them(far: FarSide, root: Path) -> None:
 def test_no_directory_for_content_that_is_wrong(root: Path) -> None:
     with FarSide(root) as far:
         far.hello(hash="blake3")
-        far.write(frames.batch(1, 1, 100) + far.pack([b"wrong"], [digest_of(A)]))
+        far.write(write_messages.batch(1, 1, 100) + far.pack([b"wrong"], [digest_of(A)]))
         receipt = commit(far, 1)
-        assert [each.verdict for each in receipt.exceptions] == [frames.MISMATCH]
+        assert [each.verdict for each in receipt.exceptions] == [write_messages.MISMATCH]
         assert list((root / "by-hash").iterdir()) == []
         assert lock_only(root)
 
 
 def test_what_is_called_back_leaves_nothing(far: FarSide, root: Path) -> None:
     begin(far, 1, A, B, ELSEWHERE)
-    assert far.ask(frames.numbered(frames.ABORT, 1))[0] == frames.ABORTED
+    assert far.ask(write_messages.numbered(write_messages.ABORT, 1))[0] == write_messages.ABORTED
     assert lock_only(root)
     begin(far, 2, A, B)
     assert commit(far, 2).stored == 2

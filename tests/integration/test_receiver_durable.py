@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import frames
-from ntt_backup.remote.frames import Receipt
-from tests.far_side import (
+from ntt_backup.wire import write_messages
+from ntt_backup.wire.write_messages import Receipt
+from tests.receiver_driver import (
     FarSide,
     assert_complete,
     digest_of,
@@ -94,7 +94,7 @@ class Events:
 
 def failed(receipt: Receipt) -> str:
     """The reason for which nothing of the batch counts."""
-    assert receipt.outcome == frames.FAILED
+    assert receipt.outcome == write_messages.FAILED
     assert receipt.stored == 0
     (exception,) = receipt.exceptions
     return exception.text
@@ -202,7 +202,7 @@ def test_a_sync_that_fails_is_no_receipt(
         assert names_under(root) == {digest_of(text.encode()).hex() for text in visible}
         assert lock_only(root)
         far.write(far.batch(2, [b"a", b"c"]))
-        assert far.receipt().outcome == frames.SETTLED
+        assert far.receipt().outcome == write_messages.SETTLED
         assert far.bye() == 0
     assert_complete(root)
 
@@ -214,14 +214,16 @@ def test_a_sync_that_fails_fails_what_was_written_meanwhile_too(trace: Trace, ro
         far.hello()
         far.write(far.batch(1, [b"a"]))
         far.write(far.batch(2, [b"b"]))
-        far.write(frames.batch(3, 2, 2) + far.pack([b"c"]))
-        assert far.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+        far.write(write_messages.batch(3, 2, 2) + far.pack([b"c"]))
+        assert (
+            far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
+        )
 
         receipts = [far.receipt() for _ in range(3)]
 
         assert sorted(receipt.number for receipt in receipts) == [1, 2, 3]
         assert all(failed(receipt).startswith("EIO: ") for receipt in receipts)
-        far.write(far.pack([b"d"]) + frames.numbered(frames.COMMIT, 3))
+        far.write(far.pack([b"d"]) + write_messages.numbered(write_messages.COMMIT, 3))
         far.write(far.batch(4, [b"e"]))
         assert far.receipt().stored == 1
     assert names_under(root) == {digest_of(b"e").hex()}
@@ -259,7 +261,7 @@ def test_one_name_that_may_not_be_given(trace: Trace, root: Path) -> None:
         far.hello()
         far.write(far.batch(1, [b"a", b"b"]))
         receipt = far.receipt()
-        assert [exception.verdict for exception in receipt.exceptions] == [frames.REFUSED]
+        assert [exception.verdict for exception in receipt.exceptions] == [write_messages.REFUSED]
         assert receipt.exceptions[0].text.startswith("EPERM: ")
         assert receipt.stored == 1
         assert lock_only(root)
@@ -270,7 +272,9 @@ def test_what_was_there_and_cannot_be_dropped_is_told_of_once(trace: Trace, root
     with FarSide(root, trace("-e", "inject=unlinkat,unlink:error=EPERM:when=1")) as far:
         far.hello()
         far.write(far.batch(1, [b"a"]))
-        assert [tuple(each)[:2] for each in far.receipt().exceptions] == [(0, frames.PRESENT)]
+        assert [tuple(each)[:2] for each in far.receipt().exceptions] == [
+            (0, write_messages.PRESENT)
+        ]
         far.write(far.batch(2, [b"b"]))
         assert far.receipt().stored == 1
         assert far.bye() == 0
@@ -313,10 +317,10 @@ def test_an_older_kernel_or_a_simpler_file_system(
         receipt = far.receipt()
 
         assert {exception[:2] for exception in receipt.exceptions} == {
-            (1, frames.PRESENT),
-            (2, frames.REPLACED),
-            (3, frames.REPLACED),
-            (4, frames.REFUSED),
+            (1, write_messages.PRESENT),
+            (2, write_messages.REPLACED),
+            (3, write_messages.REPLACED),
+            (4, write_messages.REFUSED),
         }
         assert receipt.stored == 1
         assert lock_only(root)
@@ -353,17 +357,17 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def large(far: FarSide, number: int, content: bytes) -> bytes:
     return b"".join(
         [
-            frames.batch(number, 1, len(content)),
-            frames.large(digest_of(content), len(content), 0),
+            write_messages.batch(number, 1, len(content)),
+            write_messages.large(digest_of(content), len(content), 0),
             *far.pieces(content),
             far.end(content),
-            frames.numbered(frames.COMMIT, number),
+            write_messages.numbered(write_messages.COMMIT, number),
         ]
     )
 
 
 @pytest.mark.parametrize("hashed", ["sha256", "blake3"])
-@pytest.mark.parametrize("size", [300, 3000, 100_000, MIB, 3 * MIB, frames.RESUMABLE + MIB])
+@pytest.mark.parametrize("size", [300, 3000, 100_000, MIB, 3 * MIB, write_messages.RESUMABLE + MIB])
 def test_a_disk_that_fills_up(
     disk: Callable[[str], Path], tmp_path: Path, size: int, hashed: str
 ) -> None:
@@ -384,17 +388,17 @@ def test_a_disk_that_fills_up(
             far.write(large(far, number, part[0]) if one_large else far.batch(number, part))
             outcomes.append(far.receipt())
             assert_complete(root)
-            if outcomes[-1].outcome == frames.FAILED:
+            if outcomes[-1].outcome == write_messages.FAILED:
                 break
         assert failed(outcomes[-1]).startswith("ENOSPC: ")
-        assert all(receipt.outcome == frames.SETTLED for receipt in outcomes[:-1])
+        assert all(receipt.outcome == write_messages.SETTLED for receipt in outcomes[:-1])
         left = [path for path in litter(root) if path != "partial" and "." in path]
         assert len(left) == 2, left  # The stage and its lock.
         assert len(litter(root)) - len(left) <= 1
 
         ballast.unlink()
         far.write(large(far, 9999, part[0]) if one_large else far.batch(9999, part))
-        assert far.receipt().outcome == frames.SETTLED
+        assert far.receipt().outcome == write_messages.SETTLED
         assert far.bye() == 0
     assert_complete(root)
     assert not (root / ".ntt-incoming").exists()
@@ -419,7 +423,7 @@ def test_a_file_system_that_is_read_only(disk: Callable[[str], Path], prepared: 
         (root / ".ntt-incoming").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", root], check=True)
     with FarSide(root) as far:
-        far.write(frames.fields(frames.HELLO, far.hello_fields()))
+        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
         code, text = far.error()
     assert code == "storage"
     assert text.startswith("EROFS: ")
@@ -433,7 +437,7 @@ def test_by_hash_on_another_file_system_is_told_at_once(disk: Callable[[str], Pa
     subprocess.run(["mount", "--bind", by_hash, root / "by-hash"], check=True)
     try:
         with FarSide(root) as far:
-            far.write(frames.fields(frames.HELLO, far.hello_fields()))
+            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
             code, text = far.error()
     finally:
         subprocess.run(["umount", "-l", root / "by-hash"], check=True)
@@ -458,12 +462,15 @@ def test_killed_at_any_moment_it_leaves_only_what_is_complete(root: Path, hashed
             )
             cut = chance.randrange(len(said))
             answers = chance.randrange(
-                said.count(frames.head(frames.COMMIT, 4 + frames.SUM_BYTES), 0, cut) + 1
+                said.count(
+                    write_messages.head(write_messages.COMMIT, 4 + write_messages.SUM_BYTES), 0, cut
+                )
+                + 1
             )
             far.write(said[:cut])
             for _ in range(answers):
                 receipt = far.receipt()
-                assert receipt.outcome == frames.SETTLED
+                assert receipt.outcome == write_messages.SETTLED
                 blobs = contents[receipt.number * 20 : receipt.number * 20 + 20]
                 answered.update(digest_of(content).hex() for content in blobs)
             far.child.kill()
@@ -476,7 +483,7 @@ def test_killed_at_any_moment_it_leaves_only_what_is_complete(root: Path, hashed
         assert lock_only(root)
         for number, at in enumerate(range(0, len(contents), 20)):
             far.write(far.batch(number, contents[at : at + 20]))
-            assert far.receipt().outcome == frames.SETTLED
+            assert far.receipt().outcome == write_messages.SETTLED
         assert far.bye() == 0
     assert names_under(root) == {digest_of(content).hex() for content in contents}
     assert not (root / ".ntt-incoming").exists()

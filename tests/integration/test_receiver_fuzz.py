@@ -18,13 +18,14 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.remote import codec, frames, hashing
-from ntt_backup.remote.inbox import Inbox
-from ntt_backup.remote.receiver import ALLOWED, Receiver, Terms
+from ntt_backup.receiver import codec, hashing
+from ntt_backup.receiver.session import ALLOWED, Receiver, Terms
+from ntt_backup.wire import write_messages
+from ntt_backup.wire.framing import Inbox
 
 NUMBERS = st.sampled_from([0, 1, 2, 3, 2**32 - 1])
 CONTENTS = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
-SIZES = st.sampled_from([0, 1, 3, 40, frames.RESUMABLE + 1, 2**60, 2**64 - 1])
+SIZES = st.sampled_from([0, 1, 3, 40, write_messages.RESUMABLE + 1, 2**60, 2**64 - 1])
 OFFSETS = st.sampled_from([0, 0, 0, 1, 40, 2**63])
 DIGESTS = st.binary(min_size=32, max_size=32) | st.sampled_from([blake3(b"abc").digest()])
 
@@ -33,42 +34,57 @@ def pack(contents: list[bytes], lie: int, codec: int, checksum: bool) -> bytes:
     digests = [blake3(content).digest() for content in contents]
     sizes = [len(content) for content in contents]
     sizes[0] = (sizes[0] + lie) % 2**32
-    raw = frames.table(digests, sizes) + b"".join(contents)
+    raw = write_messages.table(digests, sizes) + b"".join(contents)
     proof = hashlib.sha256(raw).digest() if checksum else b""
-    part = zlib.compress(raw) if codec == frames.ZLIB else raw
-    return frames.frame(frames.PACK, frames.part_prefix(codec, len(raw), proof), part)
+    part = zlib.compress(raw) if codec == write_messages.ZLIB else raw
+    return write_messages.frame(
+        write_messages.PACK, write_messages.part_prefix(codec, len(raw), proof), part
+    )
 
 
 def data(content: bytes) -> bytes:
-    return frames.frame(frames.DATA, frames.part_prefix(frames.RAW, len(content)), content)
+    return write_messages.frame(
+        write_messages.DATA, write_messages.part_prefix(write_messages.RAW, len(content)), content
+    )
 
 
 def whole_large(content: bytes, checksum: bool) -> bytes:
     proof = hashlib.sha256(blake3(content).digest() + content).digest() if checksum else b""
     return b"".join(
         [
-            frames.large(blake3(content).digest(), len(content), 0),
+            write_messages.large(blake3(content).digest(), len(content), 0),
             *([data(content)] if content else []),
-            frames.end(frames.COMPLETE, proof),
+            write_messages.end(write_messages.COMPLETE, proof),
         ]
     )
 
 
 FRAME = st.one_of(
-    st.builds(frames.batch, NUMBERS, st.sampled_from([1, 10, 10**6]), st.sampled_from([0, 10**6])),
+    st.builds(
+        write_messages.batch, NUMBERS, st.sampled_from([1, 10, 10**6]), st.sampled_from([0, 10**6])
+    ),
     st.builds(pack, CONTENTS, st.just(0), st.sampled_from([0, 1]), st.booleans()),
     st.builds(
         pack, CONTENTS, st.sampled_from([0, 0, 1, -1]), st.sampled_from([0, 1, 2, 9]), st.booleans()
     ),
-    st.builds(frames.large, DIGESTS, SIZES, OFFSETS).filter(bool),
+    st.builds(write_messages.large, DIGESTS, SIZES, OFFSETS).filter(bool),
     st.builds(data, st.binary(min_size=1, max_size=50)),
-    st.builds(frames.end, st.integers(0, 2), st.sampled_from([b"", bytes(32), bytes(5)])),
+    st.builds(write_messages.end, st.integers(0, 2), st.sampled_from([b"", bytes(32), bytes(5)])),
     st.builds(whole_large, st.binary(max_size=50), st.booleans()),
-    st.builds(frames.numbered, st.sampled_from([frames.COMMIT, frames.ABORT]), NUMBERS),
-    st.builds(frames.ask_offset, DIGESTS, SIZES),
-    st.builds(lambda ping: frames.frame(frames.PING, ping), st.binary(min_size=8, max_size=8)),
-    st.just(frames.frame(frames.BYE)),
-    st.builds(lambda kind, rest: frames.frame(kind, rest), st.integers(0, 255), st.binary()),
+    st.builds(
+        write_messages.numbered,
+        st.sampled_from([write_messages.COMMIT, write_messages.ABORT]),
+        NUMBERS,
+    ),
+    st.builds(write_messages.ask_offset, DIGESTS, SIZES),
+    st.builds(
+        lambda ping: write_messages.frame(write_messages.PING, ping),
+        st.binary(min_size=8, max_size=8),
+    ),
+    st.just(write_messages.frame(write_messages.BYE)),
+    st.builds(
+        lambda kind, rest: write_messages.frame(kind, rest), st.integers(0, 255), st.binary()
+    ),
     st.binary(max_size=30),
 )
 
@@ -94,9 +110,11 @@ def proper(draw: st.DrawFn) -> Proper:
                 max_size=3,
             )
         )
-        ending = draw(st.sampled_from([frames.COMMIT, frames.COMMIT, frames.ABORT]))
-        said += frames.batch(number, 100, 10_000) + b"".join(parts)
-        said += frames.numbered(ending, number)
+        ending = draw(
+            st.sampled_from([write_messages.COMMIT, write_messages.COMMIT, write_messages.ABORT])
+        )
+        said += write_messages.batch(number, 100, 10_000) + b"".join(parts)
+        said += write_messages.numbered(ending, number)
         endings[number] = ending
     return Proper(said, "sha256" if checksum else "blake3", endings)
 
@@ -120,7 +138,7 @@ SESSION = st.one_of(
 def run(root: Path, said: bytes, hashed: str | None, allow: frozenset[str]) -> tuple[int, bytes]:
     """One session that says HELLO, if hashed, and then this; its status and all its answers."""
     hello = {
-        "protocol": frames.PROTOCOL,
+        "protocol": write_messages.PROTOCOL,
         "root": str(root),
         "owner": "0123456789ab",
         "run": "11111111-2222-4333-8444-555555555555",
@@ -131,7 +149,12 @@ def run(root: Path, said: bytes, hashed: str | None, allow: frozenset[str]) -> t
     terms = Terms(str(root), allow, 60.0, hashing.available(), codec.available())
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
         source.write(
-            (frames.fields(frames.HELLO, hello) + frames.frame(frames.PLACE)) * bool(hashed) + said
+            (
+                write_messages.fields(write_messages.HELLO, hello)
+                + write_messages.frame(write_messages.PLACE)
+            )
+            * bool(hashed)
+            + said
         )
         source.seek(0)
         before = open_descriptors()
@@ -143,7 +166,7 @@ def run(root: Path, said: bytes, hashed: str | None, allow: frozenset[str]) -> t
 
 def answers(data: bytes) -> list[tuple[int, bytes]]:
     """All frames of it, each of them readable; nothing may be left over."""
-    inbox = Inbox(frames.TO_CLIENT)
+    inbox = Inbox(write_messages.TO_CLIENT)
     inbox.space()[: len(data)] = data
     inbox.filled(len(data))
     found = []
@@ -156,15 +179,15 @@ def answers(data: bytes) -> list[tuple[int, bytes]]:
 def check(status: int, found: list[tuple[int, bytes]]) -> None:
     """The status says whether there was an ERROR, which is last; no batch is answered twice."""
     kinds = [kind for kind, _ in found]
-    assert status == (1 if frames.ERROR in kinds else 0)
-    assert frames.ERROR not in kinds[:-1]
+    assert status == (1 if write_messages.ERROR in kinds else 0)
+    assert write_messages.ERROR not in kinds[:-1]
     if status:
-        code, _ = frames.read_error(found[-1][1])
+        code, _ = write_messages.read_error(found[-1][1])
         assert code in ("protocol", "refused")
     numbers = Counter(
-        frames.read_receipt(payload).number if kind == frames.RECEIPT else payload
+        write_messages.read_receipt(payload).number if kind == write_messages.RECEIPT else payload
         for kind, payload in found
-        if kind in (frames.RECEIPT, frames.ABORTED)
+        if kind in (write_messages.RECEIPT, write_messages.ABORTED)
     )
     assert all(count == 1 for count in numbers.values())
 
@@ -192,7 +215,7 @@ def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> No
         status, said_back = run(root, said, hashed, allow)
 
         found = answers(said_back)
-        assert found[0][0] == frames.READY
+        assert found[0][0] == write_messages.READY
         check(status, found)
         assert os.listdir(place) == ["root"]
         assert set(os.listdir(root)) <= {"by-hash", ".ntt-incoming"}
@@ -223,13 +246,13 @@ def test_every_batch_of_a_proper_session_is_answered(session: Proper) -> None:
         assert status == 0
         committed, aborted = [], []
         for kind, payload in found[2:]:  # after both READYs
-            if kind == frames.RECEIPT:
-                receipt = frames.read_receipt(payload)
-                assert receipt.outcome == frames.SETTLED
-                assert {e.verdict for e in receipt.exceptions} <= {frames.PRESENT}
+            if kind == write_messages.RECEIPT:
+                receipt = write_messages.read_receipt(payload)
+                assert receipt.outcome == write_messages.SETTLED
+                assert {e.verdict for e in receipt.exceptions} <= {write_messages.PRESENT}
                 committed.append(receipt.number)
             else:
-                aborted.append(frames.read_number(payload))
+                aborted.append(write_messages.read_number(payload))
         ends = session.endings
-        assert committed == [number for number in ends if ends[number] == frames.COMMIT]
-        assert aborted == [number for number in ends if ends[number] == frames.ABORT]
+        assert committed == [number for number in ends if ends[number] == write_messages.COMMIT]
+        assert aborted == [number for number in ends if ends[number] == write_messages.ABORT]

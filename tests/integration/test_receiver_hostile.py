@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import frames
-from tests.far_side import (
+from ntt_backup.wire import write_messages
+from tests.receiver_driver import (
     FarSide,
     digest_of,
     forced_command,
@@ -24,15 +24,19 @@ from tests.far_side import (
 )
 
 ZERO = bytes(32)
-BATCH = frames.batch(1, 10, 1000)
-PACK = frames.frame(frames.PACK, frames.part_prefix(frames.RAW, 41, ZERO), bytes(41))
-LARGE = frames.large(ZERO, 1000, 0)
-DATA = frames.frame(frames.DATA, frames.part_prefix(frames.RAW, 3), b"abc")
-END = frames.end(frames.COMPLETE, ZERO)
-COMMIT = frames.numbered(frames.COMMIT, 1)
-ABORT = frames.numbered(frames.ABORT, 1)
-BYE = frames.frame(frames.BYE)
-PLACE = frames.frame(frames.PLACE)
+BATCH = write_messages.batch(1, 10, 1000)
+PACK = write_messages.frame(
+    write_messages.PACK, write_messages.part_prefix(write_messages.RAW, 41, ZERO), bytes(41)
+)
+LARGE = write_messages.large(ZERO, 1000, 0)
+DATA = write_messages.frame(
+    write_messages.DATA, write_messages.part_prefix(write_messages.RAW, 3), b"abc"
+)
+END = write_messages.end(write_messages.COMPLETE, ZERO)
+COMMIT = write_messages.numbered(write_messages.COMMIT, 1)
+ABORT = write_messages.numbered(write_messages.ABORT, 1)
+BYE = write_messages.frame(write_messages.BYE)
+PLACE = write_messages.frame(write_messages.PLACE)
 
 
 @pytest.fixture
@@ -95,40 +99,40 @@ def assert_refused(far: FarSide, code: str = "protocol") -> str:
         [BATCH, DATA],
         [BATCH, END],
         [BATCH, BYE],
-        [BATCH, frames.numbered(frames.COMMIT, 2)],
-        [BATCH, frames.numbered(frames.ABORT, 0)],
+        [BATCH, write_messages.numbered(write_messages.COMMIT, 2)],
+        [BATCH, write_messages.numbered(write_messages.ABORT, 0)],
         [BATCH, COMMIT, COMMIT],
         [BATCH, COMMIT, BATCH],
         [BATCH, LARGE, LARGE],
         [BATCH, LARGE, PACK],
         [BATCH, LARGE, COMMIT],
-        [BATCH, LARGE, frames.numbered(frames.ABORT, 0)],
-        [BATCH, LARGE, frames.ask_offset(ZERO, 1 << 30)],
+        [BATCH, LARGE, write_messages.numbered(write_messages.ABORT, 0)],
+        [BATCH, LARGE, write_messages.ask_offset(ZERO, 1 << 30)],
         [BATCH, LARGE, BYE],
         [BATCH, LARGE, DATA, END],
-        [BATCH, LARGE, frames.end(frames.COMPLETE)],
-        [BATCH, LARGE, frames.end(frames.WITHDRAWN, ZERO)],
-        [BATCH, LARGE, frames.end(7)],
-        [BATCH, frames.large(ZERO, 2, 0), DATA],
-        [BATCH, frames.large(ZERO, 1001, 0)],
-        [BATCH, frames.large(ZERO, 1000, 500)],
-        [BATCH, frames.large(ZERO, 2**63, 0)],
-        [frames.batch(1, 1, 1 << 40), frames.large(ZERO, 1 << 40, 1 << 30)],
+        [BATCH, LARGE, write_messages.end(write_messages.COMPLETE)],
+        [BATCH, LARGE, write_messages.end(write_messages.WITHDRAWN, ZERO)],
+        [BATCH, LARGE, write_messages.end(7)],
+        [BATCH, write_messages.large(ZERO, 2, 0), DATA],
+        [BATCH, write_messages.large(ZERO, 1001, 0)],
+        [BATCH, write_messages.large(ZERO, 1000, 500)],
+        [BATCH, write_messages.large(ZERO, 2**63, 0)],
+        [write_messages.batch(1, 1, 1 << 40), write_messages.large(ZERO, 1 << 40, 1 << 30)],
         [BYE, BYE],
-        [frames.batch(1, 2**32 - 1, 0)],
-        [frames.ask_offset(ZERO, 2**64 - 1)],
-        [frames.frame(frames.PONG, bytes(8))],
-        [frames.frame(99)],
+        [write_messages.batch(1, 2**32 - 1, 0)],
+        [write_messages.ask_offset(ZERO, 2**64 - 1)],
+        [write_messages.frame(write_messages.PONG, bytes(8))],
+        [write_messages.frame(99)],
     ],
     ids=str,
 )
 def test_frames_out_of_order_end_the_session(far: FarSide, said: list[bytes]) -> None:
     far.hello()
     far.write(b"".join(said))
-    while (answer := far.answer())[0] in (frames.RECEIPT, frames.OFFSET):
+    while (answer := far.answer())[0] in (write_messages.RECEIPT, write_messages.OFFSET):
         pass
-    assert answer[0] == frames.ERROR, answer
-    assert frames.read_error(answer[1])[0] == "protocol"
+    assert answer[0] == write_messages.ERROR, answer
+    assert write_messages.read_error(answer[1])[0] == "protocol"
     assert far.child.wait() == 1
     assert far.stderr() == ""
     assert names_under(far.root) == set()
@@ -138,10 +142,10 @@ def test_frames_out_of_order_end_the_session(far: FarSide, said: list[bytes]) ->
 @pytest.mark.parametrize(
     "header",
     [
-        frames.head(frames.PACK, 2**32 - 1),
-        frames.head(frames.DATA, 2 << 20),
-        frames.head(frames.BATCH, 17),
-        frames.head(200, 0),
+        write_messages.head(write_messages.PACK, 2**32 - 1),
+        write_messages.head(write_messages.DATA, 2 << 20),
+        write_messages.head(write_messages.BATCH, 17),
+        write_messages.head(200, 0),
         b"GET / HTTP/1.1\r\n",
     ],
 )
@@ -153,13 +157,17 @@ def test_a_header_that_cannot_be_is_refused_without_waiting_for_more(
     assert_refused(far)
 
 
-def checked_pack(raw: bytes, codec: int = frames.RAW, announced: int | None = None) -> bytes:
+def checked_pack(
+    raw: bytes, codec: int = write_messages.RAW, announced: int | None = None
+) -> bytes:
     import hashlib
 
     checksum = hashlib.sha256(raw).digest()
-    part = zlib.compress(raw) if codec == frames.ZLIB else raw
+    part = zlib.compress(raw) if codec == write_messages.ZLIB else raw
     length = len(raw) if announced is None else announced
-    return frames.frame(frames.PACK, frames.part_prefix(codec, length, checksum), part)
+    return write_messages.frame(
+        write_messages.PACK, write_messages.part_prefix(codec, length, checksum), part
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,17 +175,17 @@ def checked_pack(raw: bytes, codec: int = frames.RAW, announced: int | None = No
     [
         checked_pack(bytes(4)),
         checked_pack(struct.pack("!I", 2**32 - 1) + bytes(100)),
-        checked_pack(frames.table([ZERO], [5]) + b"four"),
-        checked_pack(frames.table([ZERO], [2**32 - 1])),
-        checked_pack(frames.table([ZERO] * 11, [0] * 11)),
-        checked_pack(frames.table([ZERO], [1001]) + bytes(1001)),
-        checked_pack(frames.table([ZERO], [2 << 20]) + bytes(2 << 20)),
+        checked_pack(write_messages.table([ZERO], [5]) + b"four"),
+        checked_pack(write_messages.table([ZERO], [2**32 - 1])),
+        checked_pack(write_messages.table([ZERO] * 11, [0] * 11)),
+        checked_pack(write_messages.table([ZERO], [1001]) + bytes(1001)),
+        checked_pack(write_messages.table([ZERO], [2 << 20]) + bytes(2 << 20)),
         checked_pack(bytes(41), announced=40),
         checked_pack(bytes(41), announced=2**32 - 1),
         checked_pack(bytes(41), announced=0),
-        checked_pack(bytes(50_000_000), frames.ZLIB, announced=41),
-        checked_pack(bytes(50_000_000), frames.ZLIB, announced=50_000_000),
-        checked_pack(bytes(41), frames.ZLIB, announced=42),
+        checked_pack(bytes(50_000_000), write_messages.ZLIB, announced=41),
+        checked_pack(bytes(50_000_000), write_messages.ZLIB, announced=50_000_000),
+        checked_pack(bytes(41), write_messages.ZLIB, announced=42),
         checked_pack(bytes(41), codec=9),
     ],
 )
@@ -209,34 +217,34 @@ def test_packs_that_lie_end_the_session(far: FarSide, pack: bytes) -> None:
     ids=str,
 )
 def test_a_hello_that_cannot_be_is_refused(far: FarSide, changes: dict[str, object]) -> None:
-    far.write(frames.fields(frames.HELLO, far.hello_fields(**changes)))
+    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(**changes)))
     assert_refused(far)
     assert list(far.root.iterdir()) == []
 
 
 @pytest.mark.parametrize("payload", [b"[[[[", b"{}", b'{"protocol":1}', b"\xff\xfe", b"[" * 60000])
 def test_a_hello_that_is_no_object_is_refused(far: FarSide, payload: bytes) -> None:
-    far.write(frames.frame(frames.HELLO, payload))
+    far.write(write_messages.frame(write_messages.HELLO, payload))
     assert_refused(far)
 
 
 @pytest.mark.parametrize("path", ["..", "/", "/etc", "{root}/../outside", "{root}/by-hash"])
 def test_no_other_root_than_the_forced_commands(far: FarSide, path: str) -> None:
     path = path.replace("{root}", str(far.root))
-    far.write(frames.fields(frames.HELLO, far.hello_fields(root=path)))
+    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(root=path)))
     assert_refused(far, "refused")
 
 
 def test_a_root_with_a_nul_or_half_a_character(root: Path) -> None:
     for path in ("/tmp/\0", "/tmp/\ud800"):
         with FarSide(root) as far:
-            far.write(frames.fields(frames.HELLO, far.hello_fields(root=path)))
+            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(root=path)))
             assert_refused(far, "root")
 
 
 def test_who_may_not_put_has_no_session_that_puts(root: Path) -> None:
     with FarSide(root, forced_command("--root", str(root), "--allow", "list,verify")) as far:
-        far.write(frames.fields(frames.HELLO, far.hello_fields()))
+        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
         assert "--allow" in assert_refused(far, "refused")
     assert list(root.iterdir()) == []
 
@@ -246,7 +254,7 @@ def test_a_session_does_not_change_over_to_another_by_hash(far: FarSide, root: P
     far.hello()
     (root / "by-hash").rename(root / "taken-away")
     far.write(PLACE + far.batch(1, [b"blob"]))
-    assert far.answer()[0] == frames.READY
+    assert far.answer()[0] == write_messages.READY
     assert_refused(far, "gone")
     assert not (root / "by-hash").exists()
 
@@ -262,7 +270,7 @@ def test_good_content_survives_a_client_that_may_not_replace(unable: FarSide, ro
 
     receipt = unable.receipt()
 
-    assert [e[:2] for e in receipt.exceptions] == [(0, frames.REFUSED)]
+    assert [e[:2] for e in receipt.exceptions] == [(0, write_messages.REFUSED)]
     assert receipt.stored == 1
     assert path.read_bytes() == b"good"
 
@@ -276,7 +284,10 @@ def test_with_blake3_wrong_content_is_mended_even_behind_a_forced_command(
 
     receipt = far.receipt()
 
-    assert {e[:2] for e in receipt.exceptions} == {(0, frames.MISMATCH), (1, frames.REPLACED)}
+    assert {e[:2] for e in receipt.exceptions} == {
+        (0, write_messages.MISMATCH),
+        (1, write_messages.REPLACED),
+    }
     assert good.read_bytes() == b"good"
     assert bad.read_bytes() == b"bad"
 
@@ -287,12 +298,12 @@ def test_good_content_survives_when_its_blob_is_sent_as_a_large_one(
     far = unable
     path = put(root, digest_of(b"good"), b"good")
     far.hello()
-    far.write(frames.batch(1, 1, 4) + frames.large(digest_of(b"good"), 4, 0))
+    far.write(write_messages.batch(1, 1, 4) + write_messages.large(digest_of(b"good"), 4, 0))
     for piece in far.pieces(b"evil"):
         far.write(piece)
     far.write(far.end(b"evil", digest_of(b"good")) + COMMIT)
 
-    assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.REFUSED)]
+    assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.REFUSED)]
     assert path.read_bytes() == b"good"
 
 
@@ -308,7 +319,10 @@ def test_a_symlink_planted_as_a_directory_is_not_followed(
     far.write(far.batch(1, [b"a", b"b", b"c"]))
 
     receipt = far.receipt()
-    assert {e[:2] for e in receipt.exceptions} == {(0, frames.REFUSED), (1, frames.REFUSED)}
+    assert {e[:2] for e in receipt.exceptions} == {
+        (0, write_messages.REFUSED),
+        (1, write_messages.REFUSED),
+    }
     assert all(e.text.startswith(("ELOOP", "ENOTDIR")) for e in receipt.exceptions)
     assert receipt.stored == 1
     assert far.bye() == 0
@@ -319,13 +333,13 @@ def test_a_symlink_planted_in_the_root_is_not_followed(
     far: FarSide, root: Path, outside: Path, name: str
 ) -> None:
     (root / name).symlink_to(outside)
-    far.write(frames.fields(frames.HELLO, far.hello_fields()))
+    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
     assert far.error()[0] == "place"
 
 
 def test_a_file_in_the_place_of_a_directory(far: FarSide, root: Path) -> None:
     (root / "by-hash").write_bytes(b"")
-    far.write(frames.fields(frames.HELLO, far.hello_fields()))
+    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
     assert_refused(far, "place")
 
 
@@ -358,16 +372,16 @@ def test_what_is_no_file_under_a_blobs_name(
         far.write(far.batch(1, [b"a"]))
         (exception,) = far.receipt().exceptions
     if checking == "blake3" or "replace" in allow:
-        assert exception.verdict == frames.REPLACED
+        assert exception.verdict == write_messages.REPLACED
         assert stat.S_ISREG(path.lstat().st_mode)
         assert path.read_bytes() == b"a"
     else:
-        assert exception.verdict == frames.REFUSED
+        assert exception.verdict == write_messages.REFUSED
         assert stat.S_IFMT(path.lstat().st_mode) == kind
 
 
 def test_links_planted_where_partial_files_are_kept(root: Path, outside: Path) -> None:
-    content = bytes(frames.RESUMABLE + 1)
+    content = bytes(write_messages.RESUMABLE + 1)
     name = digest_of(content).hex()
     partial = root / ".ntt-incoming" / "partial"
     partial.mkdir(parents=True)
@@ -376,7 +390,8 @@ def test_links_planted_where_partial_files_are_kept(root: Path, outside: Path) -
     with FarSide(root) as far:
         far.hello()
         far.write(
-            frames.batch(1, 1, len(content)) + frames.large(digest_of(content), len(content), 0)
+            write_messages.batch(1, 1, len(content))
+            + write_messages.large(digest_of(content), len(content), 0)
         )
         for piece in far.pieces(content):
             far.write(piece)
@@ -386,14 +401,15 @@ def test_links_planted_where_partial_files_are_kept(root: Path, outside: Path) -
 
 
 def test_a_hard_link_planted_where_partial_files_are_kept(root: Path, outside: Path) -> None:
-    content = bytes(frames.RESUMABLE + 1)
+    content = bytes(write_messages.RESUMABLE + 1)
     partial = root / ".ntt-incoming" / "partial"
     partial.mkdir(parents=True)
     os.link(outside / "precious", partial / digest_of(content).hex())
     with FarSide(root) as far:
         far.hello()
         far.write(
-            frames.batch(1, 1, len(content)) + frames.large(digest_of(content), len(content), 0)
+            write_messages.batch(1, 1, len(content))
+            + write_messages.large(digest_of(content), len(content), 0)
         )
         for piece in far.pieces(content):
             far.write(piece)
@@ -407,7 +423,7 @@ def test_a_hard_link_planted_where_partial_files_are_kept(root: Path, outside: P
 def test_answers_that_nobody_reads_do_not_pile_up(far: FarSide) -> None:
     far.hello()
     os.set_blocking(far.stdin.fileno(), False)
-    ping = frames.frame(frames.PING, bytes(8)) * 1000
+    ping = write_messages.frame(write_messages.PING, bytes(8)) * 1000
     sent = 0
     # Until it takes no more, because its pipes and its bounded outbox are full. A receiver without
     # a bound would take all of it.
@@ -423,12 +439,12 @@ def test_verdicts_do_not_pile_up(root: Path) -> None:
     # As many blobs as a batch may hold, none of them right: each costs a verdict, not a file.
     with FarSide(root) as far:
         far.hello(hash="blake3")
-        wrong = [bytes(31) + b"x"] * frames.MAX_BLOBS
-        pack = far.pack([b""] * frames.MAX_BLOBS, digests=wrong)
+        wrong = [bytes(31) + b"x"] * write_messages.MAX_BLOBS
+        pack = far.pack([b""] * write_messages.MAX_BLOBS, digests=wrong)
         for number in range(3):
-            far.write(frames.batch(number, frames.MAX_BLOBS, 0) + pack)
-            far.write(frames.numbered(frames.COMMIT, number))
-            assert len(far.receipt().exceptions) == frames.MAX_BLOBS
+            far.write(write_messages.batch(number, write_messages.MAX_BLOBS, 0) + pack)
+            far.write(write_messages.numbered(write_messages.COMMIT, number))
+            assert len(far.receipt().exceptions) == write_messages.MAX_BLOBS
         status = Path(f"/proc/{far.child.pid}/status").read_text()
         (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
         assert int(peak) < 100_000

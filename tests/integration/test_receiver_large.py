@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import frames
-from tests.far_side import FarSide, assert_complete, digest_of, names_under, place_of, put
-from tests.site import wait_until
+from ntt_backup.wire import write_messages
+from tests.environment import wait_until
+from tests.receiver_driver import FarSide, assert_complete, digest_of, names_under, place_of, put
 
 MIB = 1 << 20
 # Just over two of the steps after which progress is made durable.
-BIG = os.urandom(1000) * ((2 * frames.RESUMABLE + 5 * MIB) // 1000)
+BIG = os.urandom(1000) * ((2 * write_messages.RESUMABLE + 5 * MIB) // 1000)
 
 
 @pytest.fixture
@@ -46,22 +46,22 @@ def prefix_hash(hashed: str, data: bytes) -> bytes:
 
 def send(far: FarSide, content: bytes, offset: int = 0, digest: bytes | None = None) -> None:
     """LARGE to END, within a batch."""
-    far.write(frames.large(digest or digest_of(content), len(content), offset))
+    far.write(write_messages.large(digest or digest_of(content), len(content), offset))
     for piece in far.pieces(content[offset:]):
         far.write(piece)
     far.write(far.end(content))
 
 
 def batch_of(far: FarSide, number: int, content: bytes, offset: int = 0) -> None:
-    far.write(frames.batch(number, 1, len(content)))
+    far.write(write_messages.batch(number, 1, len(content)))
     send(far, content, offset)
-    far.write(frames.numbered(frames.COMMIT, number))
+    far.write(write_messages.numbered(write_messages.COMMIT, number))
 
 
 def ask_offset(far: FarSide, content: bytes) -> tuple[int, bytes]:
-    kind, payload = far.ask(frames.ask_offset(digest_of(content), len(content)))
-    assert kind == frames.OFFSET
-    return frames.read_offset(payload)
+    kind, payload = far.ask(write_messages.ask_offset(digest_of(content), len(content)))
+    assert kind == write_messages.OFFSET
+    return write_messages.read_offset(payload)
 
 
 def partials(root: Path) -> list[str]:
@@ -71,53 +71,53 @@ def partials(root: Path) -> list[str]:
 @pytest.mark.parametrize("size", [0, 1, MIB + 1, 5 * MIB])
 def test_a_blob_in_pieces_between_small_ones(far: FarSide, root: Path, size: int) -> None:
     large = (b"large " * size)[:size]
-    far.write(frames.batch(1, 3, size + 2) + far.pack([b"a"]))
+    far.write(write_messages.batch(1, 3, size + 2) + far.pack([b"a"]))
     send(far, large)
-    far.write(far.pack([b"b"]) + frames.numbered(frames.COMMIT, 1))
+    far.write(far.pack([b"b"]) + write_messages.numbered(write_messages.COMMIT, 1))
 
     receipt = far.receipt()
 
-    assert (receipt.outcome, receipt.stored, receipt.exceptions) == (frames.SETTLED, 3, [])
+    assert (receipt.outcome, receipt.stored, receipt.exceptions) == (write_messages.SETTLED, 3, [])
     assert_complete(root)
     assert names_under(root) == {digest_of(blob).hex() for blob in (large, b"a", b"b")}
     assert far.bye() == 0
     assert not (root / ".ntt-incoming").exists()
 
 
-@pytest.mark.parametrize("size", [3 * MIB, frames.RESUMABLE + 1])
+@pytest.mark.parametrize("size", [3 * MIB, write_messages.RESUMABLE + 1])
 def test_a_withdrawn_blob_leaves_nothing_and_its_neighbours_are_stored(
     far: FarSide, root: Path, size: int
 ) -> None:
     content = bytes(size)
-    far.write(frames.batch(1, 2, size + 1))
-    far.write(frames.large(digest_of(content), size, 0))
+    far.write(write_messages.batch(1, 2, size + 1))
+    far.write(write_messages.large(digest_of(content), size, 0))
     for piece in list(far.pieces(content))[:2]:
         far.write(piece)
-    far.write(frames.end(frames.WITHDRAWN) + far.pack([b"a"]))
-    far.write(frames.numbered(frames.COMMIT, 1))
+    far.write(write_messages.end(write_messages.WITHDRAWN) + far.pack([b"a"]))
+    far.write(write_messages.numbered(write_messages.COMMIT, 1))
 
     receipt = far.receipt()
 
-    assert [e[:2] for e in receipt.exceptions] == [(0, frames.WITHDREW)]
+    assert [e[:2] for e in receipt.exceptions] == [(0, write_messages.WITHDREW)]
     assert receipt.stored == 1
     assert names_under(root) == {digest_of(b"a").hex()}
     assert partials(root) == []
 
 
-@pytest.mark.parametrize("size", [3 * MIB, frames.RESUMABLE + 1])
+@pytest.mark.parametrize("size", [3 * MIB, write_messages.RESUMABLE + 1])
 def test_a_large_blob_that_is_not_what_it_should_be_is_never_named(
     far: FarSide, root: Path, hashed: str, size: int
 ) -> None:
     content, other = bytes(size), b"\1" + bytes(size - 1)
-    far.write(frames.batch(1, 1, size))
-    far.write(frames.large(digest_of(content), size, 0))
+    far.write(write_messages.batch(1, 1, size))
+    far.write(write_messages.large(digest_of(content), size, 0))
     for piece in far.pieces(other):
         far.write(piece)
-    far.write(far.end(content) + frames.numbered(frames.COMMIT, 1))
+    far.write(far.end(content) + write_messages.numbered(write_messages.COMMIT, 1))
 
     receipt = far.receipt()
 
-    assert [e[:2] for e in receipt.exceptions] == [(0, frames.MISMATCH)]
+    assert [e[:2] for e in receipt.exceptions] == [(0, write_messages.MISMATCH)]
     assert names_under(root) == set()
     assert partials(root) == []
 
@@ -125,25 +125,27 @@ def test_a_large_blob_that_is_not_what_it_should_be_is_never_named(
 def test_a_large_blob_under_a_name_that_is_not_its_own_is_never_named(
     far: FarSide, root: Path
 ) -> None:
-    far.write(frames.batch(1, 1, 3 * MIB))
+    far.write(write_messages.batch(1, 1, 3 * MIB))
     send(far, bytes(3 * MIB), digest=digest_of(b"other"))
-    far.write(frames.numbered(frames.COMMIT, 1))
-    assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.MISMATCH)]
+    far.write(write_messages.numbered(write_messages.COMMIT, 1))
+    assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.MISMATCH)]
     assert names_under(root) == set()
 
 
 def test_a_large_blob_that_is_there(far: FarSide, root: Path) -> None:
-    content = bytes(frames.RESUMABLE + 1)
+    content = bytes(write_messages.RESUMABLE + 1)
     put(root, digest_of(content), content)
 
     batch_of(far, 1, content)
 
-    assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.PRESENT)]
+    assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.PRESENT)]
     assert partials(root) == []
 
 
 def test_after_a_cut_it_goes_on_where_it_was(far: FarSide, root: Path, hashed: str) -> None:
-    far.write(frames.batch(1, 1, len(BIG)) + frames.large(digest_of(BIG), len(BIG), 0))
+    far.write(
+        write_messages.batch(1, 1, len(BIG)) + write_messages.large(digest_of(BIG), len(BIG), 0)
+    )
     sent = 0
     for piece in list(far.pieces(BIG))[:70]:
         far.write(piece)
@@ -165,7 +167,9 @@ def test_after_a_cut_it_goes_on_where_it_was(far: FarSide, root: Path, hashed: s
 def test_after_a_kill_it_goes_on_from_the_last_durable_offset(
     far: FarSide, root: Path, hashed: str
 ) -> None:
-    far.write(frames.batch(1, 1, len(BIG)) + frames.large(digest_of(BIG), len(BIG), 0))
+    far.write(
+        write_messages.batch(1, 1, len(BIG)) + write_messages.large(digest_of(BIG), len(BIG), 0)
+    )
     for piece in list(far.pieces(BIG))[:70]:
         far.write(piece)
     partial = root / ".ntt-incoming" / "partial" / digest_of(BIG).hex()
@@ -175,15 +179,15 @@ def test_after_a_kill_it_goes_on_from_the_last_durable_offset(
     far.child.wait()
     # As after a crash of the remote: longer than what is known to be durable.
     with partial.open("r+b") as file:
-        file.seek(frames.RESUMABLE)
+        file.seek(write_messages.RESUMABLE)
         file.write(bytes(MIB))
 
     with FarSide(root) as again:
         again.hello(hash=hashed)
         offset, checksum = ask_offset(again, BIG)
         assert (offset, checksum) == (
-            frames.RESUMABLE,
-            prefix_hash(hashed, BIG[: frames.RESUMABLE]),
+            write_messages.RESUMABLE,
+            prefix_hash(hashed, BIG[: write_messages.RESUMABLE]),
         )
         batch_of(again, 1, BIG, offset)
         assert again.receipt().stored == 1
@@ -226,13 +230,15 @@ def test_a_damaged_prefix_that_is_resumed_all_the_same_is_found(far: FarSide, ro
     offset, _ = ask_offset(far, BIG)
     batch_of(far, 1, BIG, offset)
 
-    assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.MISMATCH)]
+    assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.MISMATCH)]
     assert names_under(root) == set()
     assert partials(root) == []
 
 
 def test_two_sessions_send_the_same_large_blob(far: FarSide, root: Path, hashed: str) -> None:
-    far.write(frames.batch(1, 1, len(BIG)) + frames.large(digest_of(BIG), len(BIG), 0))
+    far.write(
+        write_messages.batch(1, 1, len(BIG)) + write_messages.large(digest_of(BIG), len(BIG), 0)
+    )
     pieces = list(far.pieces(BIG))
     far.write(pieces[0])
     wait_until(lambda: partials(root) != [], "the first session to hold the file")
@@ -243,9 +249,9 @@ def test_two_sessions_send_the_same_large_blob(far: FarSide, root: Path, hashed:
         assert other.receipt().stored == 1
     for piece in pieces[1:]:
         far.write(piece)
-    far.write(far.end(BIG) + frames.numbered(frames.COMMIT, 1))
+    far.write(far.end(BIG) + write_messages.numbered(write_messages.COMMIT, 1))
 
-    assert [e[:2] for e in far.receipt().exceptions] == [(0, frames.PRESENT)]
+    assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.PRESENT)]
     assert_complete(root)
     assert partials(root) == []
 
@@ -253,9 +259,9 @@ def test_two_sessions_send_the_same_large_blob(far: FarSide, root: Path, hashed:
 def test_an_aborted_batch_keeps_a_large_blob_for_the_next(
     far: FarSide, root: Path, hashed: str
 ) -> None:
-    far.write(frames.batch(1, 1, len(BIG)))
+    far.write(write_messages.batch(1, 1, len(BIG)))
     send(far, BIG)
-    assert far.ask(frames.numbered(frames.ABORT, 1))[0] == frames.ABORTED
+    assert far.ask(write_messages.numbered(write_messages.ABORT, 1))[0] == write_messages.ABORTED
     assert names_under(root) == set()
 
     assert ask_offset(far, BIG) == (len(BIG), prefix_hash(hashed, BIG))
@@ -289,7 +295,7 @@ def test_memory_does_not_grow_with_the_blob(far: FarSide) -> None:
 
 
 def test_place_of_a_large_blob(far: FarSide, root: Path) -> None:
-    content = bytes(frames.RESUMABLE + 1)
+    content = bytes(write_messages.RESUMABLE + 1)
     batch_of(far, 1, content)
     assert far.receipt().stored == 1
     path = place_of(root, digest_of(content))

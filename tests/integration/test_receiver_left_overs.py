@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import frames
-from ntt_backup.remote.ground import Ground
-from tests.far_side import FarSide, digest_of, litter, put
+from ntt_backup.receiver.workspace import Ground
+from ntt_backup.wire import write_messages
+from tests.receiver_driver import FarSide, digest_of, litter, put
 
 MIB = 1 << 20
-BIG = frames.RESUMABLE + MIB
+BIG = write_messages.RESUMABLE + MIB
 NAME = digest_of(b"a large blob")
 
 
@@ -77,10 +77,10 @@ def test_a_head_start_is_kept(root: Path) -> None:
 def test_what_another_session_writes_is_kept(root: Path) -> None:
     with FarSide(root) as far:
         far.hello()
-        far.write(frames.batch(1, 1, BIG) + frames.large(NAME, BIG, 0))
+        far.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
         for piece in far.pieces(bytes(MIB)):
             far.write(piece)
-        far.ask(frames.frame(frames.PING, bytes(8)))
+        far.ask(write_messages.frame(write_messages.PING, bytes(8)))
         session(root, slot="1")
         assert f"partial/{NAME.hex()}" in litter(root)
 
@@ -109,7 +109,7 @@ def full_of_inodes(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> None:
     with FarSide(full_of_inodes) as far:
-        far.write(frames.fields(frames.HELLO, far.hello_fields()))
+        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
         code, text = far.error()
     assert code == "storage"
     assert text.startswith("ENOSPC")
@@ -156,10 +156,12 @@ def test_what_leaves_a_stage_while_it_is_removed_stays_whole(root: Path) -> None
 
 def send_most_of(far: FarSide, content: bytes) -> None:
     """A large blob up to its last MiB; returns when all of that has been taken in."""
-    far.write(frames.batch(1, 1, len(content)) + frames.large(NAME, len(content), 0))
+    far.write(
+        write_messages.batch(1, 1, len(content)) + write_messages.large(NAME, len(content), 0)
+    )
     for piece in far.pieces(content[:-MIB]):
         far.write(piece)
-    far.ask(frames.frame(frames.PING, bytes(8)))
+    far.ask(write_messages.frame(write_messages.PING, bytes(8)))
 
 
 def test_who_comes_back_after_a_silent_cut_goes_on_where_it_was(root: Path) -> None:
@@ -169,9 +171,9 @@ def test_who_comes_back_after_a_silent_cut_goes_on_where_it_was(root: Path) -> N
         old.hello()
         send_most_of(old, content)
         new.hello()
-        kind, payload = new.ask(frames.ask_offset(NAME, len(content)))
-        assert kind == frames.OFFSET
-        assert frames.read_offset(payload)[0] == BIG
+        kind, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
+        assert kind == write_messages.OFFSET
+        assert write_messages.read_offset(payload)[0] == BIG
         assert old.error()[0] == "superseded"
         assert new.bye() == 0
 
@@ -182,9 +184,11 @@ def test_another_worker_takes_nothing_away(root: Path) -> None:
         old.hello()
         send_most_of(old, content)
         new.hello(slot="1")
-        _, payload = new.ask(frames.ask_offset(NAME, len(content)))
-        assert frames.read_offset(payload)[0] == 0
-        assert old.ask(frames.frame(frames.PING, bytes(8)))[0] == frames.PONG
+        _, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
+        assert write_messages.read_offset(payload)[0] == 0
+        assert (
+            old.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
+        )
 
 
 def test_what_a_superseded_session_has_committed_is_settled(root: Path) -> None:

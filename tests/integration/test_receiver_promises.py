@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.remote import asking, b3sum, barrier, codec, frames, hashing, receiver
-from ntt_backup.remote.inbox import Inbox
-from ntt_backup.remote.receiver import ALLOWED, Receiver, Terms
-from tests.far_side import PROJECT, digest_of, place_of, put
+from ntt_backup.receiver import b3sum, codec, hashing, session, sync_thread
+from ntt_backup.receiver.session import ALLOWED, Receiver, Terms
+from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.wire.framing import Inbox
+from tests.receiver_driver import PROJECT, digest_of, place_of, put
 
 CHECKING = ("blake3", "b3sum", "none")
 HASHES = ("sha256", "blake3")
@@ -74,7 +75,7 @@ class Client:
     def say(self, *said: bytes, **hello: Any) -> Client:
         """One session, from HELLO to the end of what is said."""
         fields: dict[str, Any] = {
-            "protocol": frames.PROTOCOL,
+            "protocol": write_messages.PROTOCOL,
             "root": str(self.root),
             "owner": "0123456789ab",
             "run": "run",
@@ -85,13 +86,13 @@ class Client:
         }
         hashes = hashing.available()
         if self.checking != "blake3":
-            del hashes[frames.BLAKE3]
+            del hashes[write_messages.BLAKE3]
         program = b3sum.find() if self.checking == "b3sum" else None
         terms = Terms(
             str(self.root), self.allow, 60.0, hashes, codec.available(), program, self.require
         )
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
-            source.write(frames.fields(frames.HELLO, fields) + b"".join(said))
+            source.write(write_messages.fields(write_messages.HELLO, fields) + b"".join(said))
             source.seek(0)
             self.status = Receiver(terms, source.fileno(), sink.fileno()).run()
             sink.seek(0)
@@ -103,11 +104,11 @@ class Client:
 
     @staticmethod
     def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-        inbox = Inbox({**frames.TO_CLIENT, **asking.TO_CLIENT})
+        inbox = Inbox({**write_messages.TO_CLIENT, **read_messages.TO_CLIENT})
         inbox.space()[: len(data)] = data
         inbox.filled(len(data))
         while (frame := inbox.next()) is not None:
-            if frame[0] != frames.BUSY:
+            if frame[0] != write_messages.BUSY:
                 yield frame[0], bytes(frame[1])
 
     @property
@@ -118,39 +119,53 @@ class Client:
     def error(self) -> str:
         """The code of the ERROR that ended the session; nothing where there was none."""
         kind, payload = self.answers[-1]
-        assert (kind == frames.ERROR) == (self.status == 1)
-        return frames.read_error(payload)[0] if kind == frames.ERROR else ""
+        assert (kind == write_messages.ERROR) == (self.status == 1)
+        return write_messages.read_error(payload)[0] if kind == write_messages.ERROR else ""
 
-    def receipts(self) -> list[frames.Receipt]:
-        return [frames.read_receipt(said) for kind, said in self.answers if kind == frames.RECEIPT]
+    def receipts(self) -> list[write_messages.Receipt]:
+        return [
+            write_messages.read_receipt(said)
+            for kind, said in self.answers
+            if kind == write_messages.RECEIPT
+        ]
 
     # --- what it may say
 
     def batch(self, number: int, blobs: dict[bytes, bytes], large: bool) -> bytes:
         """A batch of these contents under these digests, in one pack or as large blobs."""
         total = sum(map(len, blobs.values()))
-        said = frames.batch(number, len(blobs), total)
+        said = write_messages.batch(number, len(blobs), total)
         if large:
             said += b"".join(self.large(digest, content) for digest, content in blobs.items())
         else:
             said += self.pack(blobs)
-        return said + frames.numbered(frames.COMMIT, number)
+        return said + write_messages.numbered(write_messages.COMMIT, number)
 
     def pack(self, blobs: dict[bytes, bytes]) -> bytes:
         sizes = [len(content) for content in blobs.values()]
-        raw = frames.table(list(blobs), sizes) + b"".join(blobs.values())
+        raw = write_messages.table(list(blobs), sizes) + b"".join(blobs.values())
         checksum = hashlib.sha256(raw).digest() if self.hash == "sha256" else b""
-        return frames.frame(frames.PACK, frames.part_prefix(frames.RAW, len(raw), checksum), raw)
+        return write_messages.frame(
+            write_messages.PACK,
+            write_messages.part_prefix(write_messages.RAW, len(raw), checksum),
+            raw,
+        )
 
     def large(self, digest: bytes, content: bytes, prefix: bytes = b"") -> bytes:
         """LARGE, DATA, END; prefix is what the receiver has of it already."""
-        said = frames.large(digest, len(prefix + content), len(prefix))
-        said += frames.frame(frames.DATA, frames.part_prefix(frames.RAW, len(content)), content)
+        said = write_messages.large(digest, len(prefix + content), len(prefix))
+        said += write_messages.frame(
+            write_messages.DATA,
+            write_messages.part_prefix(write_messages.RAW, len(content)),
+            content,
+        )
         checksum = hashlib.sha256(digest + prefix + content).digest()
-        return said + frames.end(frames.COMPLETE, checksum if self.hash == "sha256" else b"")
+        return said + write_messages.end(
+            write_messages.COMPLETE, checksum if self.hash == "sha256" else b""
+        )
 
 
-PLACE = frames.frame(frames.PLACE)
+PLACE = write_messages.frame(write_messages.PLACE)
 
 
 def everything(root: Path) -> dict[str, bytes]:
@@ -202,18 +217,18 @@ def test_names_are_checked_whatever_the_client_says(
         expected = {place_of(root, new): b"new", place_of(root, good): b"good"}
         verdicts = {}
         if checks:
-            verdicts[1] = verdicts[2] = frames.MISMATCH
+            verdicts[1] = verdicts[2] = write_messages.MISMATCH
         else:
             expected[place_of(root, evil)] = EVIL
-            verdicts[2] = frames.REPLACED if trusted else frames.REFUSED
+            verdicts[2] = write_messages.REPLACED if trusted else write_messages.REFUSED
             if trusted:
                 expected[place_of(root, good)] = EVIL
         mended = checks or trusted
-        verdicts[3] = frames.REPLACED if mended else frames.REFUSED
+        verdicts[3] = write_messages.REPLACED if mended else write_messages.REFUSED
         expected[place_of(root, damaged)] = b"damaged" if mended else b"rotten"
         (receipt,) = client.receipts()
         assert {each.position: each.verdict for each in receipt.exceptions} == verdicts, allow
-        assert receipt.hash == frames.HASHES[hashed]
+        assert receipt.hash == write_messages.HASHES[hashed]
         assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == expected, allow
         assert not (root / ".ntt-incoming").exists()
 
@@ -228,11 +243,11 @@ def test_each_right_is_asked_for(tmp_path: Path, checking: str, hashed: str) -> 
     put(root, digest, b"good")
     before = everything(root)
     asked = {
-        asking.listing(LOW, HIGH, 0): ("list", asking.LISTED),
-        asking.verifying([digest]): ("verify", asking.VERDICTS),
-        asking.getting([digest]): ("get", asking.GIVEN),
-        asking.summing(digest): ("get", asking.GIVEN),
-        asking.getting_blocks(digest, [0]): ("get", asking.GIVEN),
+        read_messages.listing(LOW, HIGH, 0): ("list", read_messages.LISTED),
+        read_messages.verifying([digest]): ("verify", read_messages.VERDICTS),
+        read_messages.getting([digest]): ("get", read_messages.GIVEN),
+        read_messages.summing(digest): ("get", read_messages.GIVEN),
+        read_messages.getting_blocks(digest, [0]): ("get", read_messages.GIVEN),
     }
     for allow in RIGHTS:
         client = Client(root, allow, checking, hashed)
@@ -240,7 +255,7 @@ def test_each_right_is_asked_for(tmp_path: Path, checking: str, hashed: str) -> 
             client.read(question)
             if right not in allow or (right == "verify" and checking == "none"):
                 assert client.error == "refused"
-                assert set(client.kinds) == {frames.READY, frames.ERROR}
+                assert set(client.kinds) == {write_messages.READY, write_messages.ERROR}
             else:
                 assert client.kinds[-1] == answer
         for frame in (client.batch(1, {digest: b"good"}, large=False), PLACE):
@@ -265,8 +280,8 @@ def test_a_receipt_comes_after_a_sync_of_all_of_it(
     def syncfs(fd: int) -> None:
         synced.append("all")
 
-    monkeypatch.setattr(receiver, "can_syncfs", lambda device: reaches_the_disk)
-    monkeypatch.setattr(barrier, "syncfs", syncfs)
+    monkeypatch.setattr(session, "can_syncfs", lambda device: reaches_the_disk)
+    monkeypatch.setattr(sync_thread, "syncfs", syncfs)
     monkeypatch.setattr(os, "fsync", fsync)
     present = digest_of(b"present")
     put(root, present, b"present")
@@ -274,7 +289,7 @@ def test_a_receipt_comes_after_a_sync_of_all_of_it(
     client = Client(root)
     client.say(client.batch(1, blobs, large=False), sync=asked)
 
-    ready = frames.read_fields(client.answers[0][1])
+    ready = write_messages.read_fields(client.answers[0][1])
     by_all = asked == "syncfs" and reaches_the_disk
     assert ready["sync"] == ("syncfs" if by_all else "fsync")
     assert client.receipts()[0].stored == 1
@@ -322,7 +337,7 @@ def test_what_is_right_is_kept(root: Path, checking: str) -> None:
     inode = path.stat().st_ino
     client = Client(root, checking=checking)
     client.say(client.batch(1, {digest_of(b"good"): b"good"}, large=False))
-    assert [each.verdict for each in client.receipts()[0].exceptions] == [frames.PRESENT]
+    assert [each.verdict for each in client.receipts()[0].exceptions] == [write_messages.PRESENT]
     client.say(client.batch(1, {digest_of(b"good"): EVIL}, large=True))
     assert client.receipts()[0].stored == 0
     assert path.read_bytes() == b"good"
@@ -332,10 +347,18 @@ def test_what_is_right_is_kept(root: Path, checking: str) -> None:
 @stops("a `codec` that was not offered, or content that unpacks to more than it announced")
 def test_no_other_codec_and_no_bomb(root: Path) -> None:
     client = Client(root)
-    for number, announced in ((9, 41), (frames.ZLIB, 41), (frames.ZLIB, 50_000_000)):
+    for number, announced in (
+        (9, 41),
+        (write_messages.ZLIB, 41),
+        (write_messages.ZLIB, 50_000_000),
+    ):
         part = zlib.compress(bytes(50_000_000))
-        prefix = frames.part_prefix(number, announced, bytes(32))
-        client.say(PLACE, frames.batch(1, 10, 1000), frames.frame(frames.PACK, prefix, part))
+        prefix = write_messages.part_prefix(number, announced, bytes(32))
+        client.say(
+            PLACE,
+            write_messages.batch(1, 10, 1000),
+            write_messages.frame(write_messages.PACK, prefix, part),
+        )
         assert client.error == "protocol"
     assert everything(root / "by-hash") == {}
 
@@ -344,17 +367,19 @@ def test_no_other_codec_and_no_bomb(root: Path) -> None:
 def test_lengths_are_bounded(root: Path) -> None:
     client = Client(root)
     digest = digest_of(b"abc")
-    batch = frames.batch(1, 1, 2)
+    batch = write_messages.batch(1, 1, 2)
     for said in (
-        frames.batch(1, frames.MAX_BLOBS + 1, 0),
-        frames.batch(1, 1, frames.MAX_BLOB + 1),
+        write_messages.batch(1, write_messages.MAX_BLOBS + 1, 0),
+        write_messages.batch(1, 1, write_messages.MAX_BLOB + 1),
         batch + client.pack({digest: b"abc"}),
-        batch + frames.large(digest, 3, 0),
-        frames.batch(1, 1, 3) + client.large(digest, b"abcd"),
-        frames.batch(1, 1, 3) + frames.large(digest, 2**64 - 1, 0),
-        frames.head(frames.PACK, frames.MAX_PAYLOAD + 33),
-        frames.head(frames.DATA, 2**32 - 1),
-        frames.batch(2, 1, 3) + frames.numbered(frames.ABORT, 2) + frames.batch(1, 1, 3),
+        batch + write_messages.large(digest, 3, 0),
+        write_messages.batch(1, 1, 3) + client.large(digest, b"abcd"),
+        write_messages.batch(1, 1, 3) + write_messages.large(digest, 2**64 - 1, 0),
+        write_messages.head(write_messages.PACK, write_messages.MAX_PAYLOAD + 33),
+        write_messages.head(write_messages.DATA, 2**32 - 1),
+        write_messages.batch(2, 1, 3)
+        + write_messages.numbered(write_messages.ABORT, 2)
+        + write_messages.batch(1, 1, 3),
     ):
         assert client.say(PLACE, said).error == "protocol", said[:40]
     assert everything(root / "by-hash") == {}
@@ -363,7 +388,7 @@ def test_lengths_are_bounded(root: Path) -> None:
 @stops("an `offset`, to have another's partial file end as it likes")
 def test_a_part_that_is_there_is_checked_with_the_rest(root: Path, checking: str) -> None:
     (root / "by-hash").mkdir()
-    prefix, rest = bytes(frames.RESUMABLE), b"the rest"
+    prefix, rest = bytes(write_messages.RESUMABLE), b"the rest"
     digest = digest_of(prefix + rest)
     partial = root / ".ntt-incoming" / "partial" / digest.hex()
     partial.parent.mkdir(parents=True)
@@ -371,19 +396,22 @@ def test_a_part_that_is_there_is_checked_with_the_rest(root: Path, checking: str
     partial.with_name(f"{digest.hex()}.mark").write_text(f"{len(prefix):020}\n")
     client = Client(root, checking=checking)
     size = len(prefix + rest)
-    batch = frames.batch(1, 1, size)
-    ask, commit = frames.ask_offset(digest, size), frames.numbered(frames.COMMIT, 1)
+    batch = write_messages.batch(1, 1, size)
+    ask, commit = (
+        write_messages.ask_offset(digest, size),
+        write_messages.numbered(write_messages.COMMIT, 1),
+    )
 
-    client.say(batch + frames.large(digest, size, len(prefix)))
+    client.say(batch + write_messages.large(digest, size, len(prefix)))
     assert client.error == "protocol"  # It was not asked for.
-    client.say(batch, ask, frames.large(digest, size, len(prefix) - 1))
+    client.say(batch, ask, write_messages.large(digest, size, len(prefix) - 1))
     assert client.error == "protocol"
     client.say(batch, ask, client.large(digest, b"the evil", prefix), commit)
     (receipt,) = client.receipts()
     if checking == "none":  # The client has seen to it that its own checksum fits.
         assert receipt.stored == 1
     else:
-        assert [each.verdict for each in receipt.exceptions] == [frames.MISMATCH]
+        assert [each.verdict for each in receipt.exceptions] == [write_messages.MISMATCH]
         assert everything(root / "by-hash") == {}
 
 
@@ -413,17 +441,17 @@ def test_names_of_sessions_lead_nowhere_and_end_one_at_most(root: Path) -> None:
 @stops("frames out of order, of no known type, or with another checksum")
 def test_what_is_not_in_order_ends_the_session(root: Path) -> None:
     client = Client(root)
-    commit = frames.numbered(frames.COMMIT, 1)
+    commit = write_messages.numbered(write_messages.COMMIT, 1)
     altered = bytearray(PLACE)
     altered[-1] ^= 1
     for said in (
         commit,
-        frames.frame(99),
-        frames.frame(frames.READY, b"{}"),
-        frames.batch(1, 1, 3) + frames.batch(2, 1, 3),
-        frames.batch(1, 1, 3) + frames.frame(frames.BYE),
-        frames.frame(frames.BYE) + PLACE,
-        frames.fields(frames.HELLO, {"protocol": 1}),
+        write_messages.frame(99),
+        write_messages.frame(write_messages.READY, b"{}"),
+        write_messages.batch(1, 1, 3) + write_messages.batch(2, 1, 3),
+        write_messages.batch(1, 1, 3) + write_messages.frame(write_messages.BYE),
+        write_messages.frame(write_messages.BYE) + PLACE,
+        write_messages.fields(write_messages.HELLO, {"protocol": 1}),
         bytes(altered),
     ):
         assert client.say(said).error in ("protocol", "gone"), said
@@ -436,10 +464,10 @@ def test_what_is_required_and_lacking_serves_nobody(root: Path, checking: str, h
     (root / "by-hash").mkdir()
     client = Client(root, frozenset(ALLOWED), checking, hashed, frozenset(("blake3",)))
     for reading in (0, 1):
-        client.say(frames.frame(frames.BYE), reading=reading)
+        client.say(write_messages.frame(write_messages.BYE), reading=reading)
         if checking == "none":
             assert client.error == "refused"
-            text = frames.read_error(client.answers[-1][1])[1]
+            text = write_messages.read_error(client.answers[-1][1])[1]
             assert re.search(r"no BLAKE3.*apt-get install b3sum", text)
         elif hashed == "blake3" and checking == "b3sum":
             assert client.error == "protocol"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import asking, frames
-from tests.far_side import FarSide, digest_of, forced_command, litter, place_of, put
+from ntt_backup.wire import read_messages, write_messages
+from tests.receiver_driver import FarSide, digest_of, forced_command, litter, place_of, put
 
 LOW, HIGH = bytes(32), b"\xff" * 32
 MIB = 1 << 20
@@ -43,49 +43,49 @@ def fill(root: Path, count: int, seed: int = 1) -> dict[bytes, bytes]:
 
 def listed(
     far: FarSide, low: bytes = LOW, high: bytes = HIGH, most: int = 0
-) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], asking.Listed]:
+) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], read_messages.Listed]:
     names: list[tuple[bytes, int]] = []
     strays: list[tuple[int, str]] = []
-    far.write(asking.listing(low, high, most))
+    far.write(read_messages.listing(low, high, most))
     while True:
         kind, payload = far.answer()
-        if kind == asking.NAMES:
-            names += asking.read_names(payload)
-        elif kind == asking.STRAY:
-            strays.append(asking.read_stray(payload))
+        if kind == read_messages.NAMES:
+            names += read_messages.read_names(payload)
+        elif kind == read_messages.STRAY:
+            strays.append(read_messages.read_stray(payload))
         else:
-            assert kind == asking.LISTED, (kind, payload)
-            return names, strays, asking.read_listed(payload)
+            assert kind == read_messages.LISTED, (kind, payload)
+            return names, strays, read_messages.read_listed(payload)
 
 
-def verdicts(far: FarSide, digests: list[bytes]) -> asking.Verdicts:
-    kind, payload = far.ask(asking.verifying(digests))
-    assert kind == asking.VERDICTS, (kind, payload)
-    return asking.read_verdicts(payload)
+def verdicts(far: FarSide, digests: list[bytes]) -> read_messages.Verdicts:
+    kind, payload = far.ask(read_messages.verifying(digests))
+    assert kind == read_messages.VERDICTS, (kind, payload)
+    return read_messages.read_verdicts(payload)
 
 
 def given(far: FarSide, digests: list[bytes], offset: int = 0) -> dict[bytes, bytes | int | str]:
     """What came for each: content, the verdict of what is not given, or why it broke off."""
-    far.write(asking.getting(digests, offset))
+    far.write(read_messages.getting(digests, offset))
     found: dict[bytes, bytes | int | str] = {}
     large, pieces = b"", bytearray()
     while True:
         kind, payload = far.answer()
-        if kind == asking.CONTENTS:
-            for digest, content in asking.read_contents(memoryview(payload)):
+        if kind == read_messages.CONTENTS:
+            for digest, content in read_messages.read_contents(memoryview(payload)):
                 found[digest] = bytes(content)
-        elif kind == asking.LARGE:
-            large, pieces = asking.read_large(payload).digest, bytearray()
-        elif kind == asking.PIECE:
-            pieces += asking.read_piece(memoryview(payload))
-        elif kind == asking.END:
-            status, text = asking.read_end(payload)
+        elif kind == read_messages.LARGE:
+            large, pieces = read_messages.read_large(payload).digest, bytearray()
+        elif kind == read_messages.PIECE:
+            pieces += read_messages.read_piece(memoryview(payload))
+        elif kind == read_messages.END:
+            status, text = read_messages.read_end(payload)
             found[large] = text if status else bytes(pieces)
-        elif kind == asking.NOT_GIVEN:
-            digest, verdict, _ = asking.read_not_given(payload)
+        elif kind == read_messages.NOT_GIVEN:
+            digest, verdict, _ = read_messages.read_not_given(payload)
             found[digest] = verdict
         else:
-            assert kind == asking.GIVEN, (kind, payload)
+            assert kind == read_messages.GIVEN, (kind, payload)
             assert int.from_bytes(payload, "big") == len(digests)
             return found
 
@@ -164,10 +164,10 @@ def test_every_kind_of_wrong_has_its_verdict(root: Path, checking: str) -> None:
 
     found = {asked[one.position]: (one.verdict, one.found) for one in said.exceptions}
     assert found == {
-        missing: (asking.MISSING, bytes(32)),
-        wrong: (asking.WRONG, digest_of(b"rotten")),
-        link: (asking.WRONG, bytes(32)),
-        fifo: (asking.WRONG, bytes(32)),
+        missing: (read_messages.MISSING, bytes(32)),
+        wrong: (read_messages.WRONG, digest_of(b"rotten")),
+        link: (read_messages.WRONG, bytes(32)),
+        fifo: (read_messages.WRONG, bytes(32)),
     }
     assert said.right == len(asked) - 4
     assert again.right == len(right)
@@ -182,7 +182,7 @@ def test_contents_come_back_small_and_large(root: Path, far: FarSide) -> None:
         blobs[digest_of(content)] = content
         put(root, digest_of(content), content)
     gone = digest_of(b"never stored")
-    assert given(far, [*blobs, gone]) == {**blobs, gone: asking.MISSING}
+    assert given(far, [*blobs, gone]) == {**blobs, gone: read_messages.MISSING}
     large = max(blobs, key=lambda one: len(blobs[one]))
     assert given(far, [large], 3 * MIB) == {large: blobs[large][3 * MIB :]}
     assert far.bye() == 0
@@ -194,7 +194,7 @@ def test_it_writes_nothing_and_reads_where_nothing_can_be_written(root: Path) ->
     with FarSide(root) as far:
         assert far.hello(reading=True)["placed"] == 1
         assert given(far, list(blobs)) == blobs
-        far.write(frames.batch(1, 1, 1))
+        far.write(write_messages.batch(1, 1, 1))
         assert far.error()[0] == "protocol"
     assert sorted(str(path) for path in root.rglob("*")) == before
 
@@ -202,11 +202,11 @@ def test_it_writes_nothing_and_reads_where_nothing_can_be_written(root: Path) ->
 @pytest.mark.parametrize(
     "question",
     [
-        asking.listing(LOW, HIGH, 0),
-        asking.verifying([LOW]),
-        asking.getting([LOW]),
-        asking.summing(LOW),
-        asking.getting_blocks(LOW, [0]),
+        read_messages.listing(LOW, HIGH, 0),
+        read_messages.verifying([LOW]),
+        read_messages.getting([LOW]),
+        read_messages.summing(LOW),
+        read_messages.getting_blocks(LOW, [0]),
     ],
 )
 def test_what_allow_does_not_list_is_refused(root: Path, question: bytes) -> None:
@@ -220,7 +220,7 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
     (root / "by-hash").rmdir()
     with FarSide(root) as far:
         assert far.hello(reading=True)["placed"] == 0
-        far.write(asking.listing(LOW, HIGH, 0))
+        far.write(read_messages.listing(LOW, HIGH, 0))
         assert far.error()[0] == "gone"
     assert list(root.iterdir()) == []
 
@@ -228,14 +228,14 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        frames.frame(asking.VERIFY, bytes(33)),
-        frames.frame(asking.GET, bytes(7)),
-        frames.frame(asking.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
-        frames.frame(asking.LIST, bytes(67)),
-        frames.frame(asking.SUMS, bytes(33)),
-        frames.frame(asking.BLOCKS, bytes(35)),
-        frames.frame(asking.BLOCKS, bytes(37)),
-        frames.frame(asking.VERIFY, bytes(32 * (asking.MAX_DIGESTS + 1))),
+        write_messages.frame(read_messages.VERIFY, bytes(33)),
+        write_messages.frame(read_messages.GET, bytes(7)),
+        write_messages.frame(read_messages.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
+        write_messages.frame(read_messages.LIST, bytes(67)),
+        write_messages.frame(read_messages.SUMS, bytes(33)),
+        write_messages.frame(read_messages.BLOCKS, bytes(35)),
+        write_messages.frame(read_messages.BLOCKS, bytes(37)),
+        write_messages.frame(read_messages.VERIFY, bytes(32 * (read_messages.MAX_DIGESTS + 1))),
     ],
 )
 def test_a_question_that_cannot_be_ends_the_session(far: FarSide, frame: bytes) -> None:
@@ -248,14 +248,14 @@ def test_a_client_that_does_not_read_fills_no_memory(root: Path, far: FarSide) -
     content = random.Random(3).randbytes(8 * MIB)
     put(root, digest_of(content), content)
     for _ in range(40):
-        far.write(asking.getting([digest_of(content)]))
+        far.write(read_messages.getting([digest_of(content)]))
     taken, peak = 0, 0
     status = Path(f"/proc/{far.child.pid}/status")
     for _ in range(40):
         kind = 0
-        while kind != asking.GIVEN:
+        while kind != read_messages.GIVEN:
             kind, payload = far.answer()
-            taken += len(payload) if kind == asking.PIECE else 0
+            taken += len(payload) if kind == read_messages.PIECE else 0
         line = next(one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
         peak = max(peak, int(line.split()[1]))
     assert taken > 40 * len(content)

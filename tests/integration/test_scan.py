@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ntt_backup import catalog as catalog_api
-from ntt_backup import scan as scan_module
+from ntt_backup.audit import scan as scan_module
+from ntt_backup.audit.scan import ScanResult, scan
+from ntt_backup.blobdir.walk import Stray, StrayKind
 from ntt_backup.catalog import Connection, load_scan
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, relative_path
-from ntt_backup.scan import ScanResult, scan
-from ntt_backup.store import Store
-from ntt_backup.tree import Stray, StrayKind
+from ntt_backup.source.inspection import Store
 
 
 def put(root: Path, content: bytes) -> Blob:

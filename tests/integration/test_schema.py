@@ -23,17 +23,17 @@ from ntt_backup.catalog import (
     init_db,
     iter_pending,
     last_run,
+    privileges,
     register,
     requeue,
-    rights,
     status,
     verify_schema,
 )
 from ntt_backup.catalog import schema as schema_module
-from ntt_backup.catalog import shape as shape_module
-from ntt_backup.catalog.checks import record_checks
-from ntt_backup.catalog.scripts import Who
-from ntt_backup.catalog.survey import look
+from ntt_backup.catalog import schema_check as shape_module
+from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.catalog.schema_plan import look
+from ntt_backup.catalog.schema_scripts import Who
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange, Failure, Reason
 from tests.postgres import Postgres
@@ -707,7 +707,7 @@ def test_privileges_on_single_columns_are_enough_and_named(
 
 
 def test_every_table_of_ours_has_its_place_among_the_needs() -> None:
-    known = {name for need in rights.NEEDS.values() for name in need.own}
+    known = {name for need in privileges.NEEDS.values() for name in need.own}
 
     assert known | {"schema_version"} == shape_module.OWN_TABLES
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config.settings import RemoteSettings
-from ntt_backup.transport.shell import ask
-from ntt_backup.transport.ssh import Ssh
+from ntt_backup.client.shell import ask
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config.models import RemoteSettings
 from tests.patience import PATIENCE
 from tests.sshd import Sshd
 

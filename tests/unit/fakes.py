@@ -20,7 +20,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
 )
 from ntt_backup.model import Batch, Blob, Failure, Receipt
-from ntt_backup.strategy.session import Rejection
+from ntt_backup.upload.strategies.session import Rejection
 
 
 class Script:
@@ -192,7 +192,7 @@ class FakeRemote:
 
 
 class FakeSession:
-    """See `ntt_backup.strategy.Session`."""
+    """See `strategies.Session`."""
 
     def __init__(self, remote: FakeRemote) -> None:
         self._remote = remote

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.remote import b3sum
-from ntt_backup.remote.b3sum import B3sum, by_descriptor
+from ntt_backup.receiver import b3sum
+from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 
 REAL = shutil.which("b3sum")
 needs_b3sum = pytest.mark.skipif(REAL is None, reason="b3sum is not installed")

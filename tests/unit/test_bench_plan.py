@@ -13,9 +13,9 @@ from ntt_backup.bench.reach import accounted, remote_cpu_s, wire_bytes
 from ntt_backup.bench.sample import CLASSES, batches, by_class, class_of, deal, draw, draw_class
 from ntt_backup.bench.streaming import stock
 from ntt_backup.bench.ways import PLAIN, VARIATIONS, choose, registered
+from ntt_backup.client.ssh import endpoint, query_argv, varied
 from ntt_backup.model import Blob, total_size
-from ntt_backup.strategy import STRATEGIES
-from ntt_backup.transport.ssh import endpoint, query_argv, varied
+from ntt_backup.upload.strategies import STRATEGIES
 
 SIZES = st.lists(st.integers(0, 200_000_000), min_size=1, max_size=200)
 

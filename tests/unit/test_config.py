@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ntt_backup import config
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
-from ntt_backup.config.settings import TABLES, needed
+from ntt_backup.config.models import TABLES, needed
 from ntt_backup.errors import ConfigError
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "config"
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_file_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     default = tmp_path / "default.toml"
-    monkeypatch.setattr("ntt_backup.config.layers.DEFAULT_FILE", default)
+    monkeypatch.setattr("ntt_backup.config.sources.DEFAULT_FILE", default)
     return default
 
 

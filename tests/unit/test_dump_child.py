@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ntt_backup.config import Settings, load
-from ntt_backup.dump import child
-from ntt_backup.dump.child import RETRY_SECONDS, DumpChild
-from ntt_backup.line import write_event
-from ntt_backup.process import Child, wait_for
+from ntt_backup.daemon import dump_child
+from ntt_backup.daemon.dump_child import RETRY_SECONDS, DumpChild
+from ntt_backup.process.pipeline import Child, wait_for
+from ntt_backup.upload.event_pipe import write_event
 from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
@@ -33,7 +33,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def employ(_: Settings) -> Child:
         return Child((sys.executable, str(path)), new_session=True)
 
-    monkeypatch.setattr(child, "employ", employ)
+    monkeypatch.setattr(dump_child, "employ", employ)
     return path
 
 
@@ -83,7 +83,7 @@ def test_it_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         write_event(1, "dump_over", failed=False)
         return 0
 
-    monkeypatch.setattr(child, "work", work)
+    monkeypatch.setattr(dump_child, "work", work)
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
     assert [event["reason"] for event in heard(dump)] == ["True"]

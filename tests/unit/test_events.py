@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.errors import ConfigError
-from ntt_backup.events import EventLog
-from ntt_backup.wording import level_of
+from ntt_backup.format import level_of
 
 
 @pytest.fixture

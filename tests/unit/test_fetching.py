@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
+from ntt_backup.client.read_session import ReadingSession
 from ntt_backup.errors import RemoteUnreachable
-from ntt_backup.landing import Landing
-from ntt_backup.restore import Batch, Fetching, _Work
-from ntt_backup.strategy.reading import ReadingSession
+from ntt_backup.restore.restore import Batch, Fetching, _Work
+from ntt_backup.restore.target_dir import Landing
 
 
 class Shared:

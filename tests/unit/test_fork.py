@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.fork import Fork
-from ntt_backup.process import wait_for
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.pipeline import wait_for
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("alone")

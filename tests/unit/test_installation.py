@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.client.bootstrap import standalone
+from ntt_backup.client.forced_command import key_line, steps, write
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
-from ntt_backup.installation import key_line, steps, write
-from ntt_backup.strategy.bundle import standalone
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEXAMPLE backup@source"
 
@@ -88,10 +88,10 @@ def test_the_receiver_as_one_file_runs_on_its_own(tmp_path: Path) -> None:
 
 
 def test_the_file_holds_the_modules_word_for_word() -> None:
-    import ntt_backup.remote
+    import ntt_backup.receiver
 
     text = standalone()
-    for path in Path(ntt_backup.remote.__file__).parent.glob("*.py"):
+    for path in Path(ntt_backup.receiver.__file__).parent.glob("*.py"):
         if path.name != "__init__.py":
             assert f"r'''{path.read_text('utf-8')}'''" in text
             assert "'''" not in path.read_text("utf-8")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup import preflight
-from ntt_backup.catalog.figures import PendingEstimate
+from ntt_backup.catalog.stats import PendingEstimate
+from ntt_backup.daemon import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.model import relative_path
-from ntt_backup.strategy import tar_probe
-from ntt_backup.strategy.session import Facts
+from ntt_backup.upload.strategies import tar_probe
+from ntt_backup.upload.strategies.session import Facts
 
 CONTENTS = (b"", b"x", b"y" * 70_000)
 SENT = {blake3(content).hexdigest() for content in CONTENTS}

@@ -12,9 +12,17 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.errors import SourceError
-from ntt_backup.process import PIPE_BYTES, TAIL_BYTES, Child, Tail, output_of, wait_for, write
+from ntt_backup.process.pipeline import (
+    PIPE_BYTES,
+    TAIL_BYTES,
+    Child,
+    Tail,
+    output_of,
+    wait_for,
+    write,
+)
+from tests.environment import wait_until
 from tests.patience import PATIENCE
-from tests.site import wait_until
 
 Start = Callable[..., Child]
 
@@ -179,7 +187,7 @@ def test_a_program_that_is_not_there_is_told_at_once() -> None:
 
 PARENT = """
 import sys, time
-from ntt_backup.process import Child
+from ntt_backup.process.pipeline import Child
 child = Child(["sleep", "600"], new_session=sys.argv[1] == "session")
 print(child.pid, flush=True)
 time.sleep(600)
@@ -234,7 +242,7 @@ def test_a_signal_that_comes_while_a_child_is_started_is_not_lost() -> None:
     """Python drops what a handler raises in the callbacks around a fork."""
     program = (
         "import os, signal, sys\n"
-        "from ntt_backup.process import Child\n"
+        "from ntt_backup.process.pipeline import Child\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
         "os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
         "os.register_at_fork(after_in_parent=lambda: None)\n"

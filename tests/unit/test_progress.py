@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.progress import Progress
+from ntt_backup.daemon.progress import Progress
 
 
 def tick(state: str, sent: int = 0, content: int = 0) -> dict[str, object]:

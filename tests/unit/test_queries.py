@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog.claim import lock_class
 from ntt_backup.catalog.pending import columns, form_of, index_names
 from ntt_backup.catalog.queries import Query, fragment, load_all, parse, shown, statement
+from ntt_backup.catalog.range_locks import lock_class
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))

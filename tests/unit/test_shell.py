@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.settings import RemoteSettings
+from ntt_backup.client.local import Local
+from ntt_backup.client.shell import Answer, ask, shell_script
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
-from ntt_backup.transport.local import Local
-from ntt_backup.transport.shell import Answer, ask, shell_script
-from ntt_backup.transport.ssh import Ssh
 from tests.patience import PATIENCE
 
 
@@ -177,7 +177,7 @@ def test_every_tool_that_a_script_looks_for_is_put_aside() -> None:
     package = resources.files("ntt_backup")
     scripts = [
         package.joinpath(place).read_text("utf-8")
-        for place in ("dump/place.sh", "strategy/tar_loop.sh")
+        for place in ("dump/remote_dir.sh", "upload/strategies/tar_loop.sh")
     ]
     wanted = {
         tool

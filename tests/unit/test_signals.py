@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
+from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.errors import Stopped
-from ntt_backup.process import wait_for
-from ntt_backup.signals import SignalInbox
+from ntt_backup.process.pipeline import wait_for
 from tests.patience import PATIENCE
 
 

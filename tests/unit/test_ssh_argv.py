@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.config.settings import RemoteSettings
-from ntt_backup.transport.ssh import Ssh, ssh_argv
+from ntt_backup.client.ssh import Ssh, ssh_argv
+from ntt_backup.config.models import RemoteSettings
 from tests.patience import PATIENCE
 
 HOSTILE = """

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.client.ssh import Ssh, explain
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
-from ntt_backup.transport.ssh import Ssh, explain
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.remote import syscalls
-from ntt_backup.remote.syscalls import can_syncfs
+from ntt_backup.blobdir import syscalls
+from ntt_backup.blobdir.syscalls import can_syncfs
 
 pytestmark = pytest.mark.skipif(
     not can_syncfs(0, os.devnull), reason="this system has no syncfs that tells of errors"

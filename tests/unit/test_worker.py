@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.settings import RunSettings
+from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import (
     BackupError,
     CatalogUnavailable,
@@ -20,8 +20,8 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.model import Blob
-from ntt_backup.process import wait_for
-from ntt_backup.worker import Assignment, Worker
+from ntt_backup.process.pipeline import wait_for
+from ntt_backup.upload.worker import Assignment, Worker
 from tests.unit.fakes import FakeCatalog, FakeLine, FakeRemote, FakeStore, Script, blobs
 
 QUICK: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.01, "batch_size": 10, "window": 3}

@@ -1,0 +1,1 @@
+"""Checks of what was stored: hashes, and the comparison of catalog, store and remote."""

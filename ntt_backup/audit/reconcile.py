@@ -1,0 +1,276 @@
+"""Reconcile: the catalog, the store and the remote side by side, in one pass over all names.
+
+Three lists of tens of millions cannot be held and compared. But all three can be had in order of
+blobid, range by range: the catalog's rows of one range are read and sorted, the directories of the
+store and the remote's listing come sorted as they are, and a merge of the three sees every blob
+once. Memory is that of a 256th of the catalog.
+
+In every range the catalog is read first. A blob that a run copies at this very moment may then show
+as not marked yet, which is harmless; it can never show as copied and absent.
+
+Only names and sizes are compared; `verify` looks at contents. What `apply` changes is in the safe
+direction: what the remote lacks is pending again. Nothing is ever marked as copied, and nothing is
+deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
+from ntt_backup.catalog import Connection
+from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.catalog.selection import Row, rows_in
+from ntt_backup.client.pool import FarSide, Reader
+from ntt_backup.config import Settings
+from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
+from ntt_backup.model import BlobRange, Failure, Reason, is_blobid, relative_path
+from ntt_backup.planner import prefix_ranges
+from ntt_backup.receiver import list_blobs
+from ntt_backup.source.inspection import Store
+
+_APPLY_BLOBS: Final = 1000
+_EXAMPLES: Final = 5
+_PREFIX_DIGITS: Final = 2
+
+
+class Difference(StrEnum):
+    """What may be found. Scripts read the words: they are names of files, and keys."""
+
+    LOST = "copied-but-absent"
+    REMOTE_SIZE = "remote-size-differs"
+    UNREADABLE = "remote-unreadable"
+    UNMARKED = "there-but-not-marked"
+    UNKNOWN = "there-but-not-in-catalog"
+    UNREGISTERED = "in-store-but-not-in-catalog"
+    SOURCELESS = "in-catalog-but-not-in-store"
+    STORE_SIZE = "store-size-differs"
+    BAD_BLOBID = "no-blobid-in-catalog"
+    STRAY_STORE = "stray-in-store"
+    STRAY_REMOTE = "stray-on-remote"
+
+
+# The remote has not what the catalog says it has.
+SERIOUS: Final = frozenset({Difference.LOST, Difference.REMOTE_SIZE, Difference.UNREADABLE})
+_REASONS: Final = {
+    Difference.LOST: Reason.REMOTE_MISSING,
+    Difference.REMOTE_SIZE: Reason.REMOTE_CORRUPT,
+}
+_STRAYS: Final = {
+    list_blobs.NOT_A_BLOBID: StrayKind.NOT_A_BLOBID,
+    list_blobs.WRONG_DIRECTORY: StrayKind.WRONG_DIRECTORY,
+    list_blobs.SYMLINK: StrayKind.SYMLINK,
+    list_blobs.NOT_A_FILE: StrayKind.NOT_A_FILE,
+}
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What was seen so far. part: of the work, from 0 to 1. requeued: how many are pending again.
+
+    examples: the first of each kind, with a word on it.
+    """
+
+    rows: int = 0
+    in_store: int = 0
+    on_remote: int = 0
+    agreed: int = 0
+    part: float = 0.0
+    requeued: int = 0
+    duration_s: float = 0.0
+    differences: Counter[Difference] = field(default_factory=Counter)
+    examples: dict[Difference, list[str]] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if SERIOUS & self.differences.keys() else 0
+
+
+def reconcile(
+    conn: Connection,
+    settings: Settings,
+    *,
+    apply: bool,
+    on_progress: Callable[[Comparison], None],
+    on_difference: Callable[[Difference, str, str], None],
+    on_outage: Callable[[BackupError, float], None],
+) -> Comparison:
+    """Compare all three. Raises BackupError.
+
+    on_difference is told of each: what it is, the blobid or path, and a word on it.
+    """
+    far = FarSide(settings, "reconcile", ("list",), on_outage)
+    store = Store(settings.source.root)
+    store.probe()
+    reader = far.reader("0")
+    try:
+        with store.tree() as tree:
+            work = _Work(conn, settings.target, tree, reader, apply, on_difference)
+            if apply and far.is_empty():
+                raise RemoteUnreachable(
+                    "by-hash on the remote is empty",
+                    hint="is its disk mounted? Nothing was marked; without --apply the rest is"
+                    " compared",
+                )
+            for one in prefix_ranges():
+                work.compare(one)
+                on_progress(work.seen)
+            return work.end()
+    finally:
+        reader.close()
+
+
+class _Work:
+    def __init__(
+        self,
+        conn: Connection,
+        target: str,
+        tree: Tree,
+        reader: Reader,
+        apply: bool,
+        on_difference: Callable[[Difference, str, str], None],
+    ) -> None:
+        self._conn = conn
+        self._target = target
+        self._tree = tree
+        self._reader = reader
+        self._apply = apply
+        self._on_difference = on_difference
+        self._started = time.monotonic()
+        self._lost: list[Failure] = []
+        # Where the remote could not look: what is not listed there may well be there.
+        self._unreadable: list[str] = []
+        self.seen = Comparison()
+        # The store's directories, in the order of the ranges, and the first that is not read yet.
+        self._walk = tree.directories()
+        self._next = next(self._walk, None)
+
+    def compare(self, one: BlobRange) -> None:
+        """One range, whose index is its two-digit prefix."""
+        prefix = f"{one.index:0{_PREFIX_DIGITS}x}"
+        rows = iter(self._rows(one))  # First of all three.
+        there = self._there(prefix)
+        here = self._here(prefix)
+        row, far, near = next(rows, None), next(there, None), next(here, None)
+        while row or far or near:
+            blobid = min(one[0] for one in (row, far, near) if one)
+            at_row = row if row and row[0] == blobid else None
+            at_far = far if far and far[0] == blobid else None
+            at_near = near if near and near[0] == blobid else None
+            self._judge(
+                blobid, at_row, at_far[1] if at_far else None, at_near[1] if at_near else None
+            )
+            row = next(rows, None) if at_row else row
+            far = next(there, None) if at_far else far
+            near = next(here, None) if at_near else near
+        self.seen.part = (one.index + 1) / len(prefix_ranges())
+        self.seen.duration_s = time.monotonic() - self._started
+
+    def end(self) -> Comparison:
+        self._record()
+        self.seen.duration_s = time.monotonic() - self._started
+        return self.seen
+
+    # --- the three lists, in order ----------------------------------------------------------------
+
+    def _rows(self, one: BlobRange) -> list[Row]:
+        found: list[Row] = []
+        for row in rows_in(self._conn, self._target, one):
+            if is_blobid(row.blobid):
+                found.append(row)
+            else:
+                self._tell(Difference.BAD_BLOBID, row.blobid, "")
+        self.seen.rows += len(found)
+        found.sort()
+        return found
+
+    def _there(self, prefix: str) -> Iterator[tuple[str, int]]:
+        low = int(prefix.ljust(64, "0"), 16)
+        high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
+        for page in self._reader.names(low, high, on_stray=self._stray_there):
+            self.seen.on_remote += len(page)
+            yield from ((digest.hex(), size) for digest, size in page)
+
+    def _here(self, prefix: str) -> Iterator[tuple[str, int]]:
+        while self._next is not None:
+            directory = self._next
+            if isinstance(directory, Stray):
+                self._stray_in_store(directory)
+                self._next = next(self._walk, None)
+                continue
+            if not directory.startswith(prefix):
+                return
+            self._next = next(self._walk, None)
+            blobids: list[str] = []
+            for entry in self._tree.entries(directory):
+                if isinstance(entry, Stray):
+                    self._stray_in_store(entry)
+                else:
+                    blobids.append(entry)
+            for blobid in sorted(blobids):
+                try:
+                    size = self._tree.lstat(relative_path(blobid)).st_size
+                except FileNotFoundError:
+                    continue  # Removed since it was listed.
+                self.seen.in_store += 1
+                yield blobid, size
+
+    def _stray_in_store(self, stray: Stray) -> None:
+        self._tell(Difference.STRAY_STORE, stray.path, f"{stray.kind} {stray.detail}".strip())
+
+    def _stray_there(self, kind: int, path: str) -> None:
+        if kind == list_blobs.UNREADABLE_DIRECTORY:
+            self._unreadable.append("" if path == "." else path.replace("/", ""))
+        self._tell(Difference.STRAY_REMOTE, path, _STRAYS.get(kind, StrayKind.UNREADABLE))
+
+    # --- the verdict ------------------------------------------------------------------------------
+
+    def _judge(self, blobid: str, row: Row | None, far: int | None, near: int | None) -> None:
+        """far and near: the sizes on the remote and in the store, None for absent."""
+        before = self.seen.differences.total()
+        if row is None:
+            if near is not None:
+                self._tell(Difference.UNREGISTERED, blobid, f"{near} bytes")
+            if far is not None:
+                self._tell(Difference.UNKNOWN, blobid, f"{far} bytes")
+            return
+        if near is None:
+            self._tell(Difference.SOURCELESS, blobid, "copied" if row.copied else "not copied")
+        elif row.size is not None and row.size != near:
+            self._tell(Difference.STORE_SIZE, blobid, f"{near} bytes, {row.size} in the catalog")
+        # What the store holds was checked when it was sent; the catalog's number is a second best.
+        expected = near if near is not None else row.size
+        if row.copied:
+            if far is None and blobid.startswith(tuple(self._unreadable)):
+                self._tell(Difference.UNREADABLE, blobid, "its directory there cannot be read")
+            elif far is None:
+                self._lose(Difference.LOST, blobid, "not listed there")
+            elif expected is not None and far != expected:
+                self._lose(Difference.REMOTE_SIZE, blobid, f"{far} bytes there, {expected} here")
+        elif far is not None:
+            self._tell(Difference.UNMARKED, blobid, "failed" if row.failed else "pending")
+        self.seen.agreed += self.seen.differences.total() == before
+
+    def _tell(self, what: Difference, name: str, word: str) -> None:
+        self.seen.differences[what] += 1
+        examples = self.seen.examples.setdefault(what, [])
+        if len(examples) < _EXAMPLES:
+            examples.append(f"{name} {word}".strip())
+        self._on_difference(what, name, word)
+
+    def _lose(self, what: Difference, blobid: str, word: str) -> None:
+        self._tell(what, blobid, word)
+        if self._apply:
+            self._lost.append(Failure(blobid, _REASONS[what], word))
+            if len(self._lost) >= _APPLY_BLOBS:
+                self._record()
+
+    def _record(self) -> None:
+        lost, self._lost = self._lost, []
+        if lost:
+            self.seen.requeued += record_checks(self._conn, self._target, [], lost)

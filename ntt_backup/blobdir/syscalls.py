@@ -1,0 +1,188 @@
+"""Three system calls that Python lacks: syncfs, renameat2, openat2, each with what stands in.
+
+Through ctypes, because nothing may be compiled on the remote. Each is tried once where it is first
+needed; a kernel, libc or file system without it is remembered, and the slower way of the same
+meaning is taken from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import stat
+from typing import Any
+
+_OPENAT2 = 437
+_RENAME_NOREPLACE = 1
+# RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
+_RESOLVE = 0x01 | 0x04 | 0x08
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A kernel without the call; a container's filter that does not know it; a file system without it.
+_LACKING = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_HOW = _OpenHow(DIRECTORY, 0, _RESOLVE)
+
+
+def _libc() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except OSError:
+        return None
+
+
+def _function(name: str, *arguments: Any) -> Any:
+    function = getattr(_LIBC, name, None)
+    if function is not None:
+        function.argtypes = arguments
+        function.restype = ctypes.c_int
+    return function
+
+
+def _linux() -> tuple[int, int]:
+    """The running kernel's version, (0, 0) where it is not Linux."""
+    system = os.uname()
+    major, _, rest = system.release.partition(".")
+    minor = rest.partition(".")[0].partition("-")[0]
+    if system.sysname != "Linux" or not major.isdigit() or not minor.isdigit():
+        return 0, 0
+    return int(major), int(minor)
+
+
+_LIBC = _libc()
+_SYNCFS = _function("syncfs", ctypes.c_int)
+_RENAMEAT2 = _function(
+    "renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
+)
+_SYSCALL = getattr(_LIBC, "syscall", None) if _linux() >= (5, 6) else None
+
+# syncfs empties the kernel's own buffers. Behind these file systems stands a program or a server
+# with buffers of its own, and only fsync of a file is passed on to it.
+_KEEPS_TO_ITSELF = re.compile(r"fuse|cifs$|smb|9p$|vboxsf$")
+
+_missing: set[str] = set()
+
+
+def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
+    """Whether syncfs is there and not filtered out, reaches the disk under this device number, and
+    tells of write-back errors, which it does since Linux 5.8.
+    """
+    return (
+        _SYNCFS is not None
+        and _linux() >= (5, 8)
+        and _SYNCFS(-1) != 0
+        and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM)
+        and not _KEEPS_TO_ITSELF.match(_file_system(device, mounts))
+    )
+
+
+def _file_system(device: int, mounts: str) -> str:
+    """The type of the mounted file system with this device number, or nothing."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as table:
+            for line in table:
+                where, _, what = line.partition(" - ")
+                if what and where.split()[2:3] == [number]:
+                    return what.split()[0]
+    except OSError:
+        pass
+    return ""
+
+
+def syncfs(fd: int) -> None:
+    """Everything on fd's file system to stable storage. Raises OSError; runs without the GIL."""
+    while _SYNCFS(fd) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
+    """Rename, never over anything. Raises FileExistsError where the new name is taken."""
+    if _RENAMEAT2 is not None and "renameat2" not in _missing:
+        if _RENAMEAT2(source, old, target, new, _RENAME_NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _LACKING:
+            raise OSError(number, os.strerror(number), new)
+        if number != errno.EPERM:  # With EPERM it may be this one directory.
+            _missing.add("renameat2")
+    try:
+        os.link(old, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except OSError as problem:
+        if problem.errno not in (*_LACKING, errno.EMLINK):
+            raise
+    else:
+        os.unlink(old, dir_fd=source)
+        return
+    # No links here. Two sessions that race for one name would place the same content.
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(new, dir_fd=target, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+    os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+
+
+def open_beneath(directory: int, path: str, device: int) -> int:
+    """A directory below directory, at a path of plain names, reached through no symlink and on
+    the same device. Raises OSError: ELOOP or ENOTDIR, EXDEV.
+    """
+    if _SYSCALL is not None and "openat2" not in _missing:
+        for _ in range(100):
+            fd = _SYSCALL(
+                ctypes.c_long(_OPENAT2),
+                ctypes.c_int(directory),
+                ctypes.c_char_p(path.encode()),
+                ctypes.byref(_HOW),
+                ctypes.c_size_t(ctypes.sizeof(_HOW)),
+            )
+            if fd >= 0:
+                return int(fd)
+            number = ctypes.get_errno()
+            if number in _LACKING:
+                _missing.add("openat2")
+                break
+            # EAGAIN: something was renamed meanwhile, and the kernel asks to be asked again.
+            if number not in (errno.EAGAIN, errno.EINTR):
+                raise OSError(number, os.strerror(number), path)
+    return _open_by_steps(directory, path, device)
+
+
+def _open_by_steps(directory: int, path: str, device: int) -> int:
+    current = os.dup(directory)
+    try:
+        for name in path.split("/"):
+            below = os.open(name, DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = below
+            if os.fstat(current).st_dev != device:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    except BaseException:
+        os.close(current)
+        raise
+    return current
+
+
+def kind_of(mode: int) -> str:
+    """What stands there, in words."""
+    for test, word in (
+        (stat.S_ISDIR, "a directory"),
+        (stat.S_ISLNK, "a symlink"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISREG, "a file"),
+    ):
+        if test(mode):
+            return word
+    return "a device"

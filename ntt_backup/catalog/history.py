@@ -1,0 +1,98 @@
+"""The history of runs, for `status`: when did it last run, what came of it, is it alive?
+
+A run that dies leaves its row without an end. Nothing cleans up after it: `updated_at`, renewed
+with every progress event, shows how long ago it was last seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.queries import statement
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run. ended_at, outcome and exit_code are None while it is under way, and if it died.
+
+    Its figures are those of updated_at, seen at read_at.
+    """
+
+    run_id: UUID
+    target: str
+    host: str
+    pid: int
+    strategy: str
+    workers: int
+    started_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    exit_code: int | None
+    copied: int
+    failed: int
+    bytes: int
+    read_at: datetime = field(compare=False)
+
+
+def start_run(
+    conn: Connection,
+    run_id: UUID,
+    *,
+    target: str,
+    host: str,
+    pid: int,
+    strategy: str,
+    workers: int,
+) -> None:
+    """Note that a run begins."""
+    values = {
+        "run_id": run_id,
+        "target": target,
+        "host": host,
+        "pid": pid,
+        "strategy": strategy,
+        "workers": workers,
+    }
+    with translated(conn, "note the run"):
+        conn.execute(statement("start_run"), values)
+
+
+def update_run(conn: Connection, run_id: UUID, *, copied: int, failed: int, bytes: int) -> None:
+    """Note what the run has done since it began: blobs copied, blobs failed, bytes copied."""
+    values = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
+    with translated(conn, "note the run"):
+        conn.execute(statement("update_run"), values)
+
+
+def end_run(
+    conn: Connection,
+    run_id: UUID,
+    *,
+    outcome: str,
+    exit_code: int,
+    copied: int,
+    failed: int,
+    bytes: int,
+) -> None:
+    """Note how the run ended, with its final counts."""
+    values = {
+        "run_id": run_id,
+        "outcome": outcome,
+        "exit_code": exit_code,
+        "copied": copied,
+        "failed": failed,
+        "bytes": bytes,
+    }
+    with translated(conn, "note the run"):
+        conn.execute(statement("end_run"), values)
+
+
+def last_run(conn: Connection, target: str) -> Run | None:
+    """The target's latest run, or None."""
+    with translated(conn, "read the history of runs"):
+        row = conn.execute(statement("last_run"), {"target": target}).fetchone()
+    return Run(*row) if row else None

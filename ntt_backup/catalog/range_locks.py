@@ -1,0 +1,280 @@
+"""Claims: which ranges this worker may send, and the pending blobs in them, in order.
+
+Several workers, on several hosts, share one catalog. Marking rows "in progress" would need someone
+to clean up after a crash. A claim here is a session's advisory lock on a range instead: it vanishes
+with the connection, so none can go stale, and it costs no write. The price is that a claim is only
+as good as the connection: whoever loses it must stop handing out what it had taken.
+
+Life of a range, as one session sees it:
+
+    free --take--> open --read to its end--> exhausted --release--> free
+
+A range in which much is left behind the first batch is not kept for one worker: it is held in
+parts. Each part is a lock of its own, beside a shared one on the whole, which keeps off whoever
+wants all of it. A session goes on in the parts of its own range, and where nothing whole is free,
+it helps with the parts of the others'. All hosts must know of parts: for one that does not, a range
+that is held in parts is simply taken.
+
+At most one range is open at a time. Exhausted ones stay locked while their blobs are under way,
+else another worker would send them again. A range that is claimed again starts at its beginning,
+since blobs may have been inserted behind the cursor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import errors
+
+from ntt_backup.catalog.connection import Connection, configure, translated
+from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
+from ntt_backup.catalog.queries import statement
+from ntt_backup.model import Blob, BlobRange
+from ntt_backup.planner import RANGES, WORTH_SHARING, parts, prefix_ranges, whole_of
+
+# How long a search may take before its caller is asked whether anything else is to be done.
+_SEARCH_MILLISECONDS: Final = 500
+
+
+def lock_class(name: str) -> int:
+    """The first key of our advisory locks: a signed 32-bit hash, the same on every host.
+
+    BLAKE2b of "ntt_backup:" + name, four bytes, big-endian. The second key is the range's index.
+    """
+    digest = hashlib.blake2b(f"ntt_backup:{name}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A session that holds a range, or a part of one."""
+
+    index: int
+    application_name: str
+    pid: int
+
+
+class Claims:
+    """The ranges that one connection holds, whose settings it may change.
+
+    order lists range indexes, those to try first in front. Every method raises CatalogUnavailable
+    when the connection is lost. All claims are lost with it: make a new object on a new connection.
+    """
+
+    def __init__(self, conn: Connection, target: str, order: Sequence[int]) -> None:
+        ranges = prefix_ranges()
+        self._conn = conn
+        self._class = lock_class(target)
+        self._ranges = [ranges[index] for index in order]
+        self._unsearched = 0
+        self._one_by_one = False
+        self._held: set[int] = set()
+        self._open: Cursor | None = None
+        self._ahead: tuple[BlobRange, ...] = ()
+        with translated(conn, "read its indexes"):
+            walk_indexes(conn)
+            self._parts = read_parts(conn, target)
+
+    @property
+    def searching(self) -> bool:
+        """Whether the last `take` ended before it had looked into all free ranges."""
+        return self._unsearched > 0
+
+    def take(self, limit: int) -> list[tuple[Blob, int]]:
+        """Up to limit pending blobs, each with its range's index; [] when nothing free is left, or
+        it is still `searching`: the next call goes on.
+
+        Goes on in the open range, then claims free ranges until limit is reached. Blobs of a range
+        come in the catalog's order. Each blob is handed out once for a claim.
+        """
+        deadline = time.monotonic() + _SEARCH_MILLISECONDS / 1000
+        with translated(self._conn, "claim blobs"):
+            taken: list[tuple[Blob, int]] = []
+            while len(taken) < limit:
+                wanted = limit - len(taken)
+                cursors = [self._open] if self._open else self._claim_any(wanted, deadline)
+                if not cursors:
+                    break
+                taken += self._read(cursors, wanted)
+        return taken
+
+    def exhausted(self) -> frozenset[int]:
+        """The held ranges that give nothing more: release them once their blobs are settled."""
+        return frozenset(self._held - {self._open.range.index} if self._open else self._held)
+
+    def release(self, indexes: Iterable[int]) -> None:
+        """Free the ranges, so that anybody may claim them anew. Those not held are left alone."""
+        freed = self._held.intersection(indexes)
+        if not freed:
+            return
+        with translated(self._conn, "release ranges"):
+            if wholes := sorted(one for one in freed if one < RANGES):
+                self._run("unlock_ranges", {"indexes": wholes})
+            if some := sorted(one for one in freed if one >= RANGES):
+                self._run("unlock_parts", _of_parts(some))
+        self._held -= freed
+        if self._open and self._open.range.index in freed:
+            self._open = None
+
+    def any_pending(self) -> bool:
+        """Whether the catalog has a pending blob, claimed by anyone or not."""
+        with translated(self._conn, "look for pending blobs"):
+            return bool(self._run("first_pending", {}))
+
+    def listen(self) -> None:
+        """Have inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
+        with translated(self._conn, "listen for new blobs"):
+            self._conn.execute(statement("listen"))
+
+    def fileno(self) -> int:
+        """The connection's socket, to wait on: readable on a notification, or when it was lost."""
+        with translated(self._conn, "wait for new blobs"):
+            return self._conn.fileno()
+
+    def drain_notifications(self) -> bool:
+        """Whether blobs were inserted since the last call. Never waits.
+
+        Ask before waiting on `fileno` too: a notification may have come in with another answer. A
+        lost connection stays readable, and is reported by the second call at the latest.
+        """
+        with translated(self._conn, "listen for new blobs"):
+            return bool(list(self._conn.notifies(timeout=0)))
+
+    def _claim_any(self, limit: int, deadline: float) -> list[Cursor]:
+        """Lock what is to be read next: more of the range that we hold in parts, or what is free,
+        or parts of what others share; [] when there is none, or the search is not over.
+        """
+        if cursors := self._claim_parts(self._ahead, limit):
+            return cursors
+        if cursors := self._claim(limit, deadline):
+            return self._share(cursors, limit)
+        if self.searching:
+            return []
+        shared = {index for (index,) in self._run("shared_ranges", {})}
+        theirs = (parts(one) for one in self._ranges if one.index in shared)
+        return self._claim_parts([one for some in theirs for one in some], limit)
+
+    def _share(self, cursors: list[Cursor], limit: int) -> list[Cursor]:
+        """Of ranges that were just locked, hold the last one in parts where it has much more than
+        limit: only that one can.
+        """
+        *others, last = cursors
+        whole = last.range
+        enough = {**bounds([whole]), "count": limit + WORTH_SHARING}
+        ((much,),) = self._run("any_beyond", enough)
+        if not much:
+            return cursors
+        begun = self._claim_parts(parts(whole), limit)
+        self.release([whole.index])
+        return others + begun
+
+    def _claim_parts(self, candidates: Sequence[BlobRange], limit: int) -> list[Cursor]:
+        """Lock parts of ranges that together have about limit pending blobs; [] where none is free,
+        or others were quicker.
+        """
+        free = [one for one in candidates if one.index not in self._held]
+        found = self._run("free_ranges", {**bounds(free), "limit": limit}) if free else []
+        rows = self._run("lock_parts", _of_parts(index for (index,) in found)) if found else []
+        got = {index for (index,) in rows}
+        self._held |= got
+        begun = [one for one in free if one.index in got]
+        self._ahead = ()
+        if begun:
+            whole = prefix_ranges()[whole_of(begun[-1].index)]
+            self._ahead = tuple(one for one in parts(whole) if one.index > begun[-1].index)
+        return [Cursor(one) for one in begun]
+
+    def _claim(self, limit: int, deadline: float) -> list[Cursor]:
+        """Lock free ranges that have pending blobs, about limit of them; [] when there are none.
+
+        What is found free may be taken by another before we lock it; then it is not found again.
+        """
+        while found := self._find_free(limit, deadline):
+            rows = self._run("lock_ranges", {"indexes": found})
+            got = {index for (index,) in rows}
+            self._held |= got
+            if got:
+                return self._begin(got)
+        return []
+
+    def _find_free(self, limit: int, deadline: float) -> list[int]:
+        """Look into the ranges in turn, until then.
+
+        A range that was emptied is full of dead rows until vacuum comes, and all of them are walked
+        before it is known to be empty. Where that takes too long for all ranges at once, they are
+        looked into one by one.
+        """
+        if not self._unsearched:
+            self._unsearched, self._one_by_one = len(self._ranges), False
+        while self._unsearched and time.monotonic() < deadline:
+            some = self._ranges[: 1 if self._one_by_one else self._unsearched]
+            candidates = [one for one in some if one.index not in self._held]
+            found = self._look(candidates, limit)
+            if found:
+                return found
+            if found is None:
+                self._one_by_one = True
+            else:
+                self._ranges = self._ranges[len(some) :] + self._ranges[: len(some)]
+                self._unsearched -= len(some)
+        return []
+
+    def _look(self, candidates: Sequence[BlobRange], limit: int) -> list[int] | None:
+        """Those that are free and have pending blobs; None where it takes too long."""
+        with suppress(errors.QueryCanceled), self._conn.transaction():
+            if not self._one_by_one:
+                configure(self._conn, "statement_timeout", _SEARCH_MILLISECONDS, local=True)
+            rows = self._run("free_ranges", {**bounds(candidates), "limit": limit})
+            return [index for (index,) in rows]
+        return None
+
+    def _begin(self, indexes: set[int]) -> list[Cursor]:
+        """The ranges from their beginnings, in order; the next search starts after the last one."""
+        places = [nth for nth, one in enumerate(self._ranges) if one.index in indexes]
+        cursors = [Cursor(self._ranges[nth]) for nth in places]
+        after = places[-1] + 1
+        self._ranges = self._ranges[after:] + self._ranges[:after]
+        self._unsearched = 0
+        return cursors
+
+    def _read(self, cursors: Sequence[Cursor], limit: int) -> list[tuple[Blob, int]]:
+        """Read the locked ranges on, until limit or their end; note which of them is open then.
+
+        The statement begins after the locks were taken, so it sees what their last holder
+        committed.
+        """
+        rows = self._run("pending_blobs", {**reading(cursors), "limit": limit})
+        self._open = None
+        if len(rows) == limit:
+            index, past, _ = rows[-1]
+            ranges = {cursor.range.index: cursor.range for cursor in cursors}
+            self._open = Cursor(ranges[index], past)
+        # Others may have emptied a range before we locked it, or inserts filled the batch before
+        # it.
+        fresh = {cursor.range.index for cursor in cursors if cursor.past is None}
+        self.release(fresh.difference(index for index, _, _ in rows))
+        # Without a unique index a blobid may stand there twice, next to each other. It is sent
+        # once.
+        return list({blobid: (Blob(blobid, size), index) for index, blobid, size in rows}.values())
+
+    def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
+        query = statement(name, **self._parts)
+        return self._conn.execute(query, {"class": self._class, **values}).fetchall()
+
+
+def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
+    """The values of a statement that locks or unlocks parts of ranges."""
+    some = list(indexes)
+    return {"parts": some, "wholes": [whole_of(one) for one in some]}
+
+
+def holders(conn: Connection, target: str) -> list[Holder]:
+    """Who holds which range of the target at this moment, by index."""
+    with translated(conn, "list who holds its ranges"):
+        rows = conn.execute(statement("holders"), {"class": lock_class(target)}).fetchall()
+    return [Holder(*row) for row in rows]

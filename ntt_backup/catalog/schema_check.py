@@ -1,0 +1,266 @@
+"""What the catalog's table looks like, what is wrong with it, and the SQL that mends it.
+
+The table belongs to another program and may have any history. Finding out by failing in the middle
+of a night's run would be the obvious way; instead everything that the queries rely on is read from
+the system catalogs first: types, order, keys, privileges, the index. A refusal names one problem
+and the statement to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from ntt_backup.catalog import privileges
+from ntt_backup.catalog.connection import INIT_DB, Connection, translated
+from ntt_backup.catalog.pending import bounds, read_indexes
+from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.errors import CatalogRefused
+from ntt_backup.planner import prefix_ranges
+
+SCHEMA_VERSION = 1
+OWN_TABLES = frozenset({"dumps", "failures", "marks", "runs", "scans", "schema_version"})
+CREATE_OWN = (
+    "create_failures",
+    "create_runs",
+    "create_scans",
+    "create_dumps",
+    "create_marks",
+    "create_version",
+)
+
+PRINT_SQL = (
+    "`ntt-backup-remote init-db --print-sql` prints the SQL, a script for each who must run it"
+)
+
+_INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
+_LARGEST_SIZE = 2**63 - 1
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+_TIMES = frozenset({"timestamp with time zone", "timestamp without time zone"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of `blobs`. type is the server's word for it, without a length."""
+
+    type: str
+    not_null: bool
+    collation: sql.Identifier
+    deterministic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table `blobs`. owned: whether we may alter it."""
+
+    kind: str
+    owner: str
+    owned: bool
+    columns: Mapping[str, Column]
+
+    @property
+    def partitioned(self) -> bool:
+        return self.kind == "p"
+
+
+def our_columns(target: str) -> dict[str, str]:
+    """The columns that we need besides blobid, and the types we give them."""
+    return {
+        "size": "bigint",
+        f"{target}_copied": "boolean",
+        f"{target}_last_checked": "timestamptz",
+        f"{target}_copy_failed": "boolean",
+    }
+
+
+def wanted_columns(target: str) -> dict[str, str]:
+    """The columns that init-db adds, with their types: ours, and when a row was inserted."""
+    return {**our_columns(target), "created_at": "timestamptz"}
+
+
+def read_table(conn: Connection) -> Table | None:
+    """The table `blobs` as the search path finds it; None if there is none."""
+    row = conn.execute(statement("table")).fetchone()
+    if row is None:
+        return None
+    kind, owner, owned = row
+    columns = {
+        name: Column(type_name, not_null, sql.Identifier(schema or "", collation or ""), *rest)
+        for name, type_name, not_null, schema, collation, *rest in conn.execute(
+            statement("table_columns")
+        )
+    }
+    return Table(kind, owner, owned, columns)
+
+
+def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
+    """Check that everything the command relies on is there, and that this session may use it.
+
+    command: one of `rights.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for the
+    first problem, with the SQL or the command that mends it.
+    """
+    with translated(conn, "show its schema"):
+        table = existing_table(conn, target)
+        absent = [name for name in our_columns(target) if name not in table.columns]
+        if absent:
+            raise CatalogRefused(f"the table blobs lacks {', '.join(absent)}", hint=INIT_DB)
+        _check_own_tables(conn)
+        verify_rights(conn, target, command)
+        check_version(conn)
+        check_one_table(conn)
+        indexes = read_indexes(conn, target)
+        if not any(index.valid and index.form for index in indexes):
+            raise CatalogRefused(
+                "the table blobs has no usable index of what is pending",
+                detail="an unfinished one is there" if any(not i.valid for i in indexes) else "",
+                hint=INIT_DB,
+            )
+        return warnings(conn, table)
+
+
+def verify_rights(conn: Connection, target: str, command: str) -> None:
+    """Raise CatalogRefused where this session may not do what the command does, naming all that it
+    lacks; CatalogUnavailable where it may only read and the command writes.
+    """
+    with translated(conn, "show its privileges"):
+        if lacks := privileges.lacking(conn, target, [command]):
+            raise CatalogRefused(
+                f"{conn.info.user} may not do what `{command}` does",
+                detail=f"it lacks {', '.join(map(str, lacks))}",
+                hint=PRINT_SQL,
+            )
+        if privileges.NEEDS[command].writes:
+            privileges.require_writing(conn)
+
+
+def existing_table(conn: Connection, target: str) -> Table:
+    """The table `blobs`, checked as by `check_table`. Raises CatalogRefused where there is none."""
+    table = read_table(conn)
+    if table is None:
+        raise CatalogRefused(
+            "the catalog has no table blobs",
+            hint=f"{INIT_DB}, or correct catalog.url",
+        )
+    check_table(conn, table, target)
+    return table
+
+
+def check_table(conn: Connection, table: Table, target: str) -> None:
+    """Raise CatalogRefused where the table is of a kind that adding columns cannot mend."""
+    if table.kind not in ("r", "p"):
+        elsewhere = conn.execute(statement("tables_elsewhere")).fetchall()
+        raise CatalogRefused(
+            f"blobs is {_KINDS.get(table.kind, 'something else')}, not a table",
+            hint=f"the search path must find the table: {_search_path(conn, elsewhere[0][0])}"
+            if elsewhere
+            else "catalog.url (NTT_DB_URL) must name the database that has the table",
+        )
+    blobid = table.columns.get("blobid")
+    if blobid is None:
+        raise CatalogRefused("the table blobs has no column blobid", hint="correct catalog.url")
+    if blobid.type not in ("text", "character varying"):
+        mend = {"bytea": "mend_blobid_bytea", "uuid": "mend_blobid_uuid"}
+        raise CatalogRefused(
+            f"blobs.blobid is of type {blobid.type}",
+            detail="it must be text",
+            hint=shown(mend.get(blobid.type, "mend_blobid_other")),
+        )
+    ascend = conn.execute(
+        statement("bounds_ascend", collation=blobid.collation), bounds(prefix_ranges())
+    ).fetchall()[0][0]
+    if not (ascend and blobid.deterministic):
+        raise CatalogRefused(
+            "the collation of blobs.blobid does not suit hex digits",
+            detail="it does not sort 00 to ff in order, or takes different text for equal",
+            hint=shown("mend_collation"),
+        )
+    for name, wanted in our_columns(target).items():
+        column = table.columns.get(name)
+        if column and column.type not in _accepted(wanted):
+            raise CatalogRefused(
+                f"blobs.{name} is of type {column.type}",
+                detail=f"it must be {wanted}",
+                hint=shown("mend_column_type", column=sql.Identifier(name), type=sql.SQL(wanted)),
+            )
+
+
+def _accepted(wanted: str) -> frozenset[str]:
+    return {"bigint": _INTEGERS, "timestamptz": _TIMES}.get(wanted, frozenset({wanted}))
+
+
+def check_version(conn: Connection, *, older: bool = False) -> int:
+    """The version of our schema. Raises CatalogRefused where a newer program made it, and for an
+    older one, unless older says that it will do.
+    """
+    rows = conn.execute(statement("schema_version")).fetchall()
+    version = rows[0][0] if rows else 0
+    if version > SCHEMA_VERSION:
+        raise CatalogRefused(
+            f"the schema ntt_backup is of version {version}, this program knows {SCHEMA_VERSION}",
+            hint="upgrade ntt_backup on this host",
+        )
+    if version < SCHEMA_VERSION and not older:
+        raise CatalogRefused(
+            f"the schema ntt_backup is of the old version {version}",
+            hint=INIT_DB,
+        )
+    return int(version)
+
+
+def own_tables(conn: Connection) -> frozenset[str]:
+    """Our own tables that are there."""
+    return frozenset(name for (name,) in conn.execute(statement("own_tables")))
+
+
+def check_one_table(conn: Connection) -> None:
+    """Raise CatalogRefused where the schema ntt_backup of this database serves another table.
+
+    Claims and failures are told apart by target and blobid only, and the progress of a scan by the
+    store. A second catalog in one database is not worth a third key to each: a database is cheap.
+    """
+    for (schema,) in conn.execute(statement("other_table")).fetchall():
+        raise CatalogRefused(
+            "the schema ntt_backup of this database serves another table",
+            detail=f"it is about {schema}.blobs, which the search path does not find",
+            hint="give a second catalog a database of its own; to use that table:"
+            f" {_search_path(conn, schema)}",
+        )
+
+
+def _search_path(conn: Connection, schema: str) -> str:
+    names = {"user": conn.info.user, "database": conn.info.dbname, "schema": schema}
+    return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
+
+
+def _check_own_tables(conn: Connection) -> None:
+    absent = sorted(OWN_TABLES - own_tables(conn))
+    if absent:
+        raise CatalogRefused(f"the schema ntt_backup lacks {', '.join(absent)}", hint=INIT_DB)
+
+
+def warnings(conn: Connection, table: Table) -> list[str]:
+    """What works and may deserve a change, a line each, with the SQL where there is one."""
+    found = []
+    if not conn.execute(statement("blobid_unique")).fetchall()[0][0]:
+        found.append(
+            f"blobs.blobid has no unique index, marking blobs is slow: {shown('mend_unique')}"
+        )
+    if not table.columns["blobid"].not_null:
+        found.append("blobs.blobid may be NULL; such rows are never sent")
+    if conn.execute(statement("row_security")).fetchall()[0][0]:
+        user = conn.info.user
+        found.append(
+            f"row-level security applies to {user}: rows that its policies hide are never sent."
+            f" As a superuser: {shown('mend_row_security', user=sql.Identifier(user))}"
+        )
+    largest = conn.execute(statement("largest_size")).fetchall()[0][0]
+    if largest < _LARGEST_SIZE:
+        mend = {"column": sql.Identifier("size"), "type": sql.SQL("bigint")}
+        found.append(
+            f"blobs.size is of type {table.columns['size'].type} and holds no more than {largest};"
+            " larger blobs are recorded without their size. This rewrites the table, which nobody"
+            f" can read or write meanwhile: {shown('mend_column_type', **mend)}"
+        )
+    return found

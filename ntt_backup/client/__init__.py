@@ -1,0 +1,1 @@
+"""Our end of a connection to the remote: ssh, channels, sessions that read, and their pool."""

@@ -1,0 +1,264 @@
+"""One remote command as a two-way channel: bytes go out, bytes come back, and silence has an end.
+
+Whoever talks to a remote has the same four troubles: an account whose startup files print before
+our command speaks; two pipes that both fill up when nobody reads; a link that stalls without
+breaking; an ssh that ends and takes its last words with it. They are met here once, for the small
+questions (`shell.ask`) as for the sessions that carry batches for days.
+
+Everything is one step around poll(2): write what the pipe takes, read what has come, keep the end
+of stderr. A channel whose far side reads no more still gives what was said before the end. What ssh
+prints before the greeting may be a banner that says anything, so its words explain a failure only
+until the greeting has come; whatever ends the channel later is a lost connection.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ntt_backup.client.throttle import Pace
+from ntt_backup.client.transport import Transport
+from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
+from ntt_backup.process.pipeline import Child, start, wait_for, write
+
+NOISE_LIMIT: Final = 256 * 1024
+# Signs of life buy time, but not for ever: a sync that hangs shows them, too.
+PATIENCE_FACTOR: Final = 10
+_CLOSE_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 2.0
+_LAST_WORDS_SECONDS: Final = 1.0
+_RECEIVER: Final = re.compile(rb"^NTT-RECEIVE \d")
+
+
+class Channel:
+    """A running remote command. Raises SourceError where its local process cannot be started.
+
+    pace limits what is sent. on_bytes is told of bytes as they are handed over.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        command: str,
+        *,
+        pace: Pace | None = None,
+        on_bytes: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._transport = transport
+        self._pace = pace
+        self._on_bytes = on_bytes
+        self._child: Final[Child] = start(transport.argv(command), env=transport.environment())
+        self._reads = True
+        self._greeted = False
+        self._ahead = b""
+        self.heard = time.monotonic()
+        """When something last came back, in monotonic seconds."""
+        self.lingers = False
+        """Whether something there held it open after the far side's last word."""
+
+    # --- before the greeting ----------------------------------------------------------------------
+
+    def greet(
+        self, script: bytes, greeting: re.Pattern[bytes], timeout: float, *, doing: str
+    ) -> re.Match[bytes]:
+        """Send script; the first line that is a greeting. What stands before it is skipped.
+
+        doing names what was wanted, for the errors.
+        Raises RemoteUnreachable when none has come after timeout seconds, RemoteDenied for noise
+        without end or a receiver that nobody asked for, and what `Transport.explain` says when the
+        command ends instead.
+        """
+        deadline = time.monotonic() + timeout
+        pending = memoryview(script)
+        seen = self._ahead
+        while True:
+            *lines, self._ahead = seen.split(b"\n")
+            for number, line in enumerate(lines):
+                if match := greeting.match(line):
+                    self._ahead = b"\n".join((*lines[number + 1 :], self._ahead))
+                    self._greeted = True
+                    return match
+                if _RECEIVER.match(line):
+                    raise RemoteDenied(
+                        f"the key leads to a forced command, which runs nothing else: {doing}",
+                        hint="use a key with a shell for this (remote.identity_file)",
+                    )
+            if max(len(seen), self._child.stderr.size) > NOISE_LIMIT:
+                raise RemoteDenied(
+                    f"the remote says too much: {doing}",
+                    detail=self._last_words(seen),
+                    hint="make its startup files silent for shells that are not interactive",
+                )
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RemoteUnreachable(
+                    f"the remote did not answer in time: {doing}",
+                    detail=f"waited {timeout:.0f} s; it said {self._last_words(seen)}",
+                    hint="log in with the same options and see what its startup files do (do they"
+                    " read from stdin, or start another program?)",
+                )
+            self._poll([self._child.stdin_fd] if pending else [], left, ())
+            sent = self._write(pending)
+            pending = pending[sent if self._reads else len(pending) :]
+            data = self._read()
+            if data == b"":
+                raise self.lost(seen)
+            seen += data or b""
+
+    def _last_words(self, said: bytes) -> str:
+        words = self.stderr or said[-200:].decode("utf-8", "backslashreplace").strip()
+        return repr(words[-200:]) if words else "nothing"
+
+    # --- the conversation -------------------------------------------------------------------------
+
+    def send(
+        self,
+        data: memoryview,
+        hear: Callable[[bytes], None],
+        *,
+        patience: float,
+        beside: Iterable[int] = (),
+    ) -> None:
+        """Hand all of data over; what comes back meanwhile goes to hear.
+
+        patience: see `is_silent`, counted from when something last went out. Raises
+        RemoteUnreachable for a stall, or for the end of the channel; then everything that was said
+        before has been heard.
+        """
+        moved = time.monotonic()
+        while data:
+            pause = 0.0
+            chunk = data
+            if self._pace is not None:
+                chunk = data[: self._pace.allowance()]
+                pause = self._pace.delay() if not chunk else 0.0
+            sent = self._write(chunk)
+            if not self._reads:
+                self._hear_the_end(hear)
+            now = time.monotonic()
+            if sent:
+                moved = now
+                data = data[sent:]
+                continue
+            if pause:
+                moved = now
+            elif self.is_silent(moved, patience, now):
+                raise RemoteUnreachable(
+                    "the link has stalled",
+                    detail=f"no byte went out for {patience:.0f} s; {self.stderr}".rstrip("; "),
+                )
+            self._poll([] if pause else [self._child.stdin_fd], pause or 1.0, beside)
+            self.hear(hear, 0.0)
+
+    def hear(
+        self, hear: Callable[[bytes], None], timeout: float, *, beside: Iterable[int] = ()
+    ) -> None:
+        """Wait up to timeout seconds for what comes back, or for life on one of beside.
+
+        Raises RemoteUnreachable at the end of the channel.
+        """
+        data = self.read(timeout, beside)
+        if data == b"":
+            raise self.lost()
+        if data:
+            hear(data)
+
+    def read(self, timeout: float, beside: Iterable[int] = ()) -> bytes | None:
+        """What has come within timeout seconds: b"" at the end, None where nothing has."""
+        if self._ahead:
+            data, self._ahead = self._ahead, b""
+            return data
+        self._poll([], timeout, beside)
+        return self._read()
+
+    def is_silent(self, since: float, patience: float, now: float) -> bool:
+        """Whether nothing has come back for patience seconds, counted from since on, or nothing
+        but signs of life for ten times as long.
+        """
+        waited = now - since
+        return now - max(since, self.heard) > patience or waited > PATIENCE_FACTOR * patience
+
+    def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
+        """The far side reads no more: hear what it still said, then raise what became of it."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            self.hear(hear, left)
+        raise self.lost()
+
+    def _poll(self, writing: list[int], timeout: float, beside: Iterable[int]) -> None:
+        wait_for(reading=[*self._child.fds, *beside], writing=writing, timeout=timeout)
+        self._child.drain_stderr()
+
+    def _write(self, chunk: memoryview) -> int:
+        try:
+            sent = write(self._child.stdin_fd, chunk) if chunk and self._reads else 0
+        except BrokenPipeError:
+            self._reads = False
+            return 0
+        if sent:
+            self._on_bytes(sent)
+            if self._pace is not None:
+                self._pace.spend(sent)
+        return sent
+
+    def _read(self) -> bytes | None:
+        data = self._child.read()
+        if data:
+            self.heard = time.monotonic()
+        return data
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    @property
+    def stderr(self) -> str:
+        """The last words of the local process."""
+        return self._child.stderr.text
+
+    def end_input(self) -> None:
+        """Nothing more will be sent."""
+        self._child.close_stdin()
+
+    def wait(self, timeout: float) -> int | None:
+        """The local process's exit status; None if it still runs after timeout seconds."""
+        return self._child.wait(timeout)
+
+    def lost(self, said: bytes = b"") -> BackupError:
+        """The error for a channel that has ended. said: what came where an answer was expected;
+        /usr/sbin/nologin, for one, speaks on stdout.
+        """
+        status = self._child.wait(_LAST_WORDS_SECONDS)
+        words = f"{said[-2000:].decode('utf-8', 'backslashreplace')}\n{self.stderr}".strip()
+        if not self._greeted:
+            return self._transport.explain(status, words)
+        return RemoteUnreachable(
+            "the connection to the remote was lost",
+            detail=words.splitlines()[-1] if words else f"status {status}",
+            hint="if it does not come back: check the link, and sshd's log on the remote",
+        )
+
+    def close(self, last_word: bytes = b"") -> None:
+        """Nothing more will be sent: let it end in good order, for a bounded time.
+
+        last_word is what the far side says when it has done all that was its own. ssh does not end
+        before everything there has let go of the connection, and a process that a login has left
+        behind may never do that: after the word it is not waited for (see `lingers`).
+        """
+        self.end_input()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        said, heard, ended = b"", False, self._child.stdout_fd < 0
+        while not ended and (left := deadline - time.monotonic()) > 0:
+            data = self.read(left)
+            ended = data == b""
+            if last_word and not heard:
+                said = said[-len(last_word) :] + (data or b"")
+                heard = last_word in said
+                deadline = time.monotonic() + _LINGER_SECONDS if heard else deadline
+        status = self._child.wait(max(0.0, deadline - time.monotonic()))
+        self.lingers = heard and (status is None or not ended)
+        self.abort()
+
+    def abort(self) -> None:
+        """End it now. Never raises."""
+        self._child.kill()

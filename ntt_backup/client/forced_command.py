@@ -1,0 +1,83 @@
+"""How the receiver comes to the remote as a forced command: what to put where, ready to paste.
+
+A key that may run anything there makes whoever holds this host the master of its backups, too. A
+forced command takes that away, but its line in authorized_keys is easily got wrong: quotes within
+quotes, an option forgotten. So it is made here from the settings. Nothing is installed from here:
+the right to do that is just what this host should not have.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.client.bootstrap import standalone
+from ntt_backup.config import RemoteSettings
+from ntt_backup.errors import ConfigError
+
+RECEIVER: Final = "ntt-backup-receive"
+_ALLOWED: Final = "put,list,verify"
+_NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
+
+
+def key_line(remote: RemoteSettings) -> str:
+    """The line for authorized_keys on the remote."""
+    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED} --require blake3"
+    # sshd takes the text up to the next quote without a backslash before it.
+    quoted = command.replace('"', '\\"')
+    return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'
+
+
+def steps(remote: RemoteSettings) -> str:
+    """What to do, in order, for a person."""
+    lines = [
+        f"How to let this host do no more at {remote.host} than add to {remote.path}:",
+        "",
+        f"1. Put the receiver there as /usr/local/bin/{RECEIVER}, with mode 755 and root as its",
+        "   owner. It is one file for any Python from 3.8 on; written by",
+        f"       ntt-backup-remote install-receiver --write {RECEIVER}",
+        f"   (Where the package ntt-backup is installed there, {RECEIVER} is there already; it",
+        "   must be in the PATH that sshd gives to commands.)",
+        "2. Give it BLAKE3: apt-get install b3sum there, or the Python module blake3 or libblake3.",
+        "   Without it the receiver must take this host's word for what a new blob's name should",
+        "   be; --require blake3 in the line below has it serve nobody then.",
+        f"3. Make the directory {remote.path} there, if it is missing, and give it to the account.",
+        "4. Put this line into ~/.ssh/authorized_keys of the account there, in place of every",
+        "   other line with the same key:",
+        "",
+        key_line(remote),
+        "",
+        "5. Here: run.strategy must be stream or auto; then see that it works:",
+        "       ntt-backup-remote check",
+    ]
+    if _public_key(remote.identity_file) is None:
+        name = remote.identity_file or "~/.ssh/id_ed25519"
+        lines[-2:-2] = [
+            "   The key is not known here: set remote.identity_file. Its public half is shown by",
+            f"       ssh-keygen -y -f {name}",
+        ]
+    return "\n".join(lines)
+
+
+def write(path: Path) -> None:
+    """The receiver as one file, ready to be run. Raises ConfigError."""
+    try:
+        path.write_text(standalone(), encoding="utf-8")
+        path.chmod(0o755)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}", detail=error.strerror or str(error), hint="name another file"
+        ) from error
+
+
+def _public_key(identity: Path | None) -> str | None:
+    """The key that belongs to an identity file; None where it is not to be read."""
+    if identity is None:
+        return None
+    try:
+        text = identity.with_name(f"{identity.name}.pub").read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    line = text.partition("\n")[0].strip()
+    return line if len(line.split()) >= 2 and line.isprintable() else None

@@ -1,0 +1,156 @@
+"""Small questions to the remote's shell: a script goes out, its output comes back.
+
+The preflight, free space and the like could ask over a second ssh implementation in process; but
+then the check would pass where the job fails, and the other way round: another reading of the ssh
+configuration, of keys and agents, of known hosts. So control takes the same way as data does,
+`Transport.argv`.
+
+A script is not passed as the remote command: that is read by the account's login shell, which may
+be csh or fish. The command is short and means the same to all of them; the script follows on stdin
+and is read by sh alone, exactly to its last byte, so that data may follow it. A login may also
+leave functions in the environment that go by the name of a tool; they are put aside.
+
+The end of an answer is a mark that the script's shell leaves when it ends, and not the end of the
+connection: that stays open for as long as any process there holds it, and a login may leave one.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from ntt_backup.client.channel import Channel
+from ntt_backup.client.transport import Transport
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
+
+_SSH_FAILED: Final = 255
+_LAST_WORDS_SECONDS: Final = 1.0
+ANSWER: Final = re.compile(rb"^NTT-ANSWER$")
+_TOOLS: Final = (
+    "awk cat cd cmp cp cut date df echo find head id mkdir mv printf rm rmdir sed sha256sum sleep"
+    " stat sync tar tr uname wc"
+)
+
+
+def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
+    """The remote command, and what must be written to its stdin first: script, with values as
+    variables.
+    """
+    assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+    source = (f"unset -f {_TOOLS} 2>/dev/null\n" + assignments + script).encode()
+    return f"exec sh -c 'eval \"$(command head -c {len(source)})\"'", source
+
+
+class Answer:
+    """What a script prints, up to the mark that its shell leaves at its end.
+
+    status: the script's exit status, None before the mark. Pure: it is given what comes.
+    """
+
+    def __init__(self) -> None:
+        self._words = f"NTT-END {secrets.token_hex(8)}"
+        self._mark = f"\n{self._words} ".encode()
+        self._held = b""
+        self.status: int | None = None
+
+    def script(self, script: str) -> str:
+        """The script that says NTT-ANSWER before its answer, and the mark after it."""
+        end = f'printf "\\n{self._words} %s\\n" $?'
+        return f"trap '{end}' EXIT\necho\necho NTT-ANSWER\n{script}"
+
+    def take(self, data: bytes) -> bytes:
+        """As much of the answer as is certain by now. Nothing after the mark is part of it."""
+        if self.status is not None:
+            return b""
+        self._held += data
+        said, mark, rest = self._held.partition(self._mark)
+        if not mark:
+            begun = next(n for n in range(len(self._mark), -1, -1) if said.endswith(self._mark[:n]))
+            said, self._held = said[: len(said) - begun], said[len(said) - begun :]
+        elif b"\n" in rest:
+            self.status, self._held = int(rest.partition(b"\n")[0]), b""
+        else:
+            self._held = mark + rest
+        return said
+
+    def rest(self) -> bytes:
+        """What was held back, where no mark will come."""
+        held, self._held = self._held, b""
+        return held
+
+    def hear(self, channel: Channel, deadline: float) -> bytes | None:
+        """More of the answer: b"" at its end, None where nothing has come by deadline, in monotonic
+        seconds.
+        """
+        while self.status is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            data = channel.read(left)
+            if data == b"":
+                return self.rest()
+            if said := self.take(data or b""):
+                return said
+        return b""
+
+
+def ask(
+    transport: Transport,
+    script: str,
+    values: Mapping[str, str],
+    *,
+    doing: str,
+    timeout: float,
+    limit: int = 1 << 20,
+) -> bytes:
+    """Run script there and return what it printed, at most limit bytes; noise before it is skipped.
+
+    doing names the question for the error when no answer has come after timeout seconds. Raises
+    what `Transport.explain` says for a failure of ssh, RemoteDenied for a script that fails.
+    """
+    answer = Answer()
+    command, source = shell_script(answer.script(script), values)
+    deadline = time.monotonic() + timeout
+    channel = Channel(transport, command)
+    try:
+        channel.greet(source, ANSWER, timeout, doing=doing)
+        channel.end_input()
+        said = b""
+        while data := answer.hear(channel, deadline):
+            said += data
+            if len(said) > limit:
+                raise RemoteDenied(
+                    f"the remote says too much: {doing}", detail=f"over {limit} bytes"
+                )
+        if data is None:
+            raise late(channel, doing)
+        require_success(channel, answer, doing)
+        return said
+    finally:
+        channel.abort()
+
+
+def require_success(channel: Channel, answer: Answer, doing: str) -> None:
+    """Raise where a script has failed, or ended without its mark."""
+    if answer.status == 0:
+        return
+    ended = channel.wait(_LAST_WORDS_SECONDS)
+    status = ended if answer.status is None else answer.status
+    if status in (None, _SSH_FAILED):
+        raise channel.lost()
+    raise RemoteDenied(
+        f"the remote failed: {doing}", detail=channel.stderr[-300:] or f"status {status}"
+    )
+
+
+def late(channel: Channel, doing: str) -> RemoteUnreachable:
+    """The error for an answer that has not come in time."""
+    return RemoteUnreachable(
+        f"the remote did not answer in time: {doing}",
+        detail=channel.stderr[-200:],
+        hint="check the link, and what startup files of the remote account do",
+    )

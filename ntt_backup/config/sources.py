@@ -1,0 +1,218 @@
+"""Where settings come from: flags, environment, file. Each value keeps the name its operator wrote.
+
+A layer is what one of them says, as `table.key` to value, with an origin for each key: `--workers`,
+`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. Nothing is judged here but the form of
+the file; right and wrong values are `settings`' business.
+
+An empty environment variable counts as not set: that is how an EnvironmentFile of systemd, and
+`VAR= command` in a shell, take a setting back. Other programs may own NTT_ variables too, so an
+unknown one is no error; one that looks like a misspelling of ours is worth a warning (`misspelt`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ntt_backup.config.models import DEFAULT_TARGET, TABLES
+from ntt_backup.errors import ConfigError
+
+DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
+
+ENVIRONMENT: Mapping[str, str] = {
+    "NTT_DB_URL": "catalog.url",
+    "NTT_SOURCE_ROOT": "source.root",
+    "NTT_REMOTE_HOST": "remote.host",
+    "NTT_REMOTE_PORT": "remote.port",
+    "NTT_REMOTE_PATH": "remote.path",
+    "NTT_SSH_KEY": "remote.identity_file",
+    "NTT_SSH_CONFIG": "remote.ssh_config",
+    "NTT_KNOWN_HOSTS": "remote.known_hosts",
+    "NTT_WORKERS": "run.workers",
+    "NTT_BATCH_SIZE": "run.batch_size",
+    "NTT_BATCH_BYTES": "run.batch_bytes",
+    "NTT_STRATEGY": "run.strategy",
+    "NTT_CODEC": "run.codec",
+    "NTT_PG_BIN": "dump.bin",
+    "NTT_LOG_JSON": "log.jsonl",
+    "NTT_LOCK_FILE": "lock.file",
+}
+CONFIG_VARIABLE = "NTT_CONFIG"
+
+# What a setting was called before: files that were written then still hold.
+RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
+
+# Where a target is: a target that names one of them must not inherit the others from elsewhere.
+PLACE = ("host", "port", "path")
+
+_TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
+
+
+@dataclass(slots=True)
+class Layer:
+    """What one source says. values are nested by table, origins go by `table.key`."""
+
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def put(self, key: str, value: object, origin: str) -> None:
+        section, _, name = key.partition(".")
+        self.values.setdefault(section, {})[name] = value
+        self.origins[key] = origin if origin.isprintable() else ascii(origin)[1:-1]
+
+
+@dataclass(slots=True)
+class FileLayer(Layer):
+    """What the file says for one target. others: `remote` as the targets not used now have it."""
+
+    path: Path | None = None
+    others: list[Layer] = field(default_factory=list)
+
+
+def from_flags(flags: Mapping[str, object]) -> Layer:
+    """flags go by `table.key`; None means not given."""
+    layer = Layer()
+    for key, value in flags.items():
+        if value is not None:
+            layer.put(key, value, "--" + key.partition(".")[2].replace("_", "-"))
+    return layer
+
+
+def from_environment(environ: Mapping[str, str]) -> Layer:
+    layer = Layer()
+    for name, key in ENVIRONMENT.items():
+        if value := environ.get(name):
+            layer.put(key, value, name)
+    return layer
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A line for each set variable that looks like one of ours and is none."""
+    ours = {name.removeprefix("NTT_"): name for name in (*ENVIRONMENT, CONFIG_VARIABLE)}
+    lines = []
+    for name in sorted(environ):
+        bare = name.upper().removeprefix("NTT_")
+        if name.upper().startswith("NTT_") and environ[name] and name not in ours.values():
+            for match in difflib.get_close_matches(bare, ours, n=1, cutoff=0.8):
+                lines.append(f"{name} is not a variable we know and has no effect: {ours[match]}?")
+    return lines
+
+
+def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> FileLayer:
+    """The file given, else the one of NTT_CONFIG, else the default one where it exists.
+
+    Raises ConfigError for a file that cannot be read, is not TOML, or has not the form of tables.
+    """
+    if not _TARGET_NAME.fullmatch(target):
+        raise ConfigError(f"target {target!r} is not a name", hint=_TARGET_HINT)
+    if file is None and environ.get(CONFIG_VARIABLE):
+        file = Path(environ[CONFIG_VARIABLE])
+    path = Path(os.path.expanduser(file or DEFAULT_FILE))  # noqa: PTH111  never raises
+    try:
+        tables = _tables(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if file is None:
+            return FileLayer()
+        raise _unreadable(path, error) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    remotes = _remotes(tables, path)
+    if target not in remotes:
+        raise ConfigError(
+            f"target {target!r} is not in {path}",
+            detail=f"targets there: {', '.join(remotes)}",
+            hint=f"add a table [targets.{target}] with host and path",
+        )
+    chosen = remotes.pop(target)
+    layer = FileLayer(chosen.values, chosen.origins, path, list(remotes.values()))
+    for section, table in tables.items():
+        layer.values[section] = {}
+        for name, value in table.items():
+            key = f"{section}.{name}"
+            today = RENAMED.get(key, key)
+            if today != key and today.partition(".")[2] in table:
+                raise ConfigError(
+                    f"{path} sets {key} and {today}, which are the same", hint=f"keep {today}"
+                )
+            layer.put(today, value, f"{key} in {path}")
+    return layer
+
+
+def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
+    """Takes `[remote]` and `[targets.*]` out of tables: a layer of `remote` for each target.
+
+    A target has the settings of `[remote]` except for the place, with its own laid over them.
+    """
+    targets = _targets(tables.pop("targets", {}), path)
+    remote = Layer()
+    if DEFAULT_TARGET in tables:
+        remote.values["remote"] = {}
+        for name, value in tables.pop(DEFAULT_TARGET).items():
+            remote.put(f"remote.{name}", value, f"remote.{name} in {path}")
+    remotes = {DEFAULT_TARGET: remote}
+    for target, table in targets.items():
+        layer = remotes[target] = Layer({"remote": {}})
+        for name, value in remote.values.get("remote", {}).items():
+            if name not in PLACE:
+                layer.put(f"remote.{name}", value, remote.origins[f"remote.{name}"])
+        for name, value in table.items():
+            layer.put(f"remote.{name}", value, f"targets.{target}.{name} in {path}")
+    return remotes
+
+
+def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:
+    if not isinstance(targets, dict) or not all(isinstance(one, dict) for one in targets.values()):
+        raise ConfigError(
+            f"targets in {path} must hold tables",
+            hint="write [targets.NAME], then host = ... and path = ... on lines below it",
+        )
+    for name in targets:
+        if not _TARGET_NAME.fullmatch(name):
+            raise ConfigError(f"targets.{name} in {path} is not a name", hint=_TARGET_HINT)
+        if name == DEFAULT_TARGET:
+            raise ConfigError(
+                f"targets.{name} in {path} is the target of the table [{DEFAULT_TARGET}]",
+                hint=f"put its settings under [{DEFAULT_TARGET}], or give it another name",
+            )
+    return targets
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """The file's tables by name. Raises OSError, and ConfigError where they are not as they should.
+
+    Editors of other systems begin a file with a byte order mark, which TOML does not know.
+    """
+    data = path.read_bytes()
+    try:
+        tables = tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path} is not valid TOML", detail=f"line {line} is not UTF-8", hint="save it as UTF-8"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        # tomllib's own error is a ValueError; int() has one for numbers of thousands of digits.
+        raise ConfigError(f"{path} is not valid TOML", detail=str(error)) from error
+    for section, table in tables.items():
+        if section not in (*TABLES, "targets") or not isinstance(table, dict):
+            raise ConfigError(
+                f"{section} in {path} is not a table of settings",
+                hint="settings stand below their table: [run], then workers = 4; the tables are "
+                + ", ".join((*TABLES, "targets.NAME")),
+            )
+    return tables
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot read the configuration {path}",
+        detail=error.strerror or str(error),
+        hint=f"name another with --config or {CONFIG_VARIABLE}, or mend this one's permissions",
+    )

@@ -1,0 +1,1 @@
+"""The coordinator of a run: lock, preflight, workers, signals, and the log of events."""

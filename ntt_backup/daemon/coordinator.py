@@ -1,0 +1,421 @@
+"""The daemon's head: holds the lock, keeps the workers alive, writes the log, answers signals.
+
+It moves no data. The workers are processes of their own, each in its own session, so that a Ctrl-C
+on the terminal reaches only the coordinator, and so that everything a worker has started can be
+ended with one signal. It is one thread around poll(2): the workers' events, signals and the clock.
+
+Signals: the first SIGINT or SIGTERM lets the workers finish what is in flight and then ends; a
+second one ends them now. SIGHUP reopens the log. A worker that dies is started again, with backoff,
+a bounded number of times. An error that waiting cannot mend ends the run with its exit code, again
+after what is in flight.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import sdnotify
+
+from ntt_backup import __version__, identity
+from ntt_backup.client.throttle import Limit
+from ntt_backup.config import Settings
+from ntt_backup.daemon import preflight
+from ntt_backup.daemon.dump_child import DumpChild
+from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.pid_lock import pid_lock
+from ntt_backup.daemon.progress import Progress, Snapshot, View
+from ntt_backup.daemon.run_history import RunBook
+from ntt_backup.daemon.signals import SignalInbox
+from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
+from ntt_backup.planner import Backoff, OutageClock
+from ntt_backup.process.pipeline import wait_for
+from ntt_backup.upload.worker_main import Orders
+
+_REFRESH_SECONDS: Final = 0.25
+_WATCHDOG_SECONDS: Final = 5.0
+# How often one that has nothing to do says so.
+_IDLE_PROGRESS_SECONDS: Final = 3600.0
+# So many failed blobs have a line each in the log; the others are counted.
+FAILURES_LOGGED: Final = 100
+_INTERNAL: Final = frozenset({"tick", "batch_start", "drained", "fatal", "worker_died"})
+
+
+def run(settings: Settings, *, watch: bool, view: View) -> int:
+    """Send what is pending; the exit code of the contract.
+
+    watch: go on for ever, until a signal. Raises BackupError only for what is wrong before the run
+    has a log to say it in (lock, log file); everything later is logged, shown, and returned as the
+    code.
+    """
+    run_id = str(uuid.uuid4())
+    with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
+        log = EventLog(settings.log.jsonl, run_id)
+        try:
+            return _Run(settings, watch, view, run_id, inbox, log).go()
+        finally:
+            log.close()
+            view.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: Settings,
+        watch: bool,
+        view: View,
+        run_id: str,
+        inbox: SignalInbox,
+        log: EventLog,
+    ) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._view = view
+        self._run_id = run_id
+        self._inbox = inbox
+        self._log = log
+        self._started = time.monotonic()
+        self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
+        self._progress = Progress(self._started, settings.run.workers)
+        self._book = RunBook(settings, run_id)
+        self._dump = DumpChild(settings)
+        self._workers: list[SupervisedWorker] = []
+        self._error: BackupError | None = None
+        self._asked_to_stop = False
+        self._killed = False
+        self._failures = 0
+        self._unlogged: Counter[str] = Counter()
+        self._next_progress = self._started + settings.log.progress_interval
+        self._told: Snapshot | None = None
+        self._next_idle_progress = 0.0
+        self._next_watchdog = 0.0
+        self._systemd = sdnotify.SystemdNotifier()
+
+    def go(self) -> int:
+        settings = self._settings
+        self._tell(
+            "run_start",
+            version=__version__,
+            target=settings.target,
+            strategy=settings.run.strategy,
+            workers=settings.run.workers,
+            watch=self._watch,
+            source=str(settings.source.root),
+            remote=f"{settings.remote.host}:{settings.remote.path}",
+        )
+        try:
+            if (strategy := self._preflight()) is not None:
+                self._book.start(strategy)
+                self._systemd.notify("READY=1")
+                self._look()
+                self._dump_first()
+                if not self._inbox.stops and (self._watch or self._book.any_pending()):
+                    self._work(strategy)
+        except BackupError as error:
+            self._error = error
+        finally:
+            self._dump.kill()
+            for worker in self._workers:
+                worker.kill()
+        return self._finish()
+
+    def _preflight(self) -> str | None:
+        """The strategy to send by; watching, an outage is waited out. None when told to stop.
+
+        A store that cannot be used counts as one, as it does once the workers run: its disk may be
+        mounted later than we are started.
+        """
+        clock = OutageClock(self._backoff, None, random.random)
+        while not self._inbox.stops:
+            try:
+                with self._inbox.raising():
+                    found = preflight.require(
+                        self._settings,
+                        self._run_id,
+                        watch=self._watch,
+                        between=self._between_steps,
+                    )
+                if clock.attempt:
+                    away = round(clock.lasted(time.monotonic()), 3)
+                    self._tell("outage_end", what="preflight", duration_s=away)
+                for warning in found.warnings:
+                    self._tell("warning", reason=warning)
+                return found.strategy
+            except BackupError as error:
+                wait_s = clock.next_wait(time.monotonic())
+                may_pass = error.retryable or isinstance(error, SourceError)
+                if not (self._watch and may_pass) or wait_s is None:
+                    raise
+                self._tell(
+                    "outage",
+                    what="preflight",
+                    reason=error.message,
+                    detail=error.detail,
+                    attempt=clock.attempt,
+                    wait_s=round(wait_s, 3),
+                )
+                # Waiting for what is away at boot is a daemon's work, not a failed start.
+                self._systemd.notify("READY=1")
+                self._systemd.notify(f"STATUS=waiting: {error.message}")
+                self._sit_out(wait_s)
+        return None
+
+    def _between_steps(self, pending: bool, strategy: str | None) -> None:
+        """Workers connect to the remote while the preflight looks around there."""
+        self._systemd.notify("WATCHDOG=1")
+        if pending:
+            self._look()
+        if pending and strategy is not None:
+            self._hire(strategy)
+            for worker in self._workers:
+                with suppress(OSError):  # Then it is started in its turn.
+                    worker.prepare()
+
+    def _hire(self, strategy: str) -> None:
+        """Have the workers, and let those that are still to be started send by this strategy."""
+        if not self._workers:
+            self._workers = self._new_workers(strategy)
+        for worker in self._workers:
+            worker.orders = replace(worker.orders, strategy=strategy)
+
+    def _new_workers(self, strategy: str) -> list[SupervisedWorker]:
+        settings, rate = self._settings, self._settings.run.bwlimit
+        limit = None if rate is None else Limit(rate, settings.run.workers)
+        return [
+            SupervisedWorker(
+                Orders(
+                    settings=settings,
+                    worker=index,
+                    run_id=self._run_id,
+                    owner=identity.owner(settings),
+                    application=identity.application(),
+                    strategy=strategy,
+                    watch=self._watch,
+                    limit=limit,
+                ),
+                self._backoff,
+            )
+            for index in range(settings.run.workers)
+        ]
+
+    def _sit_out(self, wait_s: float) -> None:
+        """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""
+        until = time.monotonic() + wait_s
+        while not self._inbox.stops and (left := until - time.monotonic()) > 0:
+            self._systemd.notify("WATCHDOG=1")
+            wait_for(reading=[self._inbox.fd], timeout=min(left, _WATCHDOG_SECONDS))
+            self._mind_hangup()
+
+    def _dump_first(self) -> None:
+        """Dump the catalog before its blobs go; a stop ends that, a failure is told and no more."""
+        self._dump.start_if_due(time.monotonic())
+        if self._dump.running:
+            self._systemd.notify("STATUS=dumping the catalog")
+        while self._dump.running and not self._inbox.stops:
+            self._systemd.notify("WATCHDOG=1")
+            wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_REFRESH_SECONDS)
+            self._hear_dump()
+            self._mind_hangup()
+            self._look()
+
+    def _hear_dump(self) -> None:
+        for event in self._dump.hear(time.monotonic()):
+            self._tell(event.pop("event"), **event)
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _work(self, strategy: str) -> None:
+        self._hire(strategy)
+        while any(worker.running or worker.due is not None for worker in self._workers):
+            now = time.monotonic()
+            for worker in self._workers:
+                if worker.due is not None and worker.due <= now:
+                    self._start(worker, now)
+            if self._watch and not self._asked_to_stop:
+                self._dump.start_if_due(now)
+            fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
+            ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
+            self._hear_dump()
+            for worker in self._workers:
+                if not ready.isdisjoint(worker.fds):
+                    self._hear(worker)
+            self._mind_signals()
+            self._keep_time(time.monotonic())
+
+    def _start(self, worker: SupervisedWorker, now: float) -> None:
+        """One that cannot be started has died at once: memory may be short, or its program be
+        replaced at this moment.
+        """
+        try:
+            worker.start(now)
+        except OSError as error:
+            self._died(worker, {"pid": os.getpid(), "status": None, "detail": str(error)}, now)
+
+    def _hear(self, worker: SupervisedWorker) -> None:
+        for event in worker.hear():
+            now = time.monotonic()
+            self._progress.event(worker.index, event, now)
+            match event["event"]:
+                case "fatal":
+                    self._fail(
+                        WorkerFailed(
+                            event["message"],
+                            detail=event["detail"],
+                            hint=event["hint"],
+                            exit_code=event["exit_code"],
+                        )
+                    )
+                case "worker_died":
+                    self._died(worker, event, now)
+                case "worker_stop":
+                    # It saw that nothing is pending: the others need not find out by and by.
+                    for other in self._workers:
+                        other.stop()
+            if event["event"] == "blob_failed":
+                self._failures += 1
+                if self._failures > FAILURES_LOGGED:
+                    self._unlogged[event["reason"]] += 1
+                    continue
+            if event["event"] not in _INTERNAL:
+                name = event.pop("event")
+                self._tell(name, worker=worker.index, **event)
+
+    def _tell_failures(self) -> None:
+        """Log how many blobs failed, by reason, that had no line of their own."""
+        if self._unlogged:
+            self._tell("blobs_failed", count=self._unlogged.total(), reasons=dict(self._unlogged))
+            self._unlogged.clear()
+
+    def _died(self, worker: SupervisedWorker, event: Mapping[str, Any], now: float) -> None:
+        if self._asked_to_stop:
+            return
+        try:
+            wait_s = worker.plan_restart(now, random.random())
+        except BackupError as error:
+            self._fail(error)
+            return
+        self._tell(
+            "worker_restart",
+            worker=worker.index,
+            pid=event["pid"],
+            status=event["status"],
+            detail=event["detail"],
+            attempt=worker.restarts,
+            wait_s=round(wait_s, 3),
+        )
+
+    def _fail(self, error: BackupError) -> None:
+        """Keep the first error and let the workers finish what is in flight."""
+        if self._error is None:
+            self._error = error
+        self._stop_workers()
+
+    def _stop_workers(self) -> None:
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
+            self._systemd.notify("STOPPING=1")
+            for worker in self._workers:
+                worker.stop()
+
+    def _mind_hangup(self) -> None:
+        self._inbox.drain()
+        if self._inbox.take_hangup():
+            self._log.reopen()
+
+    def _mind_signals(self) -> None:
+        self._mind_hangup()
+        if self._inbox.stops and not self._asked_to_stop:
+            self._tell("stopping", signal=self._inbox.first_stop)
+            self._stop_workers()
+        if self._inbox.stops > 1 and not self._killed:
+            self._killed = True
+            for worker in self._workers:
+                worker.kill()
+
+    def _look(self) -> Snapshot:
+        """What is pending, what is done, and the view of it."""
+        self._book.count(self._progress, time.monotonic())
+        snapshot = self._progress.snapshot(time.monotonic())
+        self._view.refresh(snapshot)
+        return snapshot
+
+    def _keep_time(self, now: float) -> None:
+        snapshot = self._look()
+        if now >= self._next_watchdog:
+            self._next_watchdog = now + _WATCHDOG_SECONDS
+            self._systemd.notify("WATCHDOG=1")
+            self._systemd.notify(
+                f"STATUS=copied {snapshot.copied}, failed {snapshot.failed},"
+                f" {snapshot.mb_per_s:.1f} MB/s"
+            )
+        if now >= self._next_progress:
+            self._next_progress = now + self._settings.log.progress_interval
+            self._book.update(snapshot)
+            self._tell_failures()
+            self._tell_progress(snapshot, now)
+
+    def _tell_progress(self, snapshot: Snapshot, now: float) -> None:
+        """While there is work, once when there is none any more, and rarely from then on."""
+        if snapshot.says_more_than(self._told) or now >= self._next_idle_progress:
+            self._told = snapshot
+            self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS
+            self._tell("progress", **_progress_fields(snapshot))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _finish(self) -> int:
+        if self._error is None and self._inbox.stops:
+            self._error = Stopped(self._inbox.first_stop)
+        snapshot = self._progress.snapshot(time.monotonic())
+        if isinstance(self._error, Stopped):
+            outcome, code = "stopped", self._error.exit_code
+        elif self._error is not None:
+            outcome, code = "error", self._error.exit_code
+            self._tell("error", **self._error.fields)
+        elif snapshot.failed:
+            outcome, code = "some_failed", SOME_FAILED
+        elif self._dump.failed:
+            outcome, code = "dump_failed", SOME_FAILED
+        else:
+            outcome, code = "done", 0
+        if still_failed := self._book.still_failed():
+            self._tell("still_failed", blobs=still_failed)
+        self._book.end(snapshot, outcome, code)
+        self._tell_failures()
+        self._tell(
+            "run_stop",
+            outcome=outcome,
+            exit_code=code,
+            copied=snapshot.copied,
+            failed=snapshot.failed,
+            bytes=snapshot.bytes,
+            duration_s=round(snapshot.elapsed_s, 3),
+        )
+        return code
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self._log.emit(event, fields)
+        self._view.event({"event": event, **fields})
+
+
+def _progress_fields(snapshot: Snapshot) -> dict[str, object]:
+    eta = snapshot.eta_s
+    return {
+        "copied": snapshot.copied,
+        "failed": snapshot.failed,
+        "pending": snapshot.pending,
+        "estimated": snapshot.estimated,
+        "bytes": snapshot.bytes,
+        "mb_per_s": round(snapshot.mb_per_s, 3),
+        "blobs_per_s": round(snapshot.blobs_per_s, 3),
+        "eta_s": None if eta is None else round(eta, 1),
+        "active_workers": snapshot.active_workers,
+    }

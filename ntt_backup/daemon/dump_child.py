@@ -1,0 +1,105 @@
+"""The dump as the coordinator sees it: a process that is started now and then, heard, and killed.
+
+A run makes one before its first blob; one that watches looks again every `dump.interval`, and
+sooner after a failure. Whatever becomes of the process, the run goes on; `failed` says whether the
+last one failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from ntt_backup.config import Settings
+from ntt_backup.daemon.dump_main import work
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.pipeline import Child
+from ntt_backup.upload.event_pipe import read_event
+
+RETRY_SECONDS: Final = 3600.0
+
+
+def employ(settings: Settings) -> Child:
+    """A process that makes a dump if one is due. Raises OSError where that cannot be."""
+    return Fork(partial(work, settings), "ntt-dump")
+
+
+class DumpChild:
+    """At most one process, the leader of its own process group."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.failed = False
+        self._settings = settings
+        self._child: Child | None = None
+        self._rest = b""
+        self._over = False
+        self._next: float | None = None if settings.run.skip_pgdump else 0.0
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """What becomes readable when there is news of it."""
+        return [] if self._child is None else self._child.fds
+
+    def start_if_due(self, now: float) -> None:
+        """Start one, if it is time to. now: monotonic seconds."""
+        if self._next is None or now < self._next or self._child is not None:
+            return
+        wanted = self._settings.dump
+        self._next = now + min(wanted.interval, wanted.max_age or wanted.interval)
+        self._rest, self._over = b"", False
+        try:
+            self._child = employ(self._settings)
+        except OSError:  # short of memory: the next look may find more
+            self._retry(now)
+
+    def hear(self, now: float) -> Iterator[dict[str, Any]]:
+        """Its events; afterwards `running` is False if it has ended."""
+        child = self._child
+        if child is None:
+            return
+        child.drain_stderr()
+        ended = child.status is not None
+        while (data := child.read()) is not None:
+            if not data:
+                ended = True
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for event in filter(None, map(read_event, lines)):
+                if event["event"] == "dump_over":
+                    self._over, self.failed = True, bool(event["failed"])
+                else:
+                    yield event
+        if ended:
+            child.wait(5.0)
+            self.kill()
+            if not self._over:
+                self.failed = True
+                yield {
+                    "event": "dump_failed",
+                    "pid": child.pid,
+                    "exit_code": 1,
+                    "message": "the process that dumps the catalog died",
+                    "detail": child.stderr.text[-2000:],
+                    "hint": "",
+                }
+            if self.failed:
+                self._retry(now)
+
+    def kill(self) -> None:
+        """End it and all that it started, now; the remote removes what it got."""
+        child, self._child = self._child, None
+        if child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
+
+    def _retry(self, now: float) -> None:
+        self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)

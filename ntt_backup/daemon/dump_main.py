@@ -1,0 +1,48 @@
+"""The dump of a run as a process of its own: a copy of the coordinator, as its workers are.
+
+The coordinator may wait for nothing: it answers signals and the watchdog while a dump of gigabytes
+goes out, and whatever becomes of the dump never stops the blobs. The events go out as JSON lines on
+stdout; the last one is `dump_over`. Exit status: 0, or 1 where a dump should have been made and was
+not. Mostly none is due, and loading a program anew to find that out would cost more than all else.
+
+Where this machine or key can make no dumps at all (no pg_dump, a forced command), that is a warning
+as long as nobody relies on them: a dump was never made for this target, and no place of pg_dump is
+set. From the first dump on it is a failure.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, Final
+
+from ntt_backup.config import Settings
+from ntt_backup.dump.job import dump
+from ntt_backup.dump.rehearsal import relied_on
+from ntt_backup.errors import BackupError, DumpImpossible
+from ntt_backup.upload.event_pipe import write_event
+
+_STDOUT: Final = 1
+
+
+def work(settings: Settings) -> int:
+    """Make a dump if one is due; the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    failed = False
+    try:
+        dump(settings, _tell)
+    except DumpImpossible as error:
+        failed = relied_on(settings)
+        if failed:
+            _tell("dump_failed", **error.fields)
+        else:
+            text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
+            _tell("warning", reason=text)
+    except BackupError as error:
+        failed = True
+        _tell("dump_failed", **error.fields)
+    _tell("dump_over", failed=failed)
+    return int(failed)
+
+
+def _tell(event: str, **fields: Any) -> None:
+    write_event(_STDOUT, event, **fields)

@@ -1,0 +1,97 @@
+"""One coordinator a host and target: a PID file held with flock(2).
+
+A PID file alone goes stale when its writer is killed, and then needs hands. The kernel's lock ends
+with the process, so what a dead coordinator leaves is an unlocked file that means nothing; the PID
+in it is only there to be named in the message. The file stays: removing it would let two processes
+lock two files of the same name.
+
+The default path lies in /tmp, where others may put things: a symlink in its place is refused, and
+so is a file of another user, who could lock it himself and keep us out. A file with anything but a
+PID in it is another program's, and is left as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pwd
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ntt_backup.errors import ConfigError, LockHeld
+
+_OURS = re.compile(rb"[0-9]*\n?")
+_LONGEST = 32
+_ELSEWHERE = "set lock.file (NTT_LOCK_FILE) to"
+_ANOTHER_FILE = f"{_ELSEWHERE} a file of its own"
+_WRITABLE = f"{_ELSEWHERE} a path where this user may write, or run as the user whose file it is"
+
+
+@contextmanager
+def pid_lock(path: Path) -> Iterator[None]:
+    """Hold the lock while the context lasts; the file holds our PID meanwhile, then nothing.
+
+    Raises LockHeld naming the holder's PID, or ConfigError where the file cannot be used.
+    """
+    fd = _open(path)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, _LONGEST, 0).decode("ascii", "replace").strip() or "unknown"
+            raise LockHeld(
+                f"another coordinator runs here, with PID {holder}",
+                detail=f"it holds {path}",
+                hint="wait for it or stop it; if it works for another target or catalog, give this"
+                " one a lock.file of its own (NTT_LOCK_FILE)",
+            ) from None
+        if not _OURS.fullmatch(os.pread(fd, _LONGEST, 0)):
+            raise ConfigError(f"the lock file {path} holds something else", hint=_ANOTHER_FILE)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"the lock file {path} cannot be opened",
+            detail="a symlink stands there" if error.errno == errno.ELOOP else error.strerror or "",
+            hint=_hint(error, path),
+        ) from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        wrong, hint = "is not a regular file", _ANOTHER_FILE
+    elif found.st_uid not in (os.geteuid(), 0):
+        wrong, hint = f"belongs to {_name(found.st_uid)}", _WRITABLE
+    else:
+        return fd
+    os.close(fd)
+    raise ConfigError(f"the lock file {path} {wrong}", hint=hint)
+
+
+def _hint(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+        return _ANOTHER_FILE
+    if error.errno == errno.ENOENT:
+        return f"create the directory {path.parent} for this user, or {_ANOTHER_FILE}"
+    return _WRITABLE
+
+
+def _name(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"a user with the id {uid}"

@@ -1,0 +1,349 @@
+"""Is everything in place? Asked by `check`, by the systemd unit, and by every run before it starts.
+
+A test connection that only says `echo` proves little: the real job once hung in X11 forwarding, and
+in an account's own RemoteCommand, where the echo had passed by another way. So the preflight does
+what the job does, with the same options: it opens the job's own session, and sends two real batches
+in a row that leave nothing there. What that means is the strategy's: see `strategy.session.Probe`.
+
+Each step says ok, a warning, or what is wrong and what to do. Steps are independent where they can
+be, so that one call shows all that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+import humanize
+
+from ntt_backup import __version__, identity
+from ntt_backup.catalog import Connection, connection, stats, verify_rights, verify_schema
+from ntt_backup.client.error_text import explain_gone
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config import Settings
+from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.pid_lock import pid_lock
+from ntt_backup.dump.rehearsal import rehearse
+from ntt_backup.errors import (
+    BackupError,
+    CatalogError,
+    ConfigError,
+    DumpImpossible,
+    RemoteCannotStore,
+    SourceError,
+)
+from ntt_backup.format import many
+from ntt_backup.model import Blob, Reason
+from ntt_backup.process.pipeline import version_of
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import open_probe
+from ntt_backup.upload.strategies.session import Facts, Probe, SessionPlan
+
+_SKEW_SECONDS: Final = 5.0
+_LEAST_FREE: Final = 64 * 1024 * 1024
+_SAMPLE: Final = 8
+_ESTIMATE_MS: Final = 2000
+_ID_SHOWN: Final = 64
+_LINGERS: Final = (
+    "something that the remote account starts at every login keeps each connection open after its"
+    " end, which costs two seconds each; have it started with </dev/null >/dev/null 2>&1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step found. error is set where it failed, warning where it only deserves a look."""
+
+    name: str
+    text: str = ""
+    warning: str = ""
+    error: BackupError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a run takes from its preflight: the strategy to send by, and the steps' warnings."""
+
+    strategy: str
+    warnings: list[str]
+
+
+def check(settings: Settings) -> Iterator[Step]:
+    """All steps, as they are done; none raises. Changes nothing, here or there."""
+    yield _guarded("log", lambda: _log(settings))
+    yield _guarded("lock", lambda: _lock(settings))
+    look = _Look(settings, f"check-{os.getpid()}", try_out=True, prepare=False, patient=False)
+    try:
+        yield from look.steps()
+    finally:
+        look.close()
+    if look.lingers:
+        yield Step("login", warning=_LINGERS)
+    yield _guarded("versions", _versions)
+    yield _guarded("dump", lambda: _dump(settings, reached=look.strategy is not None))
+
+
+def require(
+    settings: Settings, run_id: str, *, watch: bool, between: Callable[[bool, str | None], None]
+) -> Findings:
+    """What a run needs, its own lock and log apart. Raises the first step's error.
+
+    A run that has nothing to send and will end tries out no transfer. by-hash on the remote is made
+    where it is missing and nothing was copied yet. between is called between steps, with whether
+    there is something to send, as far as is known, and by which strategy once the remote was
+    reached.
+    """
+    warnings = []
+    look = _Look(settings, run_id, try_out=watch, prepare=True, patient=watch)
+    try:
+        for step in look.steps():
+            if step.error is not None:
+                raise step.error
+            if step.warning:
+                warnings.append(f"{step.name}: {step.warning}")
+            between(look.pending, look.strategy)
+    finally:
+        look.close()
+    if look.lingers:
+        warnings.append(f"login: {_LINGERS}")
+    assert look.strategy is not None  # Every step passed.
+    return Findings(look.strategy, warnings)
+
+
+def require_known(catalog: Connection, settings: Settings) -> None:
+    """Raise ConfigError where the catalog knows no blob at all and the store has some.
+
+    Nothing is pending then, and "done" would be true and a lie: it is the first day, or another
+    database than the one that knows the blobs.
+    """
+    if stats.any_known(catalog):
+        return
+    try:
+        Store(settings.source.root).probe()
+    except SourceError:
+        return
+    raise ConfigError(
+        "the catalog knows no blob, and the store has some",
+        detail=f"{connection.describe(settings.catalog.url)}; {settings.source.root}",
+        hint="`ntt-backup-remote scan` registers them; or correct catalog.url (NTT_DB_URL)",
+    )
+
+
+class _Look:
+    """One look around: what later steps need of earlier ones is kept here.
+
+    try_out: send trial blobs also where nothing is pending. prepare: make by-hash if need be.
+    patient: blobs may be registered later, so that a catalog without any is no error.
+    """
+
+    def __init__(
+        self, settings: Settings, run_id: str, *, try_out: bool, prepare: bool, patient: bool
+    ) -> None:
+        self._settings = settings
+        self._try_out = try_out
+        self._prepare = prepare
+        self._patient = patient
+        self._store = Store(settings.source.root)
+        self._plan = SessionPlan(
+            transport=Ssh(settings.remote),
+            store=self._store,
+            root=settings.remote.path,
+            owner=identity.owner(settings),
+            run_id=run_id,
+            slot="check",
+            run=settings.run,
+            pace=None,
+            on_bytes=lambda _: None,
+        )
+        self._catalog: Connection | None = None
+        self._probe: Probe | None = None
+        self._sizes: list[int] = []
+        self.strategy: str | None = None
+        self.pending = False
+        self.lingers = False
+
+    def steps(self) -> Iterator[Step]:
+        source = _guarded("source", lambda: Step("", self._store.probe()))
+        yield source
+        yield _guarded("catalog", self._look_at_catalog)
+        if (catalog := self._catalog) is not None:
+            yield _guarded("rights", lambda: _rights(catalog, self._settings.target))
+            if source.error is None:
+                yield _guarded("pending", lambda: self._look_for_pending(catalog))
+        facts: list[Facts] = []
+        yield _guarded("remote", lambda: self._look_at_remote(facts))
+        if facts and (probe := self._probe) is not None:
+            if self._try_out:
+                yield _guarded("transfer", lambda: _transfer(probe))
+            yield _guarded("clock", lambda: _clock(facts[0]))
+            if catalog is not None:
+                yield _guarded("space", lambda: self._look_for_space(catalog, facts[0]))
+                if not facts[0].placed:
+                    yield _guarded("by-hash", lambda: self._look_for_place(catalog, probe))
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self.lingers = self._probe.lingers
+        if self._catalog is not None:
+            self._catalog.close()
+
+    def _look_at_catalog(self) -> Step:
+        settings = self._settings
+        conn = connection.connect(settings.catalog.url, identity.application("check"))
+        try:
+            warnings = verify_schema(conn, settings.target, "check")
+        except BaseException:
+            conn.close()
+            raise
+        self._catalog = conn
+        server = conn.info.parameter_status("server_version") or "unknown"
+        text = f"{connection.describe(settings.catalog.url)}, PostgreSQL {server}"
+        return Step("", text, warning="; ".join(warnings))
+
+    def _look_for_pending(self, catalog: Connection) -> Step:
+        """A few pending blobs are looked for in the store: a wrong source.root shows here."""
+        sample = list(islice(stats.iter_pending(catalog, self._settings.target), _SAMPLE))
+        if not sample:
+            try:
+                require_known(catalog, self._settings)
+            except ConfigError as error:
+                if not self._patient:
+                    raise
+                return Step("", warning=f"{error}; {error.hint}")
+            return Step("", "nothing is pending")
+        self._try_out = self.pending = True
+        return self._look_in_store(sample)
+
+    def _look_in_store(self, sample: list[Blob]) -> Step:
+        checked = self._store.inspect(sample, verify=False)
+        self._sizes = [blob.size for blob in checked.ready if blob.size is not None]
+        looked = f"{many(len(sample), 'pending blob')} looked"
+        if not checked.failed:
+            return Step("", f"all of {looked} at can be sent")
+        reasons = Counter(failure.reason for failure in checked.failed)
+        if reasons[Reason.MISSING] == len(sample):
+            said = f"none of {looked} for is in {self._store.root}; is the whole store mounted?"
+            return Step("", warning=said)
+        counted = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        first = checked.failed[0]
+        said = (
+            f"{len(checked.failed)} of {looked} at cannot be sent: {counted}, such as"
+            f" {first.blobid[:_ID_SHOWN]} ({first.detail or first.reason}); a run leaves such blobs"
+            ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/operations.md'
+        )
+        return Step("", warning=said)
+
+    def _look_at_remote(self, facts: list[Facts]) -> Step:
+        self.strategy, self._probe, found = open_probe(
+            self._settings.run.strategy, self._plan, will_try_out=self._try_out
+        )
+        facts.append(found)
+        host = self._settings.remote.host
+        return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")
+
+    def _look_for_place(self, catalog: Connection, probe: Probe) -> Step:
+        """by-hash is missing below remote.path. Made at the start of a target's life; later that
+        means a disk that is not mounted, and what would be made there would fill the disk below.
+        """
+        path = f"{self._plan.root}/by-hash"
+        if stats.any_copied(catalog, self._settings.target):
+            raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
+        if not self._prepare:
+            return Step("", f"{path} will be made by the first run")
+        probe.make_place()
+        return Step("", f"{path} was made")
+
+    def _look_for_space(self, catalog: Connection, facts: Facts) -> Step:
+        estimate = stats.pending_estimate(catalog, self._settings.target, _ESTIMATE_MS)
+        if facts.free_bytes is None:
+            return Step("", warning="the remote does not say how much space is free")
+        need, unsized = _need(estimate, self._sizes)
+        about = "" if estimate.exact and not estimate.unsized else "about "
+        free = humanize.naturalsize(facts.free_bytes)
+        text = f"{free} free, {about}{humanize.naturalsize(need)} pending{unsized}"
+        # A guess is no reason to refuse.
+        if facts.free_bytes < min(_LEAST_FREE, max(estimate.bytes, 1)):
+            raise RemoteCannotStore("the remote is full", detail=text, hint="free space there")
+        if facts.free_bytes < need:
+            return Step("", warning=f"not all will fit: {text}")
+        return Step("", text)
+
+
+def _need(estimate: stats.PendingEstimate, sizes: list[int]) -> tuple[int, str]:
+    """The bytes that are pending, and what to say of those that are guessed.
+
+    A blob without a size is taken for one like the others, or where none has a size, like those
+    that were looked at in the store, which have the sizes given.
+    """
+    unsized, sized = estimate.unsized, estimate.blobs - estimate.unsized
+    if not unsized:
+        return estimate.bytes, ""
+    said = f"{unsized:,} of {many(estimate.blobs, 'blob')} have no size in the catalog"
+    if not (sized or sizes):
+        return estimate.bytes, f" ({said} and are not counted)"
+    mean = estimate.bytes // sized if sized else sum(sizes) // len(sizes)
+    return (
+        estimate.bytes + mean * unsized,
+        f" ({said} and are taken for {humanize.naturalsize(mean)} each)",
+    )
+
+
+def _guarded(name: str, work: Callable[[], Step]) -> Step:
+    try:
+        return replace(work(), name=name)
+    except BackupError as error:
+        return Step(name, error=error)
+
+
+def _log(settings: Settings) -> Step:
+    EventLog(settings.log.jsonl, "check").close()
+    return Step("", str(settings.log.jsonl))
+
+
+def _lock(settings: Settings) -> Step:
+    with pid_lock(settings.lock.file):
+        return Step("", f"{settings.lock.file} is free")
+
+
+def _rights(catalog: Connection, target: str) -> Step:
+    verify_rights(catalog, target, "run")
+    return Step("", f"{catalog.info.user} may do what a run does")
+
+
+def _transfer(probe: Probe) -> Step:
+    began = time.monotonic()
+    said = probe.try_out()
+    return Step("", f"{said}, {time.monotonic() - began:.1f} s")
+
+
+def _clock(facts: Facts) -> Step:
+    if facts.skew_s > _SKEW_SECONDS:
+        return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP there")
+    return Step("", "the clocks agree")
+
+
+def _dump(settings: Settings, *, reached: bool) -> Step:
+    """reached: the remote lets us in, so it can be asked whether it takes dumps."""
+    if settings.run.skip_pgdump:
+        return Step("", "the catalog is not dumped (run.skip_pgdump)")
+    try:
+        found = rehearse(settings, remote_too=reached)
+    except CatalogError as error:
+        return Step("", warning=f"whether the catalog can be dumped is not known: {error}")
+    except DumpImpossible as error:
+        return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
+    return Step("", f"{found.pg_dump}, version {found.version}")
+
+
+def _versions() -> Step:
+    ours = (f"ntt-backup {__version__}", f"Python {platform.python_version()}")
+    tar = version_of(["tar", "--version"]) or "tar of unknown version"
+    ssh = version_of(["ssh", "-V"]) or "ssh of unknown version"
+    return Step("", ", ".join((*ours, tar, ssh)))

@@ -1,0 +1,105 @@
+"""Signals as something to wait for, beside pipes and the clock.
+
+A handler that acts may run between any two instructions; here handlers only note what came, and a
+pipe wakes poll(2). The one exception is `time_limit`, for a call into a library that knows no
+deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ntt_backup.errors import Stopped
+
+
+class SignalInbox:
+    """Notes SIGINT, SIGTERM and SIGHUP. fd is readable after one came."""
+
+    def __init__(self) -> None:
+        self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stops: list[int] = []
+        self._hangup = False
+        self._raising = False
+
+    @property
+    def stops(self) -> int:
+        """How often SIGINT or SIGTERM came."""
+        return len(self._stops)
+
+    @property
+    def first_stop(self) -> int:
+        """The signal that asked first for the end; 0 for none."""
+        return self._stops[0] if self._stops else 0
+
+    def take_hangup(self) -> bool:
+        """Whether SIGHUP came since the last call."""
+        came, self._hangup = self._hangup, False
+        return came
+
+    def drain(self) -> None:
+        """Make fd unreadable again."""
+        try:
+            while os.read(self.fd, 512):
+                pass
+        except BlockingIOError:
+            return
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP:
+            self._hangup = True
+        else:
+            self._stops.append(signum)
+            if self._raising:
+                raise Stopped(signum)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """While the context lasts a stop is raised as Stopped wherever we are: there is nothing in
+        flight to finish, and what we wait for may take a minute.
+        """
+        self._raising = True
+        try:
+            if self._stops:  # it came just before
+                raise Stopped(self.first_stop)
+            yield
+        finally:
+            self._raising = False
+
+    @contextmanager
+    def installed(self) -> Iterator[SignalInbox]:
+        """Handle the signals here while the context lasts, then as before."""
+        ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {signum: signal.signal(signum, self._note) for signum in ours}
+        old_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(old_wake)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            os.close(self.fd)
+            os.close(self._wake)
+
+
+@contextmanager
+def time_limit(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise error where what is inside takes longer. Whatever it worked with is then in no state
+    to be used again. In the main thread only.
+    """
+
+    def give_up(_signum: int, _frame: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, left)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,182 @@
+"""One worker process as the coordinator sees it: start, hear, stop, kill, start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from ntt_backup.errors import WorkerFailed
+from ntt_backup.planner import Backoff
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.pipeline import Child, write
+from ntt_backup.upload.event_pipe import read_event
+from ntt_backup.upload.worker_main import GO, Orders, work
+
+RESTARTS: Final = 5
+SOUND_SECONDS: Final = 600.0
+
+_LINE_BYTES: Final = 1 << 20
+
+
+def employ(orders: Orders) -> Child:
+    """A worker process that waits for GO. Raises OSError where that cannot be."""
+    return Fork(partial(work, orders), f"ntt-worker {orders.worker}")
+
+
+class SupervisedWorker:
+    """A worker process with a bounded number of restarts.
+
+    It is the leader of its own session and process group, so `kill` ends its tar and ssh with it.
+    """
+
+    def __init__(
+        self, orders: Orders, backoff: Backoff, employ: Callable[[Orders], Child] = employ
+    ) -> None:
+        self._employ = employ
+        self.orders = orders
+        self.restarts = 0
+        self._started = 0.0
+        self.due: float | None = 0.0
+        self._backoff = backoff
+        self._child: Child | None = None
+        self._told: Orders | None = None
+        self._rest = b""
+        self._said_goodbye = False
+        self._said_nonsense = False
+
+    @property
+    def index(self) -> int:
+        return self.orders.worker
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """What becomes readable when there is news of the process."""
+        return [] if self._child is None else self._child.fds
+
+    def start(self, now: float) -> None:
+        """Have it do its orders, in a process that is started if need be. now: monotonic seconds.
+        Raises OSError where that cannot be.
+        """
+        self.due = None
+        self._started = now
+        self.prepare()
+        self._tell(GO)
+
+    def prepare(self) -> None:
+        """Start the process already: it connects to the remote, and waits for `start`. Raises
+        OSError where that cannot be.
+        """
+        if self._child is not None and self._told != self.orders:
+            self._end_group(self._child)
+            self._child.kill()
+            self._child = None
+        if self._child is None:
+            self._child = self._employ(self.orders)
+            self._told = self.orders
+            self._rest = b""
+            self._said_goodbye = False
+            self._said_nonsense = False
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """The events that have arrived, as many as one read gives: one that talks faster than it is
+        heard must not keep signals and the others waiting. Afterwards `running` is False if the
+        process has ended, and then all has been heard.
+        """
+        child = self._child
+        if child is None:
+            return
+        child.drain_stderr()
+        # Asked before reading: what it wrote before it ended is then read below.
+        ended = child.status is not None
+        while (data := child.read()) is not None:
+            if not data:
+                ended = True
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > _LINE_BYTES:
+                lines.append(self._rest)
+                self._rest = b""
+            for line in lines:
+                yield from self._understand(line, child)
+            if not ended:
+                break
+        if ended:
+            yield from self._ended(child)
+
+    def _understand(self, line: bytes, child: Child) -> Iterator[dict[str, Any]]:
+        """The event on a line. A library may print something else there; that ends no backup, and
+        is told once.
+        """
+        event = read_event(line)
+        if event is not None:
+            self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
+            yield event
+        elif not self._said_nonsense:
+            self._said_nonsense = True
+            shown = line[:200].decode("utf-8", "backslashreplace")
+            yield {
+                "event": "warning",
+                "pid": child.pid,
+                "reason": f"worker {self.index} prints what is no event: {shown!r}",
+            }
+
+    def _ended(self, child: Child) -> Iterator[dict[str, Any]]:
+        child.wait(5.0)
+        self._end_group(child)
+        status = child.kill()
+        self._child = None
+        if not self._said_goodbye:
+            yield {
+                "event": "worker_died",
+                "pid": child.pid,
+                "status": status,
+                "detail": child.stderr.text[-2000:],
+            }
+
+    def stop(self) -> None:
+        """Ask it to finish what is in flight and end; not to be started again."""
+        self.due = None
+        self._tell(b"stop\n")
+
+    def kill(self) -> None:
+        """End it and all that it started, now."""
+        self.due = None
+        if self._child is not None:
+            self._end_group(self._child)
+
+    def plan_restart(self, now: float, random: float) -> float:
+        """Count a restart and set when it is due; seconds until then. Raises WorkerFailed at the
+        limit. A worker that lived for SOUND_SECONDS starts counting anew.
+        """
+        if now - self._started > SOUND_SECONDS:
+            self.restarts = 0
+        if self.restarts == RESTARTS:
+            raise WorkerFailed(
+                f"worker {self.index} died {RESTARTS + 1} times",
+                hint="the reason is in the log, in the worker_restart events before this",
+            )
+        self.restarts += 1
+        wait = self._backoff.wait(self.restarts, lambda: random)
+        self.due = now + wait
+        return wait
+
+    def _tell(self, data: bytes) -> None:
+        if self._child is not None:
+            try:
+                write(self._child.stdin_fd, data)
+            except BrokenPipeError:
+                return  # It has ended; `hear` will say so.
+
+    @staticmethod
+    def _end_group(child: Child) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.end()  # A copy that has only just been made leads no group yet.

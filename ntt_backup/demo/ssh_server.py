@@ -1,0 +1,239 @@
+"""An ssh server inside this process, for machines without OpenSSH's sshd.
+
+The demo and the tests want the real way over a real `ssh` client, but a laptop or a container often
+has the client only. This server does what sshd does for `ssh host command`, and nothing else: one
+public key is let in, each exec request runs under `/bin/sh -c`, its three streams and its exit
+status travel. No shell, no pty, no forwarding, no subsystem. It listens on loopback.
+
+Four threads a command: three copy one stream each, one supervises. A copy reads on only after it
+has written, so paramiko's channel window and the kernel's pipes push back on the sender, and memory
+is bounded by WINDOW_BYTES a command. Not for production: who holds the key acts as our own user.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import paramiko
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_SUCCEEDED,
+)
+
+LOOPBACK: Final = "127.0.0.1"
+READ_BYTES: Final = 1 << 17
+PACKET_BYTES: Final = 1 << 17
+WINDOW_BYTES: Final = 4 << 20
+_POLL_S: Final = 0.2
+_JOIN_S: Final = 10.0
+_NOT_STARTED: Final = 126  # as a shell says it of what it cannot execute
+
+# A client that goes away is daily business here; without a handler Python prints it to stderr.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class EmbeddedSshServer:
+    """Serves from the moment it is made until `close`, or until its `with` block ends.
+
+    host_key is a private key file without a passphrase. authorized_key is one public key as in
+    authorized_keys (`ssh-ed25519 AAAA...`). port 0 takes a free one. Any user name is accepted:
+    commands always run as the user of this process.
+    Raises OSError where the port is taken, paramiko.SSHException or ValueError for a bad host key.
+    """
+
+    def __init__(self, host_key: Path, authorized_key: str, *, port: int = 0) -> None:
+        self._host_key = paramiko.PKey.from_path(host_key)
+        self._authorized_key = authorized_key
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._transports: list[paramiko.Transport] = []
+        self._sessions: list[_Session] = []
+        self._listener = socket.create_server((LOOPBACK, port), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._acceptor = threading.Thread(target=self._accept, name="ssh-accept", daemon=True)
+        self._acceptor.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take no more connections, drop those there are, end their commands. Idempotent."""
+        self._closing.set()
+        with suppress(OSError):  # closed before
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        self._listener.close()
+        for transport in self._transports:
+            transport.close()
+        with self._lock:
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.join(_JOIN_S)
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # shut down by close(), or no descriptors left for now
+                self._closing.wait(_POLL_S)
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            transport = paramiko.Transport(
+                connection,
+                default_window_size=WINDOW_BYTES,
+                default_max_packet_size=PACKET_BYTES,
+            )
+            transport.add_server_key(self._host_key)
+            # An event makes this return at once; a failed handshake only ends that connection.
+            transport.start_server(
+                event=threading.Event(), server=_Policy(self._authorized_key, self._serve)
+            )
+            self._transports = [*filter(paramiko.Transport.is_alive, self._transports), transport]
+
+    def _serve(self, channel: paramiko.Channel, command: bytes) -> None:
+        session = _Session(channel, command)
+        with self._lock:
+            self._sessions = [*filter(threading.Thread.is_alive, self._sessions), session]
+            session.start()
+
+
+class _Policy(paramiko.ServerInterface):
+    """What one client may do: present the one key, and ask for commands."""
+
+    def __init__(
+        self, authorized_key: str, serve: Callable[[paramiko.Channel, bytes], None]
+    ) -> None:
+        self._authorized_key = authorized_key.split()[:2]
+        self._serve = serve
+        self._served: set[int] = set()
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        known = [key.get_name(), key.get_base64()] == self._authorized_key
+        return AUTH_SUCCESSFUL if known else AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        if kind == "session":
+            return OPEN_SUCCEEDED
+        return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if channel.chanid in self._served:  # one command a channel, as the protocol has it
+            return False
+        self._served.add(channel.chanid)
+        self._serve(channel, command)
+        return True
+
+
+class _Session(threading.Thread):
+    """One command and its channel, from the exec request to the exit status."""
+
+    def __init__(self, channel: paramiko.Channel, command: bytes) -> None:
+        super().__init__(name="ssh-session", daemon=True)
+        self._channel = channel
+        self._command = command
+
+    def run(self) -> None:
+        environment = _environment()
+        home = environment["HOME"]
+        try:
+            try:
+                process = subprocess.Popen(
+                    [b"/bin/sh", b"-c", self._command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    cwd=home if Path(home).is_dir() else "/",
+                    env=environment,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:  # too long, no processes left; a NUL in it
+                with suppress(OSError, EOFError):  # the client may be gone by now
+                    self._channel.sendall_stderr(f"{error}\n".encode())
+                    self._channel.send_exit_status(_NOT_STARTED)
+                return
+            _start(self._feed, process.stdin)
+            self._await_end(
+                process,
+                _start(self._drain, process.stdout, self._channel.sendall),
+                _start(self._drain, process.stderr, self._channel.sendall_stderr),
+            )
+        finally:
+            with suppress(OSError, EOFError):  # the client may be gone by now
+                self._channel.close()
+
+    def _await_end(self, process: subprocess.Popen[bytes], *outputs: threading.Thread) -> None:
+        """Send the exit status once outputs and command have ended; end them if the client goes.
+
+        The command leads its own process group and is reaped last, so the group's number cannot
+        have passed to anyone else when it is killed. A command killed by signal N answers 128 + N.
+        """
+        for output in outputs:
+            while output.is_alive() and not self._channel.closed:
+                output.join(_POLL_S)
+        while not self._channel.closed:
+            try:
+                status = process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            with suppress(OSError, EOFError):  # the client may be gone by now
+                self._channel.send_exit_status(status if status >= 0 else 128 - status)
+            return
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _feed(self, stdin: IO[bytes]) -> None:
+        with stdin, suppress(BrokenPipeError):  # the command may read less than it is sent
+            while data := self._channel.recv(READ_BYTES):
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(stdin.fileno(), rest) :]
+
+    @staticmethod
+    def _drain(output: IO[bytes], send: Callable[[bytes], object]) -> None:
+        # The client may go away; _await_end sees to the command.
+        with output, suppress(OSError, EOFError):
+            while data := os.read(output.fileno(), READ_BYTES):
+                send(data)
+
+
+def _start(copy: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=copy, args=args, name="ssh-copy", daemon=True)
+    thread.start()
+    return thread
+
+
+def _environment() -> dict[str, str]:
+    """What sshd would give: a login's few variables, nothing of ours but PATH."""
+    user = pwd.getpwuid(os.geteuid())
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": user.pw_dir,
+        "USER": user.pw_name,
+        "LOGNAME": user.pw_name,
+        "SHELL": user.pw_shell or "/bin/sh",
+    }

@@ -1,0 +1,132 @@
+"""pg_dump and pg_restore on this machine: which ones, whether they are new enough, and their calls.
+
+pg_dump refuses a server whose major version is above its own, with words about a mismatch that do
+not say what to install. And a machine may have several: Debian keeps one a major version in
+/usr/lib/postgresql, and whichever comes first on PATH is often the oldest. So each candidate is
+asked for its version before anything is sent, and the first that is new enough is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.catalog import connection
+from ntt_backup.errors import DumpFailed, DumpImpossible, SourceError
+from ntt_backup.process.pipeline import Child, output_of, start
+
+_DEBIAN: Final = Path("/usr/lib/postgresql")
+_VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)\S*")
+# The beginning of a dump that has its table of contents.
+HEAD_BYTES: Final = 64 * 1024**2
+_PATIENCE: Final = 10.0
+_READ_SECONDS: Final = 60.0
+_LOCK_WAIT_MS: Final = 60_000
+_SHOWN: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """A pg_dump, the pg_restore beside it, and what it says of its version, such as "16.4"."""
+
+    pg_dump: Path
+    pg_restore: Path
+    version: str
+
+
+def find(directory: Path | None, server_version: int) -> Programs:
+    """The programs for a server, in directory or, where that is None, wherever they are.
+
+    server_version: as the server counts, 160004 for 16.4. Raises DumpImpossible.
+    """
+    needed = server_version // 10_000
+    places = [directory] if directory is not None else _places()
+    found = list(_installed(places))
+    for major, programs in found:
+        if major >= needed:
+            return programs
+    hint = f"apt-get install postgresql-client-{needed}, or set dump.bin (NTT_PG_BIN)"
+    if not found:
+        where = f"in {directory}" if directory is not None else "on this machine"
+        raise DumpImpossible(f"pg_dump and pg_restore are not installed {where}", hint=hint)
+    said = ", ".join(f"{one.pg_dump} is version {one.version}" for _, one in found)
+    raise DumpImpossible(
+        "pg_dump is older than the server", detail=f"{said}; the server has {needed}", hint=hint
+    )
+
+
+def _places() -> list[Path]:
+    on_path = shutil.which("pg_dump")
+    packaged = [path for path in _DEBIAN.glob("[0-9]*/bin") if path.parent.name.isdigit()]
+    return [
+        *([Path(on_path).parent] if on_path else []),
+        *sorted(packaged, key=lambda path: int(path.parent.name)),
+    ]
+
+
+def _installed(places: Iterable[Path]) -> Iterator[tuple[int, Programs]]:
+    for place in places:
+        pg_dump, pg_restore = place / "pg_dump", place / "pg_restore"
+        try:
+            said = output_of([str(pg_dump), "--version"], _PATIENCE)
+        except SourceError:
+            continue
+        match = _VERSION.search(said)
+        if match is not None and pg_restore.exists():
+            version = match[0].removeprefix("(PostgreSQL) ")
+            yield int(match[1]), Programs(pg_dump, pg_restore, version)
+
+
+def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> Child:
+    """pg_dump, which writes a dump of the database of url to its output.
+
+    The password is in its environment: arguments are shown to everybody. Raises ConfigError for a
+    url that it cannot be given.
+    """
+    place, secret = connection.for_program(url, application)
+    argv = [str(pg_dump), "--format=custom", "--no-password", *options]
+    argv += [f"--lock-wait-timeout={_LOCK_WAIT_MS}", f"--dbname={place}"]
+    child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
+    child.close_stdin()
+    return child
+
+
+def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
+    """The error for a pg_dump that has ended with status (None: it has not); said: its stderr."""
+    hint = ""
+    if "permission denied" in said:
+        hint = "as a superuser of the database: grant pg_read_all_data to the user of catalog.url"
+    elif "lock" in said and "timeout" in said:
+        hint = "another session holds a lock on a table for long: see pg_locks in the database"
+    lines = [line for line in said.splitlines() if line.strip()]
+    ended = "it did not end in time" if status is None else f"status {status}"
+    detail = "; ".join(lines)[-_SHOWN:] or ended
+    return DumpFailed("pg_dump failed", detail=detail, hint=hint)
+
+
+def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
+    """What pg_restore prints of the beginning of a dump, which has all but the rows of tables.
+
+    Raises DumpFailed where it cannot read it.
+    """
+    memory = os.memfd_create("head-of-dump")
+    try:
+        with os.fdopen(os.dup(memory), "wb") as file:
+            file.write(head)
+        os.lseek(memory, 0, os.SEEK_SET)
+        child = start([str(pg_restore), *options], stdin=memory)
+        try:
+            said = child.output(_READ_SECONDS)
+            status = child.status
+        finally:
+            child.kill()
+    finally:
+        os.close(memory)
+    if status != 0:
+        raise DumpFailed("pg_restore cannot read the dump", detail=child.stderr.text[-_SHOWN:])
+    return said

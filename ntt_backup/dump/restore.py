@@ -1,0 +1,164 @@
+"""The catalog's database back from the remote, into an empty one.
+
+The obvious way, a dump copied here and given to pg_restore, needs room for it on the day on which a
+disk has died. So what the remote sends goes straight into pg_restore; and since nothing proves the
+bytes before the last of them has come, the whole is one transaction, and the end of the input is
+held back until its SHA-256 is right. A dump that is damaged is told of, and the one before it is
+taken.
+
+Owners and grants are left out: the roles of the lost server may not exist here, and one that is
+missing would end the whole restore. They stand in the dump as SQL, and are handed out as such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ntt_backup import identity
+from ntt_backup.catalog import connection
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump import pg_programs
+from ntt_backup.dump.record import Stored
+from ntt_backup.dump.remote_dir import DumpPlace
+from ntt_backup.errors import DumpFailed
+from ntt_backup.format import many
+from ntt_backup.process.pipeline import Child, start, wait_for, write
+
+# More than pg_restore needs to see that there is more to come: a dump ends within its last table.
+_HELD: Final = 64 * 1024
+_HEAD_BYTES: Final = pg_programs.HEAD_BYTES
+_RIGHT: Final = re.compile(r"(ALTER .+ OWNER TO |ALTER DEFAULT PRIVILEGES |GRANT |REVOKE ).+;$")
+_WAIT_SECONDS: Final = 1.0
+_SHOWN: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The dump that came back, as user. rights: the SQL that gives back the owners and grants which
+    others had in it.
+    """
+
+    dump: Stored
+    user: str
+    rights: tuple[str, ...]
+
+
+def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Recalled:
+    """Fill the database of catalog.url from the newest dump of the target that is whole.
+
+    warn is told of each that is damaged. Raises BackupError; the database is as it was then.
+    """
+    application = identity.application("restore")
+    with connection.connect(settings.catalog.url, application) as conn:
+        version, user = conn.info.server_version, conn.info.user
+    pg_restore = pg_programs.find(settings.dump.bin, version).pg_restore
+    place = DumpPlace(Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout)
+    ours = [
+        one
+        for one in place.contents().dumps
+        if one.record is not None and one.record.target == settings.target
+    ]
+    url, secret = connection.for_program(settings.catalog.url, application)
+    for one in reversed(ours):
+        if not one.whole:
+            warn(f"{one.name} is not whole: {one.size} bytes are there")
+        elif (head := _pour(place, one, pg_restore, url, secret)) is not None:
+            return Recalled(one, user, _rights(pg_restore, head, user, warn))
+        else:
+            warn(f"{one.name} is damaged: it does not have its SHA-256")
+    raise DumpFailed(
+        "there is no good dump of the catalog on the remote",
+        detail=f"looked at {many(len(ours), 'dump')} of target {settings.target} in"
+        f" {settings.remote.path}/pgdump",
+        hint="blobs come back without a catalog: ntt-backup-remote restore --to DIR;"
+        " ntt-backup-remote init-db; ntt-backup-remote scan",
+    )
+
+
+def _pour(
+    place: DumpPlace, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
+) -> bytes | None:
+    """The dump into the database; its beginning, or None, and nothing done, where its content is
+    not right.
+    """
+    argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
+    argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
+    child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
+    try:
+        held, failure, head = b"", None, bytearray()
+        for data in _proved(place.fetch(one.name), one):
+            if data is None:
+                return None
+            head += data[: max(0, _HEAD_BYTES - len(head))]
+            if failure is None:
+                held += data
+                # What pg_restore stumbles over may be damage: the end will tell.
+                try:
+                    _feed(child, held[:-_HELD])
+                except DumpFailed as error:
+                    failure = error
+                held = held[-_HELD:]
+        if failure is not None:
+            raise failure
+        _feed(child, held)
+        child.close_stdin()
+        while (status := child.wait(_WAIT_SECONDS)) is None:
+            continue  # Building the indexes of millions of rows takes as long as it takes.
+        if status != 0:
+            raise _failed(child)
+        return bytes(head)
+    finally:
+        child.kill()
+
+
+def _rights(
+    pg_restore: Path, head: bytes, user: str, warn: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The statements about owners and grants in a dump, but that something belongs to user."""
+    try:
+        script = pg_programs.read_head(pg_restore, head, "--schema-only", "--file=-")
+    except DumpFailed as error:
+        warn(f"owners and grants could not be read from the dump: {error}")
+        return ()
+    lines = script.decode("utf-8", "backslashreplace").splitlines()
+    owned = (f" OWNER TO {user};", f' OWNER TO "{user}";')
+    return tuple(line for line in lines if _RIGHT.match(line) and not line.endswith(owned))
+
+
+def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
+    """The pieces; after the last one None, where all of them together are not what was dumped."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        yield piece
+    if one.record is None or (size, digest.hexdigest()) != (one.record.bytes, one.record.sha256):
+        yield None
+
+
+def _feed(child: Child, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        child.drain_stderr()
+        wait_for(reading=child.fds, writing=[child.stdin_fd], timeout=_WAIT_SECONDS)
+        try:
+            rest = rest[write(child.stdin_fd, rest) :]
+        except BrokenPipeError:
+            raise _failed(child) from None
+
+
+def _failed(child: Child) -> DumpFailed:
+    status = child.wait(_WAIT_SECONDS)
+    said = "; ".join(child.stderr.text.splitlines())[-_SHOWN:]
+    return DumpFailed(
+        "pg_restore failed, and the database is as it was",
+        detail=said or f"status {status}",
+        hint="it needs an empty database: createdb one, and name it in catalog.url",
+    )

@@ -1,0 +1,1 @@
+"""Child processes: programs in pipelines, copies of this process, and interrupts around both."""

@@ -1,0 +1,123 @@
+"""A child that is a copy of this process: it runs a function of ours instead of a program.
+
+A worker as a program of its own would be the obvious way, and cost 0.4 s of CPU each time, nearly
+all of it for loading what the coordinator has loaded already: more than a small backup takes. And
+an upgrade while a run lasts would have workers of two versions in it. The copy is made of a process
+with one thread, and is cut off at once from what it must not share: it has its own session, no
+descriptor but its pipes, no signal handler, and it ends without unwinding what lies below it on the
+stack, so that no connection of the parent's is ever touched.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from typing import IO, Final, NoReturn
+
+from ntt_backup.process.pipeline import Child, die_with_parent, name_process
+
+_HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+_MOST_FDS: Final = 1 << 20
+
+
+class Fork(Child):
+    """See `process.Child`. body's result is the exit status; whatever it raises goes to stderr, and
+    the status is 1 then. name: what it is called in lists of processes, 15 bytes at most.
+
+    Leader of a session of its own. Raises OSError where it cannot be made.
+    """
+
+    def __init__(self, body: Callable[[], int], name: str) -> None:
+        self._adopt(_Copy(body, name))
+
+
+class _Copy:
+    """As much of `subprocess.Popen` as `Child` needs."""
+
+    def __init__(self, body: Callable[[], int], name: str) -> None:
+        if threading.active_count() > 1:
+            raise OSError("a process with several threads cannot be copied")
+        die_with_us = die_with_parent()
+        pipes = _pipes()
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _be(die_with_us, body, name, (pipes[0], pipes[3], pipes[5]), held)
+        except BaseException:
+            for fd in pipes:
+                os.close(fd)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        for theirs in (pipes[0], pipes[3], pipes[5]):
+            os.close(theirs)
+        self.stdin: IO[bytes] = os.fdopen(pipes[1], "wb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(pipes[2], "rb", buffering=0)
+        self.stderr: IO[bytes] = os.fdopen(pipes[4], "rb", buffering=0)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        self._reap(os.WNOHANG)
+        return self.returncode
+
+    def wait(self) -> int:
+        self._reap(0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self, options: int) -> None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def _pipes() -> list[int]:
+    """Ends to read and to write, of three pipes. Raises OSError with none of them open."""
+    made: list[int] = []
+    try:
+        for _ in range(3):
+            made += os.pipe()
+    except OSError:
+        for fd in made:
+            os.close(fd)
+        raise
+    return made
+
+
+def _be(
+    prepare: Callable[[], None],
+    body: Callable[[], int],
+    name: str,
+    ends: tuple[int, int, int],
+    held: Iterable[int],
+) -> NoReturn:
+    """The life of the child."""
+    status = 1
+    try:
+        prepare()
+        # What was there before is the parent's: it is neither finalized nor looked through.
+        gc.freeze()
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for signum in _HANDLED:
+            signal.signal(signum, signal.SIG_DFL)
+        for fd, end in enumerate(ends):
+            os.dup2(end, fd)
+        os.closerange(len(ends), _MOST_FDS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        name_process(name)
+        status = body()
+    except BaseException:  # noqa: BLE001 - nothing may get past this frame
+        os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(status)

@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM as an exception, but never between starting a process and noting it.
+
+The demo starts servers and fills a directory, a bench fills one on the remote; whenever they are
+stopped, all of it must go. An exception out of a signal handler unwinds to the cleaning up from
+anywhere, which is what a script wants, except in the few lines that take something and note how to
+give it back. Those are `held`: a signal that comes there is raised at their end.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from ntt_backup.errors import Stopped
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Raises `Stopped` in the main thread for the first SIGINT, SIGTERM or SIGHUP; ignores more."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._stopped: Stopped | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals here while the context lasts, then as before.
+
+        One that is ignored stays so: whoever started us with nohup does not want to be asked again.
+        """
+        wanted = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, self._handle) for signum in wanted}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise nothing inside; where a signal has come by the end, raise there.
+
+        Also for one that came before: Python drops what is raised in some places, such as the
+        callbacks of its garbage collector.
+        """
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._stopped is not None and not self._depth:
+            raise self._stopped
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if self._stopped is None:
+            self._stopped = Stopped(signum)
+            if not self._depth:
+                raise self._stopped

@@ -1,0 +1,337 @@
+"""The only owner of subprocesses.
+
+A pipeline started through a shell loses what matters: which member failed, and what it said. So
+members are started one by one, joined by pipes that we hold, each one's exit status is looked at,
+and the end of each one's stderr is kept, bounded. Everything is one thread and poll(2): a worker
+waits for the link, for tar, for the remote's answer and for the coordinator at once, and every wait
+has a deadline.
+
+Children die with us: Linux sends them SIGKILL when the process that started them ends, however it
+ends (PR_SET_PDEATHSIG), so that no tar or ssh outlives a worker killed with -9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Final, Protocol
+
+from ntt_backup.errors import SourceError
+
+PIPE_BYTES: Final = 1 << 20
+READ_BYTES: Final = 1 << 18
+TAIL_BYTES: Final = 8192
+
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_VERSION_SECONDS: Final = 5.0
+_READS_AT_ONCE: Final = 8
+_PACKAGES: Final = {"ssh": "openssh-client"}
+
+
+class Tail:
+    """The last TAIL_BYTES of what a process wrote to stderr. size: how many bytes it wrote."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        self._data = (self._data + data)[-TAIL_BYTES:]
+        self.size += len(data)
+
+    @property
+    def text(self) -> str:
+        """Decoded, stripped; undecodable bytes are escaped."""
+        return self._data.decode("utf-8", "backslashreplace").strip()
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
+    """A preexec_fn: the kernel sends signum to the new process when the thread that starts it ends.
+
+    It calls nothing that could wait for another thread.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+        # The parent may have died between fork and prctl; then no signal will come.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def name_process(name: str) -> None:
+    """What this process is called in lists of processes; 15 bytes of it are shown."""
+    _prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+class Process(Protocol):
+    """As much of `subprocess.Popen` as a `Child` needs."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+
+
+class Child:
+    """One running subprocess: pipes that never block, a bounded stderr, and an exit status.
+
+    argv goes to execvp as it is; no shell is involved. stdin is a file descriptor, or None for a
+    pipe (`stdin_fd`). stdout and stderr are always pipes. Raises FileNotFoundError /
+    PermissionError where argv[0] cannot be executed.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: int | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        new_session: bool = False,
+        death_signal: int = signal.SIGKILL,
+    ) -> None:
+        die_with_us = die_with_parent(death_signal)
+        # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+        def prepare() -> None:
+            die_with_us()
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+        try:
+            process = subprocess.Popen(
+                tuple(argv),
+                stdin=subprocess.PIPE if stdin is None else stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=cwd,
+                env=env,
+                bufsize=0,
+                start_new_session=new_session,
+                preexec_fn=prepare,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self._adopt(process)
+        self._leads = new_session
+
+    def _adopt(self, process: Process) -> None:
+        self._leads = False
+        self.stderr = Tail()
+        self._process = process
+        for pipe in self._pipes():
+            os.set_blocking(pipe.fileno(), False)
+        for data_pipe in (self._process.stdin, self._process.stdout):
+            if data_pipe is not None:
+                _widen(data_pipe.fileno())
+
+    def _pipes(self) -> Iterable[IO[bytes]]:
+        process = self._process
+        return [p for p in (process.stdin, process.stdout, process.stderr) if p is not None]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def stdin_fd(self) -> int:
+        return _open_fd(self._process.stdin)
+
+    @property
+    def stdout_fd(self) -> int:
+        return _open_fd(self._process.stdout)
+
+    @property
+    def stderr_fd(self) -> int:
+        """-1 once stderr has reached its end."""
+        return _open_fd(self._process.stderr)
+
+    @property
+    def fds(self) -> list[int]:
+        """What becomes readable when there is news of it: stdout and stderr, while open."""
+        return [fd for fd in (self.stdout_fd, self.stderr_fd) if fd >= 0]
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal, None while it runs."""
+        return self._process.poll()
+
+    def read(self, limit: int = READ_BYTES) -> bytes | None:
+        """What stdout has; b'' at its end, None where nothing is there yet."""
+        return _read(self.stdout_fd, limit)
+
+    def drain_stderr(self) -> None:
+        """Take what stderr has, without waiting; closes it at its end.
+
+        So much at a time: what comes faster than it is taken would never end.
+        """
+        for _ in range(_READS_AT_ONCE):
+            data = _read(self.stderr_fd, READ_BYTES) if self.stderr_fd >= 0 else None
+            if data is None:
+                return
+            if not data and self._process.stderr is not None:
+                self._process.stderr.close()
+                return
+            self.stderr.add(data)
+
+    def output(self, timeout: float) -> bytes:
+        """All that stdout has up to its end; what has come by then after timeout seconds."""
+        said = bytearray()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            wait_for(reading=self.fds, timeout=left)
+            self.drain_stderr()
+            data = self.read()
+            if data == b"":
+                break
+            said += data or b""
+        self.wait(max(0.0, deadline - time.monotonic()))
+        return bytes(said)
+
+    def close_stdin(self) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+    def wait(self, timeout: float) -> int | None:
+        """The exit status, waiting at most timeout seconds; None if it still runs then.
+
+        stdout and stderr are read meanwhile, so that the child never waits for us to read them.
+        """
+        deadline = time.monotonic() + timeout
+        while self.status is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            ready = wait_for(reading=self.fds, timeout=min(left, 0.05))
+            if self.stdout_fd in ready and self.read() == b"" and self._process.stdout is not None:
+                self._process.stdout.close()
+            self.drain_stderr()
+        self.drain_stderr()
+        return self.status
+
+    def end(self) -> None:
+        """End it now (SIGKILL), with what it has started in its session; what it has said can still
+        be read.
+        """
+        if self.status is None:
+            self._process.kill()
+            if self._leads:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def kill(self) -> int:
+        """End it now, release its pipes, and return the exit status."""
+        self.end()
+        self.drain_stderr()
+        return self.release()
+
+    def release(self) -> int:
+        """Close the pipes and reap it; call when it has ended or is about to."""
+        for pipe in self._pipes():
+            pipe.close()
+        return self._process.wait()
+
+
+def start(
+    argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
+) -> Child:
+    """A child of a program that this machine should have. Raises SourceError where it has not, or
+    cannot start it now.
+
+    It leads a session of its own: a Ctrl-C at the terminal is ours to handle. One that reached it
+    as well would look like an outage before we have heard of it ourselves.
+    """
+    try:
+        return Child(argv, stdin=stdin, env=env, new_session=True)
+    except FileNotFoundError as error:
+        package = _PACKAGES.get(argv[0], argv[0])
+        raise SourceError(
+            f"{argv[0]} is not installed on this machine", hint=f"apt-get install {package}"
+        ) from error
+    except OSError as error:
+        raise SourceError(
+            f"{argv[0]} cannot be started on this machine", detail=error.strerror or str(error)
+        ) from error
+
+
+def _open_fd(pipe: IO[bytes] | None) -> int:
+    return -1 if pipe is None or pipe.closed else pipe.fileno()
+
+
+def _widen(fd: int) -> None:
+    """A 64 KiB pipe makes tar and ssh take turns; 1 MiB lets them run side by side."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except PermissionError:
+        return  # The user's pipe quota is used up; the default size works, slower.
+
+
+def _read(fd: int, limit: int) -> bytes | None:
+    try:
+        return os.read(fd, limit)
+    except BlockingIOError:
+        return None
+
+
+def write(fd: int, data: bytes | memoryview) -> int:
+    """Write what the pipe takes; 0 where it is full. Raises BrokenPipeError when nobody reads."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        return 0
+
+
+def wait_for(
+    *, reading: Iterable[int] = (), writing: Iterable[int] = (), timeout: float | None
+) -> frozenset[int]:
+    """The descriptors that are ready (or at their end, or broken) within timeout seconds."""
+    poller = select.poll()
+    events: dict[int, int] = {}
+    for fd in reading:
+        events[fd] = events.get(fd, 0) | select.POLLIN
+    for fd in writing:
+        events[fd] = events.get(fd, 0) | select.POLLOUT
+    for fd, mask in events.items():
+        poller.register(fd, mask)
+    ready = poller.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+    return frozenset(fd for fd, _ in ready)
+
+
+def version_of(argv: Sequence[str]) -> str:
+    """The first line that a program prints when it is asked for its version; "" for nothing. Raises
+    as `output_of` does.
+    """
+    return output_of(argv, timeout=_VERSION_SECONDS).partition("\n")[0]
+
+
+def output_of(argv: Sequence[str], timeout: float) -> str:
+    """What a short-lived local command prints (stdout, else stderr). Raises SourceError where it
+    is not installed.
+    """
+    child = start(argv)
+    child.close_stdin()
+    try:
+        said = child.output(timeout)
+        return said.decode("utf-8", "replace").strip() or child.stderr.text
+    finally:
+        child.kill()

@@ -1,0 +1,131 @@
+"""The receiver as a program: its banner, its options, and what becomes of a defect.
+
+It starts in two ways. Sent along with the connection, the loader calls `serve` with nothing
+restricted: whoever can do that has a shell there anyway. Installed as a forced command
+(`ntt-backup-receive`), `main` reads from its own command line what the client may do; what the
+client asked ssh to run is not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ntt_backup import __version__
+from ntt_backup.receiver import b3sum, codec, hashing
+from ntt_backup.receiver.session import ALLOWED, REQUIRED, Receiver, Terms
+from ntt_backup.receiver.workspace import words
+from ntt_backup.wire import write_messages
+
+_IDLE_SECONDS = 3600.0
+_PIPE_BYTES = 1 << 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`ntt-backup-receive`, for the command="..." of a line in authorized_keys."""
+    parser = argparse.ArgumentParser(
+        prog="ntt-backup-receive",
+        description="Receive blobs from ntt-backup-remote on standard input.",
+    )
+    parser.add_argument("--root", required=True, help="the only directory it works in")
+    parser.add_argument(
+        "--allow",
+        type=_allowed,
+        default=frozenset(("put", "list", "verify", "get")),
+        help="what a client may do: " + ",".join(ALLOWED),
+    )
+    parser.add_argument(
+        "--require",
+        action="append",
+        choices=REQUIRED,
+        default=[],
+        help="serve nobody where names cannot be checked by BLAKE3",
+    )
+    parser.add_argument("--idle-timeout", type=float, default=_IDLE_SECONDS, metavar="SECONDS")
+    options = parser.parse_args(argv)
+    require = frozenset(options.require)
+    return serve(options.root, options.allow, options.idle_timeout, require)
+
+
+def serve(
+    root: str | None = None,
+    allow: frozenset[str] = frozenset(ALLOWED),
+    idle_timeout: float = _IDLE_SECONDS,
+    require: frozenset[str] = frozenset(),
+) -> int:
+    """Greet, and serve one session on standard input and output; the exit status."""
+    hashes = hashing.available()
+    program = None if write_messages.BLAKE3 in hashes else b3sum.find()
+    terms = Terms(root, allow, idle_timeout, hashes, codec.available(), program, require)
+    if terms.lacking:
+        print(f"ntt-backup-receive: {terms.lacking}", file=sys.stderr, flush=True)
+    os.umask(0o022)
+    _widen(0)
+    os.write(1, _banner(terms))
+    for fd in (0, 1):
+        os.set_blocking(fd, False)
+    receiver = Receiver(terms, 0, 1)
+    try:
+        return receiver.run()
+    except Exception as problem:  # noqa: BLE001 - the client must hear of any defect
+        traceback.print_exc()
+        os.set_blocking(1, True)
+        try:
+            os.write(1, write_messages.error("internal", _described(problem)))
+        except OSError:
+            return 1
+        return 1
+    finally:
+        for fd in (0, 1):
+            os.set_blocking(fd, True)
+
+
+def _banner(terms: Terms) -> bytes:
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    hashes = {number: name for name, number in write_messages.HASHES.items()}
+    codecs = {number: name for name, number in write_messages.CODECS.items()}
+    facts = {
+        "version": __version__,
+        "python": python,
+        "hash": ",".join(hashes[number] for number in terms.hashes),
+        "check": _checked_with(terms),
+        "codec": ",".join(codecs[number] for number in terms.codecs),
+        "allow": ",".join(word for word in ALLOWED if word in terms.allow),
+    }
+    said = " ".join(f"{name}={value}" for name, value in facts.items())
+    line = f"NTT-RECEIVE {write_messages.PROTOCOL} {said}".encode("ascii")
+    return b"\n%s sum=%s\n" % (line, write_messages.banner_sum(line).encode("ascii"))
+
+
+def _checked_with(terms: Terms) -> str:
+    """What the names of blobs are checked with: a hash that a session can have, or a program."""
+    if write_messages.BLAKE3 in terms.hashes:
+        return "blake3"
+    return "none" if terms.b3sum is None else "b3sum"
+
+
+def _described(problem: Exception) -> str:
+    """What a defect of ours is told as; the rest goes to standard error."""
+    if isinstance(problem, OSError):
+        return words(problem)
+    return f"{type(problem).__name__}: {problem}"
+
+
+def _allowed(text: str) -> frozenset[str]:
+    asked = frozenset(text.split(","))
+    if not asked <= frozenset(ALLOWED):
+        raise argparse.ArgumentTypeError(f"any of {','.join(ALLOWED)}")
+    return asked
+
+
+def _widen(fd: int) -> None:
+    """A larger pipe saves system calls; a socket, or a user's limit, keeps its own size."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)
+    except OSError:
+        return

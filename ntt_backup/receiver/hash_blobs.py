@@ -1,0 +1,217 @@
+"""VERIFY: blobs hashed where they lie, by several threads, and a verdict for each.
+
+One thread would leave processors and disks idle: reading and hashing let go of the interpreter's
+lock, so a few threads do it side by side, each a blob at a time. Memory is a buffer a thread,
+however large a blob is. What is hashed is read from the disk, not from the page cache. Where the
+program b3sum does the hashing, each thread has it hash some blobs at once.
+
+A generator of frames for the receiver's loop: empty ones while the threads are at work; each of
+them wakes the loop through its pipe when it is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import threading
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ntt_backup.receiver.b3sum import B3sum, by_descriptor
+from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
+from ntt_backup.receiver.workspace import Ground, Refusal, words
+from ntt_backup.wire import read_messages
+
+if TYPE_CHECKING:
+    from ntt_backup.receiver.hashing import NewHasher
+
+_CHUNK = 1 << 20
+_MOST_THREADS = 8
+_NOTHING = bytes(32)
+# What one process of b3sum gets: enough files to make its start cheap, few enough that the
+# descriptors of all threads stay far below what a process may have.
+_FILES = 32
+_BYTES = 64 << 20
+
+
+class _Stopped(Exception):
+    """Nobody wants the verdicts any more."""
+
+
+class _Open(NamedTuple):
+    """A blob that is being hashed by b3sum."""
+
+    position: int
+    fd: int
+    size: int
+
+
+class Verifying:
+    """One VERIFY. new begins a BLAKE3; without it the program b3sum is needed. wake is a descriptor
+    that gets a byte when a thread has ended.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        digests: Sequence[bytes],
+        new: NewHasher | None,
+        b3sum: B3sum | None,
+        wake: int,
+    ) -> None:
+        self._ground = ground
+        self._digests = digests
+        self._new = new
+        self._b3sum = b3sum
+        self._wake = wake
+        self._work: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # In order of digest: each directory is opened once or twice.
+        for position in sorted(range(len(digests)), key=lambda one: digests[one]):
+            self._work.put(position)
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._right = 0
+        self._exceptions: list[read_messages.Exceptional] = []
+        self._defects: list[BaseException] = []
+        self._stopped = False
+        self._running = 0
+
+    def frames(self) -> Generator[bytes, None, None]:
+        """Nothing until all is hashed, then the one answer."""
+        count = min(_MOST_THREADS, os.cpu_count() or 1, len(self._digests))
+        threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
+        self._running = count
+        for thread in threads:
+            thread.start()
+        try:
+            while self._running:
+                yield b""
+        finally:
+            self._stopped = True
+            for thread in threads:
+                thread.join()
+        if self._defects:
+            raise self._defects[0]
+        exceptions = sorted(self._exceptions)
+        count = len(self._digests)
+        yield read_messages.verdicts(
+            read_messages.Verdicts(count, self._right, self._bytes, exceptions)
+        )
+
+    def _run(self) -> None:
+        stock = Stock(self._ground)
+        buffer = memoryview(bytearray(_CHUNK))
+        try:
+            while not self._stopped:
+                position = self._work.get_nowait()
+                if self._new is not None:
+                    self._judge(stock, position, self._new, buffer)
+                elif self._b3sum is not None:
+                    self._judge_some(stock, position, self._b3sum, buffer)
+        except (queue.Empty, _Stopped):
+            pass
+        except BaseException as defect:  # noqa: BLE001 - raised in the loop, where it is told of
+            self._defects.append(defect)
+        finally:
+            stock.close()
+            with self._lock:
+                self._running -= 1
+            os.write(self._wake, b"\0")
+
+    def _judge(self, stock: Stock, position: int, new: NewHasher, buffer: memoryview) -> None:
+        size, found, verdict, text = 0, _NOTHING, read_messages.WRONG, ""
+        try:
+            fd, _ = stock.open(self._digests[position])
+            try:
+                size, found = self._hash(fd, new, buffer)
+            except OSError as problem:
+                raise trouble(problem) from None
+            finally:
+                os.close(fd)
+        except Trouble as said:
+            verdict, text = said.verdict, said.text
+        self._tell(read_messages.Exceptional(position, verdict, size, found, text))
+
+    def _judge_some(self, stock: Stock, position: int, b3sum: B3sum, buffer: memoryview) -> None:
+        """This one, and the next few with it. Raises Refusal where b3sum fails: that says nothing
+        about a blob.
+        """
+        blobs: dict[str, _Open] = {}
+        total = 0
+        try:
+            while True:
+                try:
+                    fd, size = stock.open(self._digests[position])
+                except Trouble as said:
+                    one = read_messages.Exceptional(position, said.verdict, 0, _NOTHING, said.text)
+                    self._tell(one)
+                else:
+                    forget(fd)
+                    blobs[by_descriptor(fd)] = _Open(position, fd, size)
+                    total += size
+                if len(blobs) == _FILES or total >= _BYTES:
+                    break
+                try:
+                    position = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            if blobs:
+                self._have_hashed(b3sum, blobs, total, buffer)
+        except OSError as problem:
+            raise Refusal("internal", words(problem)) from None
+        finally:
+            for blob in blobs.values():
+                forget(blob.fd)
+                os.close(blob.fd)
+
+    def _have_hashed(
+        self, b3sum: B3sum, blobs: dict[str, _Open], total: int, buffer: memoryview
+    ) -> None:
+        expected = {name: self._digests[blob.position] for name, blob in blobs.items()}
+        fds = [blob.fd for blob in blobs.values()]
+        found = b3sum.digests(expected, total, self._go_on, fds=fds)
+        for name, blob in blobs.items():
+            digest, verdict, text = found.get(name, _NOTHING), read_messages.WRONG, ""
+            if name not in found:
+                said = self._why_unreadable(blob.fd, buffer)
+                verdict, text = said.verdict, said.text
+            self._tell(read_messages.Exceptional(blob.position, verdict, blob.size, digest, text))
+
+    def _why_unreadable(self, fd: int, buffer: memoryview) -> Trouble:
+        """What the system says about a blob that b3sum could not read. Raises OSError where it can
+        be read all the same.
+        """
+        try:
+            while os.readv(fd, [buffer]):
+                self._go_on()
+        except OSError as problem:
+            return trouble(problem)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
+
+    def _go_on(self) -> None:
+        if self._stopped:
+            raise _Stopped
+
+    def _tell(self, said: read_messages.Exceptional) -> None:
+        """One blob is done; it is an exception unless its content has its name."""
+        with self._lock:
+            self._bytes += said.size
+            if said.found == self._digests[said.position]:
+                self._right += 1
+            else:
+                self._exceptions.append(said)
+
+    def _hash(self, fd: int, new: NewHasher, buffer: memoryview) -> tuple[int, bytes]:
+        """(length, digest) of all of it; zeros where we were stopped."""
+        forget(fd)
+        hasher = new(b"")
+        size = 0
+        while not self._stopped:
+            count = os.readv(fd, [buffer])
+            if not count:
+                forget(fd)
+                return size, hasher.digest()
+            hasher.update(buffer[:count])
+            size += count
+        return size, _NOTHING

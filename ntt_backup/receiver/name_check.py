@@ -1,0 +1,65 @@
+"""Whether what is staged hashes to its name, where only the program b3sum can tell.
+
+Where Python has BLAKE3, each blob is hashed as it comes. A process for every blob would be too
+much, so here a batch is looked at as a whole once its client has committed it, and before it is
+synced and named: a thousand files a process, read from where they were written. What is wrong
+leaves the stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from ntt_backup.receiver.b3sum import B3sum, by_descriptor
+from ntt_backup.receiver.staged_batch import Entry, NewDirectory, StagedBatch
+from ntt_backup.wire.write_messages import MISMATCH
+
+# Some 80 bytes each: far below the least that a system takes as arguments.
+_FILES = 1000
+
+
+class Naming:
+    """stage: the directory of the session's stage, by descriptor. alive is called now and then."""
+
+    def __init__(self, b3sum: B3sum, stage: int, alive: Callable[[], None]) -> None:
+        self._b3sum = b3sum
+        self._stage = stage
+        self._alive = alive
+
+    def check(self, batch: StagedBatch) -> None:
+        """Take out of the batch what does not hash to its name. Raises OSError."""
+        staged = self._staged(batch)
+        wrong = False
+        while some := dict(islice(staged, _FILES)):
+            fds = [entry.partial.fd for entry in some.values() if entry.partial is not None]
+            expected = {name: entry.digest for name, entry in some.items()}
+            found = self._b3sum.digests(expected, batch.bytes, self._alive, self._stage, fds)
+            for name, entry in some.items():
+                if name not in found:
+                    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
+                if found[name] != entry.digest:
+                    batch.except_for(entry.position, MISMATCH, "")
+                    batch.drop(entry.position, self._stage, name.encode())
+                    wrong = True
+        if wrong:
+            batch.directories[:] = [each for each in batch.directories if not self._emptied(each)]
+
+    def _staged(self, batch: StagedBatch) -> Iterator[tuple[str, Entry]]:
+        """What is staged, and its name for the program."""
+        for entry in batch.entries(self._stage):
+            partial = entry.partial
+            yield entry.name.decode() if partial is None else by_descriptor(partial.fd), entry
+        for directory in batch.directories:
+            for entry in batch.entries_in(directory, self._stage):
+                yield f"{directory.name}/{entry.name.decode()}", entry
+
+    def _emptied(self, directory: NewDirectory) -> bool:
+        """Whether nothing is left in it; then it is gone, too."""
+        with contextlib.suppress(OSError):
+            os.rmdir(directory.name, dir_fd=self._stage)
+            return True
+        return False

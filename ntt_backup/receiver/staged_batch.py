@@ -1,0 +1,143 @@
+"""One batch as the receiver holds it: which staged file has which digest, and what went otherwise.
+
+Kept as lean as the frames are: 32 bytes a blob, one run of digests a pack, file names implied by a
+counter or by the digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from binascii import hexlify
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ntt_backup.receiver.partial import Partial
+from ntt_backup.receiver.workspace import remove_tree
+from ntt_backup.wire.write_messages import DIGEST_BYTES, Exceptional
+
+
+class Entry(NamedTuple):
+    """A staged file: its name in a directory, by descriptor. partial: it can be resumed."""
+
+    digest: bytes
+    position: int
+    directory: int
+    name: bytes
+    partial: Partial | None
+
+
+class NewDirectory:
+    """A directory `aa/bb` in the making: it lies in the stage under its own name, and holds blobs
+    of the batch under their final ones, between the positions begin and end.
+    """
+
+    __slots__ = ("begin", "end", "name", "prefix")
+
+    def __init__(self, prefix: bytes, name: str, position: int) -> None:
+        self.prefix = prefix
+        self.name = name
+        self.begin = self.end = position
+
+
+class StagedBatch:
+    """Blobs between their arrival and their receipt. first: the counter of its first file."""
+
+    def __init__(self, number: int, most_blobs: int, most_bytes: int, first: int) -> None:
+        self.number = number
+        self.most_blobs = most_blobs
+        self.most_bytes = most_bytes
+        self.first = first
+        self.blobs = 0
+        self.bytes = 0
+        self.exceptions: list[Exceptional] = []
+        self.directories: list[NewDirectory] = []
+        self._digests = bytearray()
+        self._loose: set[int] = set()
+        self._partials: dict[int, Partial] = {}
+        self._missing: set[int] = set()
+
+    def add(self, digests: bytes, size: int) -> None:
+        """Blobs that are staged under the next names, in order; size: all of them together."""
+        self._digests += digests
+        self.blobs += len(digests) // DIGEST_BYTES
+        self.bytes += size
+
+    @property
+    def partials(self) -> int:
+        """How many partial files it holds open."""
+        return len(self._partials)
+
+    def add_partial(self, partial: Partial) -> None:
+        """The blob that was added last is not in the stage, but this partial file."""
+        self._partials[self.blobs - 1] = partial
+
+    def except_for(self, position: int, verdict: int, text: str) -> None:
+        """The blob is not staged (any more), or not simply stored."""
+        self.exceptions.append(Exceptional(position, verdict, text))
+        self._missing.add(position)
+
+    def name(self, position: int) -> bytes:
+        return b"%d" % (self.first + position)
+
+    def lay(self, position: int) -> bytes:
+        """The name for a blob that is staged by itself, or else is a partial file."""
+        self._loose.add(position)
+        return self.name(position)
+
+    def begin_directory(self, prefix: bytes, position: int) -> NewDirectory:
+        """One more directory in the stage, still to be made."""
+        directory = NewDirectory(prefix, f"d{self.first + position}", position)
+        self.directories.append(directory)
+        return directory
+
+    def entries(self, stage: int) -> Iterator[Entry]:
+        """What is staged by itself, in order of digest, so that each directory is opened once."""
+        for digest, position in sorted((self._digest(at), at) for at in self._loose):
+            if position in self._missing:
+                continue
+            partial = self._partials.get(position)
+            if partial is None:
+                yield Entry(digest, position, stage, self.name(position), None)
+            else:
+                yield Entry(digest, position, partial.directory, partial.name, partial)
+
+    def entries_in(self, directory: NewDirectory, fd: int) -> Iterator[Entry]:
+        """What is staged in that directory, which is open as fd."""
+        for position in range(directory.begin, directory.end):
+            if position not in self._missing and position not in self._loose:
+                digest = self._digest(position)
+                yield Entry(digest, position, fd, hexlify(digest), None)
+
+    def take_partial(self, position: int) -> None:
+        """The partial file of this blob was moved into place."""
+        partial = self._partials.pop(position, None)
+        if partial is not None:
+            partial.moved()
+
+    def drop(self, position: int, directory: int, name: bytes) -> None:
+        """The file of this blob is of no use any more: its partial file, or else the one of that
+        name. Raises OSError.
+        """
+        partial = self._partials.pop(position, None)
+        if partial is None:
+            os.unlink(name, dir_fd=directory)
+        else:
+            partial.remove()
+
+    def discard(self, stage: int, keep_partials: bool) -> None:
+        """Leave nothing of it in the stage, whatever was and was not placed."""
+        for position in self._loose:
+            with contextlib.suppress(OSError):
+                os.unlink(self.name(position), dir_fd=stage)
+        for directory in self.directories:
+            remove_tree(stage, directory.name)
+        for partial in self._partials.values():
+            if keep_partials:
+                partial.close()
+            else:
+                partial.remove()
+        self._partials.clear()
+
+    def _digest(self, position: int) -> bytes:
+        return bytes(self._digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])

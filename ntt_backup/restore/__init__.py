@@ -1,0 +1,1 @@
+"""Blobs and catalog back from the remote, and the drill that proves it."""

@@ -1,0 +1,63 @@
+"""A large blob that is here, but wrong, made right by the blocks that differ.
+
+To fetch gigabytes again because a few bytes have rotted would be the obvious way. Here both ends
+hash block by block, and only the blocks that differ travel. The blob is put together in the
+landing's scratch space, beside the wrong one, and takes its place only when the whole hashes to its
+name.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from ntt_backup.client.read_session import ReadingSession
+from ntt_backup.receiver.send_blocks import block_sum
+from ntt_backup.restore.target_dir import Landing
+from ntt_backup.wire.read_messages import BLOCK_BYTES, SUM_BYTES, Large
+
+_ASKED_AT_ONCE: Final = 1024
+
+
+def mend(session: ReadingSession, landing: Landing, digest: bytes) -> None:
+    """Put the blob together of what is here and what must be fetched.
+
+    If even so it does not hash to its name, the remote's is wrong too.
+    """
+    found = session.sums(digest, landing.not_given)
+    if found is None:
+        return
+    size, sums = found
+    count = -(-size // BLOCK_BYTES)
+    with landing.base(digest) as base:
+        differing = [
+            number
+            for number in range(count)
+            if block_sum(_block(base, number)) != sums[number * SUM_BYTES :][:SUM_BYTES]
+        ]
+        landing.begin(Large(digest, size, 0))
+        wanted = iter(differing)
+        done = 0
+
+        def take(block: memoryview) -> None:
+            nonlocal done
+            number = next(wanted)
+            keep(number)
+            landing.piece(block)
+            done = number + 1
+
+        def keep(end: int) -> None:
+            for number in range(done, end):
+                landing.add(memoryview(_block(base, number)))
+
+        for first in range(0, len(differing), _ASKED_AT_ONCE):
+            numbers = differing[first : first + _ASKED_AT_ONCE]
+            if problem := session.blocks(digest, size, numbers, take):
+                landing.end(problem)
+                return
+        keep(count)
+    landing.end("")
+
+
+def _block(fd: int, number: int) -> bytes:
+    return os.pread(fd, BLOCK_BYTES, number * BLOCK_BYTES)

@@ -1,0 +1,1 @@
+"""The local store: inspected and read, never changed."""

@@ -1,0 +1,86 @@
+"""What a worker has claimed and not yet sent: blobs, and batches that are to be sent again.
+
+Blobs come from the catalog in one order, and leave in batches cut to count and bytes; a batch that
+comes back, whole or in halves, goes first as soon as its wait is over. All of it is worth only as
+much as the claim it came from: when the connection to the catalog is lost, it is forgotten, since
+another worker may claim the same blobs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ntt_backup.model import Batch, Blob
+from ntt_backup.planner import cut
+
+
+@dataclass(frozen=True, slots=True)
+class _Delayed:
+    batch: Batch
+    due: float
+
+
+class Backlog:
+    """Holds less than two batches of blobs, and the batches that wait. Times are monotonic seconds.
+
+    name: what the names of the batches start with.
+    """
+
+    def __init__(self, name: str, max_blobs: int, max_bytes: int) -> None:
+        self._name = name
+        self._max_blobs = max_blobs
+        self._max_bytes = max_bytes
+        self._claimed: deque[tuple[Blob, int]] = deque()
+        self._delayed: list[_Delayed] = []
+        self._batches = 0
+
+    @property
+    def missing(self) -> int:
+        """How many more blobs make a full batch, as far as their number goes."""
+        return max(0, self._max_blobs - len(self._claimed))
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next delayed batch is due; None where none is delayed."""
+        return min((one.due for one in self._delayed), default=None)
+
+    @property
+    def ranges(self) -> frozenset[int]:
+        """The ranges of everything here."""
+        delayed = (one.batch.ranges for one in self._delayed)
+        return frozenset(index for _, index in self._claimed).union(*delayed)
+
+    def add(self, claimed: Iterable[tuple[Blob, int]]) -> None:
+        """Append blobs, each with its range's index."""
+        self._claimed.extend(claimed)
+
+    def delay(self, batches: Iterable[Batch], due: float = 0.0) -> None:
+        """Take back batches, to be handed out again from that time on; 0: at once."""
+        self._delayed += [_Delayed(batch, due) for batch in batches]
+
+    def pop_due(self, now: float) -> Batch | None:
+        """A delayed batch whose time has come."""
+        for index, one in enumerate(self._delayed):
+            if one.due <= now:
+                return self._delayed.pop(index).batch
+        return None
+
+    def pop_new(self) -> Batch | None:
+        """A batch cut from the front of the claimed blobs; None where there are none."""
+        count = cut([blob for blob, _ in self._claimed], self._max_blobs, self._max_bytes)
+        if count == 0:
+            return None
+        front = [self._claimed.popleft() for _ in range(count)]
+        self._batches += 1
+        return Batch(
+            f"{self._name}.{self._batches}",
+            tuple(blob for blob, _ in front),
+            frozenset(index for _, index in front),
+        )
+
+    def forget(self) -> None:
+        """Let go of everything: it is still pending in the catalog."""
+        self._claimed.clear()
+        self._delayed.clear()

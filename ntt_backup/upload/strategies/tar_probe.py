@@ -1,0 +1,205 @@
+"""A look at a remote that the `tar` strategy will send to; see `session.Probe`.
+
+The trial goes into a scratch directory, by the job's own session: two batches in a row, fetched
+back and compared byte by byte, with the modes that the files have there. The connection that made
+the directory stays open as long as it is needed: its end removes it, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from ntt_backup.client.channel import Channel
+from ntt_backup.client.error_text import explain_root
+from ntt_backup.client.shell import ANSWER, Answer, ask, late, require_success, shell_script
+from ntt_backup.client.transport import Transport
+from ntt_backup.errors import BackupError, RemoteCannotStore
+from ntt_backup.format import many
+from ntt_backup.model import Batch, Receipt
+from ntt_backup.upload.strategies.session import Facts, SessionPlan
+from ntt_backup.upload.strategies.tar import TarSession
+from ntt_backup.upload.strategies.trial_blobs import TRIAL_SECONDS, Deadline, trial
+
+_STEM: Final = ".ntt-check-"
+_ASKING: Final = "its system and free space"
+_REMOVING: Final = "the removal of a scratch directory"
+_KEPT: Final = b"kept=yes"
+
+
+class Lodging:
+    """A look at the remote, and a scratch directory there that is gone when this side has let go of
+    it: by `close`, or because it was killed. facts is what the remote says about itself.
+
+    scratch is the directory's path, its name beginning with stem; "" for none. Raises
+    RemoteUnreachable, RemoteDenied and RemoteCannotStore.
+    """
+
+    def __init__(self, transport: Transport, root: str, stem: str, scratch: str) -> None:
+        script = resources.files(__package__).joinpath("tar_probe.sh").read_text("utf-8")
+        self._answer = Answer()
+        values = {"root": root, "stem": stem, "scratch": scratch}
+        command, source = shell_script(self._answer.script(script), values)
+        timeout = transport.connect_timeout
+        before = time.time()
+        self._channel = Channel(transport, command)
+        try:
+            self._channel.greet(source, ANSWER, timeout, doing=_ASKING)
+            said = self._hear(time.monotonic() + timeout, kept=bool(scratch))
+            self.facts = _facts(said, before, time.time())
+        except BaseException:
+            self.abort()
+            raise
+        if not scratch:
+            self.abort()
+
+    def close(self) -> None:
+        """Have the directory removed; it is gone when this returns."""
+        deadline = time.monotonic() + TRIAL_SECONDS
+        try:
+            self._channel.end_input()
+            while data := self._answer.hear(self._channel, deadline):
+                continue
+            if data is None:
+                raise late(self._channel, _REMOVING)
+            require_success(self._channel, self._answer, _REMOVING)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Let go of it. Never raises."""
+        self._channel.abort()
+
+    def _hear(self, deadline: float, *, kept: bool) -> dict[str, str]:
+        """What it says, name by name; where a directory is kept, up to the word that it is."""
+        said = b""
+        while not (kept and _KEPT in said) and (data := self._answer.hear(self._channel, deadline)):
+            said += data
+        if not (kept and _KEPT in said):
+            if data is None:
+                raise late(self._channel, _ASKING)
+            require_success(self._channel, self._answer, _ASKING)
+        lines = said.decode("utf-8", "replace").splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
+    """before and after: when it was asked, and had answered."""
+    if problem := said.get("problem"):
+        raise explain_root(problem)
+    theirs = float(said["clock"]) if said.get("clock", "").isdigit() else before
+    free = said.get("free_kib", "")
+    return Facts(
+        system=said.get("system", "unknown system"),
+        program=said.get("tar", "no tar"),
+        free_bytes=int(free) * 1024 if free.isdigit() else None,
+        # Their clock was read somewhere between, and shows whole seconds.
+        skew_s=max(0.0, before - theirs - 1, theirs - after),
+        placed=said.get("by-hash") == "present",
+    )
+
+
+class TarProbe:
+    """See `session.Probe`. The plan's run_id names the scratch directory."""
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self._plan = plan
+        self._stem = f"{_STEM}{plan.owner}"
+        self._scratch = f"{plan.root}/{self._stem}.{plan.run_id}"
+        self._lodging: Lodging | None = None
+        self.lingers = False
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        plan = self._plan
+        scratch = self._scratch if will_try_out else ""
+        lodging = Lodging(plan.transport, plan.root, self._stem, scratch)
+        self._lodging = lodging if will_try_out else None
+        return lodging.facts
+
+    def try_out(self) -> str:
+        with trial(self._plan, self._scratch) as (plan, batches):
+            self.lingers = _send(plan, batches)
+            archive = self._fetch()
+        if (lodging := self._lodging) is not None:
+            self._lodging = None
+            lodging.close()
+        sent = {blob.blobid for batch in batches for blob in batch.blobs}
+        _compare(archive, sent)
+        trial_batches = many(len(batches), "batch", "batches")
+        return f"{many(len(sent), 'trial blob')} in {trial_batches} by tar, identical"
+
+    def make_place(self) -> None:
+        said = ask(
+            self._plan.transport,
+            'umask 022; { mkdir "$place" 2>&1 || [ -d "$place" ]; } && echo made',
+            {"place": f"{self._plan.root}/by-hash"},
+            doing="to make by-hash",
+            timeout=self._plan.transport.connect_timeout,
+        )
+        if said.split()[-1:] != [b"made"]:
+            raise explain_root(said.decode("utf-8", "backslashreplace").strip())
+
+    def close(self) -> None:
+        lodging, self._lodging = self._lodging, None
+        if lodging is not None:
+            with suppress(BackupError):
+                lodging.close()
+
+    def _fetch(self) -> bytes:
+        return ask(
+            self._plan.transport,
+            'cd "$scratch" && tar -c -f - by-hash || :',
+            {"scratch": self._scratch},
+            doing="the trial blobs back",
+            timeout=TRIAL_SECONDS,
+        )
+
+
+def _send(plan: SessionPlan, batches: list[Batch]) -> bool:
+    """Send the batches; whether the connection lingered after its end."""
+    session = TarSession(replace(plan, owner="check", run_id="check", slot="0"))
+    try:
+        for batch in batches:
+            session.put(batch)
+        deadline = Deadline()
+        while session.in_flight:
+            for outcome in session.collect(1.0):
+                if not isinstance(outcome, Receipt):
+                    raise outcome.error
+            deadline.check()
+    except BaseException:
+        session.abort()
+        raise
+    session.close()
+    return session.lingers
+
+
+def _compare(archive: bytes, sent: set[str]) -> None:
+    arrived: dict[str, int] = {}
+    # What is no archive, or ends early, brought nothing more back.
+    with suppress(tarfile.TarError), tarfile.open(mode="r:", fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            name = Path(member.name).name
+            if content is not None and blake3(content.read()).hexdigest() == name:
+                arrived[name] = member.mode
+    if arrived.keys() != sent:
+        raise RemoteCannotStore(
+            "what arrived is not what was sent",
+            detail=f"{len(arrived)} of {many(len(sent), 'trial blob')} came back identical",
+            hint="do not run the backup before this is understood",
+        )
+    if odd := {f"{mode:o}" for mode in arrived.values() if mode != 0o644}:
+        raise RemoteCannotStore(
+            f"files arrive with mode {', '.join(sorted(odd))} instead of 644",
+            hint="look for an ACL or a mount option there that sets modes",
+        )

@@ -1,0 +1,420 @@
+"""The send loop: claim, send, settle, record, tell. One process a worker, one thread, one loop.
+
+The order within one batch is what the invariants rest on: the receipt comes from the remote after
+its sync, then the ledger is committed, then the event is told. When the remote is away, batches
+without a receipt are sent again; when the catalog is away, receipts are kept until they are
+recorded, and claims, which vanished with the connection, are made anew. Neither marks a blob
+failed.
+
+The loop knows no strategy and no SQL: it is given a way to open a `Session` and one to open a
+`CatalogSession`, and opens either again when it was lost. Decisions are `planner`'s, what waits to
+be sent is in the `Backlog`. What the loop needs from the coordinator it has as a `Line`: events
+out, `stop` in.
+
+Run by `worker_process`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ntt_backup.catalog.worker_session import CatalogSession
+from ntt_backup.config import RunSettings
+from ntt_backup.errors import (
+    BackupError,
+    BatchRejected,
+    CatalogError,
+    CatalogUnavailable,
+    RemoteUnreachable,
+    SourceError,
+    StoreSuspect,
+)
+from ntt_backup.format import many
+from ntt_backup.model import OF_THE_STORE, Batch, Receipt
+from ntt_backup.planner import (
+    Backoff,
+    GiveUp,
+    OutageClock,
+    Retry,
+    Suspicion,
+    after_link_loss,
+    after_rejection,
+)
+from ntt_backup.process.pipeline import wait_for
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.event_pipe import (
+    Line,
+    tell_outage,
+    tell_outage_end,
+    tell_receipt,
+    tell_retry,
+    tell_split,
+    tell_start,
+)
+from ntt_backup.upload.queue import Backlog
+from ntt_backup.upload.strategies import Outcome, Session
+
+_COLLECT_SECONDS: Final = 0.5
+_IDLE_SESSION_SECONDS: Final = 60.0
+_FIRST_POLL_SECONDS: Final = 0.05
+_LAST_POLL_SECONDS: Final = 2.0
+# A store that is suspect has a clock of its own: that a batch could be begun is no end of it.
+_TOLD_AS: Final = {"suspect": "source"}
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one worker is to do. name: of the worker, unique in its run. watch: go on for ever."""
+
+    name: str
+    watch: bool
+    run: RunSettings
+
+
+class Worker:
+    """Runs until nothing is pending (or, watching, until it is told to stop)."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        store: Store,
+        connect_remote: Callable[[], Session],
+        connect_catalog: Callable[[], CatalogSession],
+        line: Line,
+    ) -> None:
+        self._run = run = assignment.run
+        self._watch = assignment.watch
+        self._store = store
+        self._connect_remote = connect_remote
+        self._connect_catalog = connect_catalog
+        self._line = line
+        self._backoff = Backoff(run.backoff_base, run.backoff_cap)
+        limit = None if assignment.watch else run.outage_timeout
+        self._outages = {
+            kind: OutageClock(self._backoff, limit, random.random)
+            for kind in ("remote", "catalog", "source", "suspect")
+        }
+        self._suspicion = Suspicion(run.max_failed_share)
+        self._session: Session | None = None
+        self._catalog: CatalogSession | None = None
+        self._backlog = Backlog(assignment.name, run.batch_size, run.batch_bytes)
+        self._outcomes: list[Outcome] = []
+        self._receipts: deque[Receipt] = deque()
+        self._poll = _FIRST_POLL_SECONDS
+        self._idle_since: float | None = None
+        self._catalog_due: float | None = None
+        self._done = False
+
+    def run(self) -> None:
+        """Work until done or told to stop. Raises what cannot be waited out; nothing is lost
+        then.
+        """
+        try:
+            while not self._done:
+                try:
+                    self._step()
+                except CatalogUnavailable as error:
+                    self._catalog_away(error)
+                except RemoteUnreachable as error:
+                    self._remote_away(error)
+                except SourceError as error:
+                    self._source_away(error)
+        except BaseException as error:
+            self._give_up_session()
+            if isinstance(error, BackupError) and not isinstance(error, CatalogError):
+                self._record_the_rest()
+            raise
+        if self._session is not None:
+            self._session.close()
+        self._leave_catalog()
+
+    def _step(self) -> None:
+        if self._session is not None and not self._session.usable:
+            lost = self._give_up_session()
+            self._resend(lost, 0.0, RemoteUnreachable("the session was given up"))
+        self._accept()
+        busy = bool(self._in_flight())
+        if self._catalog_due is not None and (busy or not self._line.stopping):
+            self._await_catalog(self._catalog_due, busy)
+            return
+        self._record()
+        if self._line.stopping:
+            self._backlog.forget()
+            if busy:
+                self._collect()
+            else:
+                self._done = True
+        elif len(self._in_flight()) >= self._run.window:
+            self._collect()
+        elif (batch := self._next_batch()) is not None:
+            self._send(batch)
+        elif busy:
+            self._collect()
+        elif (due := self._backlog.next_due) is not None:
+            self._pause(due - time.monotonic(), "waiting")
+        else:
+            self._idle()
+
+    # --- what to send -----------------------------------------------------------------------------
+
+    def _next_batch(self) -> Batch | None:
+        if (batch := self._backlog.pop_due(time.monotonic())) is not None:
+            return batch
+        if missing := self._backlog.missing:
+            taken = self._open_catalog().claims.take(missing)
+            self._back("catalog")
+            sized = self._store.measure([blob for blob, _ in taken])
+            self._backlog.add(zip(sized, (index for _, index in taken), strict=True))
+        return self._backlog.pop_new()
+
+    def _send(self, batch: Batch) -> None:
+        self._idle_since = None
+        self._poll = _FIRST_POLL_SECONDS
+        if self._session is None:
+            self._line.state("waiting")
+            try:
+                self._session = self._connect_remote()
+            except BackupError:
+                self._backlog.delay([batch])
+                raise
+        self._line.state("sending")
+        tell_start(self._line, batch)
+        try:
+            self._session.put(batch)
+        except BatchRejected as error:
+            self._rejected(batch, error)
+        except SourceError:
+            if batch not in self._session.in_flight:
+                self._backlog.delay([batch])
+            raise
+        self._back("source")
+        self._outcomes += self._session.collect(0.0)
+
+    # --- what became of it ------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        if self._session is not None:
+            self._line.state("waiting")
+            self._outcomes += self._session.collect(_COLLECT_SECONDS)
+
+    def _accept(self) -> None:
+        """Take in every outcome that has arrived, and only then raise what one of them says about
+        the remote as a whole: what was answered is never forgotten for what was answered beside it.
+        """
+        outcomes, self._outcomes = self._outcomes, []
+        troubles: list[BackupError] = []
+        suspect: StoreSuspect | None = None
+        for outcome in outcomes:
+            if isinstance(outcome, Receipt):
+                suspect = self._judge(outcome) or suspect
+            elif isinstance(outcome.error, BatchRejected):
+                self._rejected(outcome.batch, outcome.error)
+            else:
+                troubles.append(outcome.error)
+                if outcome.error.retryable:
+                    self._resend([outcome.batch], 0.0, outcome.error)
+        if troubles:
+            raise min(troubles, key=lambda error: error.retryable)
+        if outcomes:
+            self._back("remote")
+        if suspect is not None:
+            raise suspect
+
+    def _judge(self, receipt: Receipt) -> StoreSuspect | None:
+        """Keep a receipt to be recorded; without its failures where these are rather the store's,
+        whose blobs are tried again then.
+        """
+        ours = [one for one in receipt.failed if one.reason in OF_THE_STORE]
+        if not self._suspicion.falls(len(receipt.batch.blobs), len(ours)):
+            self._receipts.append(receipt)
+            if receipt.stored:
+                self._back("suspect")
+            return None
+        unread = {one.blobid for one in ours}
+        others = tuple(one for one in receipt.failed if one.blobid not in unread)
+        self._receipts.append(replace(receipt, failed=others))
+        batch = receipt.batch
+        again = tuple(blob for blob in batch.blobs if blob.blobid in unread)
+        self._backlog.delay([replace(batch, blobs=again, attempt=batch.attempt + 1)])
+        return StoreSuspect(
+            "most of the store cannot be read",
+            detail=f"{len(ours):,} of {many(len(batch.blobs), 'blob')} of a batch, and most of"
+            f" those before it; {ours[0].reason}: {ours[0].detail}",
+            hint="none of these is marked as failed: mount what is missing or mend source.root;"
+            f" `ntt-backup-remote requeue --reason {ours[0].reason}` takes back what was marked"
+            " before; where they are really gone, run.max_failed_share = 1 has them marked",
+        )
+
+    def _rejected(self, batch: Batch, error: BatchRejected) -> None:
+        """The batch failed for itself: again, in halves, or the bad blob alone is failed."""
+        decision = after_rejection(
+            batch, str(error), self._run.attempts, self._backoff, random.random
+        )
+        if isinstance(decision, Retry):
+            self._later([decision.batch], decision.wait_s, error)
+        elif isinstance(decision, GiveUp):
+            self._receipts.append(Receipt(batch, (), (decision.failure,), 0, 0.0))
+        else:
+            tell_split(self._line, batch, error)
+            self._backlog.delay(decision.parts)
+
+    def _resend(self, lost: Iterable[Batch], wait_s: float, error: BackupError) -> None:
+        """Batches without a receipt, through no fault of theirs."""
+        for batch in lost:
+            self._later(after_link_loss(batch, self._run.attempts), wait_s, error)
+
+    def _later(self, batches: Sequence[Batch], wait_s: float, error: BackupError) -> None:
+        self._backlog.delay(batches, time.monotonic() + wait_s)
+        for batch in batches:
+            tell_retry(self._line, batch, wait_s, error)
+
+    def _record(self) -> None:
+        """Commit the receipts, oldest first, then tell of them, then free the ranges they
+        settle.
+        """
+        while self._receipts:
+            receipt = self._receipts[0]
+            self._open_catalog().ledger.record(receipt.stored, receipt.failed)
+            self._back("catalog")
+            self._receipts.popleft()
+            tell_receipt(self._line, receipt)
+        if self._catalog is not None:
+            self._release_settled(self._catalog)
+
+    def _release_settled(self, catalog: CatalogSession) -> None:
+        spent = catalog.claims.exhausted()
+        if spent:
+            busy = self._backlog.ranges.union(*(batch.ranges for batch in self._in_flight()))
+            catalog.claims.release(spent - busy)
+
+    def _record_the_rest(self) -> None:
+        """Before the end by an error: what has been answered is recorded, where that is possible.
+
+        The error that ends the work is the one to be seen, not what comes of this.
+        """
+        with suppress(BackupError):
+            self._accept()
+        with suppress(BackupError):
+            self._record()
+
+    def _in_flight(self) -> tuple[Batch, ...]:
+        return self._session.in_flight if self._session is not None else ()
+
+    # --- nothing to do ----------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """Nothing left that is free: done, or others hold the rest, or there is nothing yet."""
+        claims = self._open_catalog().claims
+        if claims.searching:
+            return
+        pending = claims.any_pending()
+        if not pending:
+            self._line.emit("drained")
+        if not pending and not self._watch:
+            self._done = True
+            return
+        now = time.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        if self._session is not None and now - self._idle_since > _IDLE_SESSION_SECONDS:
+            self._session.close()
+            self._session = None
+        if pending:
+            self._poll = min(self._poll * 2, _LAST_POLL_SECONDS)
+            self._pause(self._poll, "idle")
+        elif not claims.drain_notifications():
+            # One that came with the answer to a query would not make the socket readable.
+            self._pause(self._run.poll_interval, "idle", claims.fileno())
+
+    def _pause(self, seconds: float, state: str, *fds: int) -> None:
+        """Wait, but not past a word from the coordinator or life on one of fds."""
+        self._line.state(state)
+        watched = [fd for fd in (self._line.fd, *fds) if fd >= 0]
+        if not self._line.stopping:
+            wait_for(reading=watched, timeout=max(0.0, seconds))
+
+    # --- when a side is away ----------------------------------------------------------------------
+
+    def _remote_away(self, error: RemoteUnreachable) -> None:
+        wait_s = 0.0 if self._line.stopping else self._outage("remote", error)
+        self._resend(self._give_up_session(), wait_s, error)
+        self._pause(wait_s, "outage")
+
+    def _source_away(self, error: SourceError) -> None:
+        """The store worked when the run began: a disk that was unmounted may be mounted again. For
+        one that is there in part, somebody must look what is wrong.
+        """
+        suspect = isinstance(error, StoreSuspect)
+        if suspect and not self._watch and not self._line.stopping:
+            raise error
+        kind = "suspect" if suspect else "source"
+        wait_s = 0.0 if self._line.stopping else self._outage(kind, error)
+        self._pause(wait_s, "outage")
+
+    def _give_up_session(self) -> tuple[Batch, ...]:
+        """End the session now; the batches it had no answer for. Answers that came are kept."""
+        session, self._session = self._session, None
+        if session is None:
+            return ()
+        session.abort()
+        self._outcomes += session.collect(0.0)
+        return session.in_flight
+
+    def _catalog_away(self, error: CatalogUnavailable) -> None:
+        """Keep the receipts and come back later. Told to stop: once more, when what is in flight
+        has its answers.
+        """
+        self._leave_catalog()
+        if self._line.stopping:
+            self._done = self._catalog_due is not None and not self._in_flight()
+            self._catalog_due = time.monotonic()
+        else:
+            self._catalog_due = time.monotonic() + self._outage("catalog", error)
+
+    def _await_catalog(self, due: float, busy: bool) -> None:
+        """What is in flight is settled before anything is claimed anew, so that nothing goes
+        twice. Then all that was claimed is forgotten: the claims vanished with the connection.
+        """
+        if busy:
+            self._collect()
+        elif (left := due - time.monotonic()) > 0:
+            self._pause(left, "outage")
+        else:
+            self._backlog.forget()
+            self._catalog_due = None
+
+    def _outage(self, kind: str, error: BackupError) -> float:
+        """Count and tell an outage; how long to wait. Raises the error when it has lasted too
+        long.
+        """
+        clock = self._outages[kind]
+        wait_s = clock.next_wait(time.monotonic())
+        if wait_s is None:
+            raise error
+        tell_outage(self._line, _TOLD_AS.get(kind, kind), error, clock.attempt, wait_s)
+        return wait_s
+
+    def _back(self, kind: str) -> None:
+        """It has answered: an outage, if there was one, is over."""
+        clock = self._outages[kind]
+        if clock.attempt:
+            tell_outage_end(self._line, _TOLD_AS.get(kind, kind), clock.lasted(time.monotonic()))
+        clock.over()
+
+    # --- the catalog ------------------------------------------------------------------------------
+
+    def _open_catalog(self) -> CatalogSession:
+        if self._catalog is None:
+            self._catalog = self._connect_catalog()
+        return self._catalog
+
+    def _leave_catalog(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+        self._catalog = None

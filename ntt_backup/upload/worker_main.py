@@ -1,0 +1,192 @@
+"""A worker as a process of its own: it can be watched and killed by itself, and lost.
+
+It has its orders when it is made. On stdin comes the word `go` once it is known that there is work,
+and at most the word `stop` after it; its events go out as JSON lines on stdout. Before `go` it only
+connects to the remote, while the preflight looks around there. When the coordinator dies, the
+kernel ends the worker, and with it its tar and ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ntt_backup.catalog.worker_session import CatalogSession
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.throttle import Limit
+from ntt_backup.config import Settings
+from ntt_backup.errors import BackupError
+from ntt_backup.planner import claim_order
+from ntt_backup.process.pipeline import wait_for
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.event_pipe import write_event
+from ntt_backup.upload.strategies import Reached, Session, open_session, reach
+from ntt_backup.upload.strategies.session import SessionPlan
+from ntt_backup.upload.worker import Assignment, Worker
+
+GO: Final = b"go\n"
+
+_STDIN: Final = 0
+_STDOUT: Final = 1
+_TICK_SECONDS: Final = 0.5
+# A connection that has waited for longer may be gone without a sign.
+_FRESH_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker is to do. worker counts from 0; owner names this host and target. limit: what
+    all workers together may send.
+    """
+
+    settings: Settings
+    worker: int
+    run_id: str
+    owner: str
+    application: str
+    strategy: str
+    watch: bool
+    limit: Limit | None = None
+
+
+class PipeLine:
+    """The way to the coordinator over stdin and stdout; see `Line`."""
+
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+        self._stopping = False
+        self._state = ""
+        self._sent = 0
+        self._content = 0
+        self._ticked = 0.0
+
+    @property
+    def fd(self) -> int:
+        return -1 if self._stopping else self._stdin
+
+    @property
+    def stopping(self) -> bool:
+        if not self._stopping and wait_for(reading=[self._stdin], timeout=0):
+            # The word, or the end of the file: the coordinator is gone. Both mean: finish and end.
+            self._stopping = True
+        return self._stopping
+
+    def emit(self, event: str, **fields: Any) -> None:
+        write_event(self._stdout, event, **fields)
+
+    def state(self, state: str) -> None:
+        if state != self._state:
+            self._state = state
+            self._tick(time.monotonic())
+
+    def sent(self, count: int) -> None:
+        """Count bytes on their way, and say so now and then."""
+        self._sent += count
+        now = time.monotonic()
+        if now - self._ticked >= _TICK_SECONDS:
+            self._tick(now)
+
+    def carried(self, count: int) -> None:
+        """Count content on its way; below zero for what has to go again."""
+        self._content += count
+
+    def _tick(self, now: float) -> None:
+        self._ticked = now
+        self.emit("tick", state=self._state, sent=self._sent, content=self._content)
+        self._sent = self._content = 0
+
+
+class Remote:
+    """Opens sessions; the first one over a connection that was made ahead, where there is one."""
+
+    def __init__(self, strategy: str, plan: SessionPlan) -> None:
+        self._strategy = strategy
+        self._plan = plan
+        self._ahead: Reached | None = None
+        self._since = 0.0
+
+    def reach(self) -> None:
+        """Connect ahead. What is in the way will be seen, and told, when a session is wanted."""
+        with suppress(BackupError):
+            self._ahead = reach(self._strategy, self._plan)
+        self._since = time.monotonic()
+
+    def connect(self) -> Session:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if time.monotonic() - self._since < _FRESH_SECONDS:
+                return ahead.begin()
+            ahead.abort()
+        return open_session(self._strategy, self._plan)
+
+
+def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
+    """How this worker's sessions are opened."""
+    settings = orders.settings
+    return SessionPlan(
+        transport=Ssh(settings.remote),
+        store=Store(settings.source.root),
+        root=settings.remote.path,
+        owner=orders.owner,
+        run_id=orders.run_id,
+        slot=str(orders.worker),
+        run=settings.run,
+        pace=orders.limit.sender(orders.worker) if orders.limit is not None else None,
+        on_bytes=line.sent,
+        on_content=line.carried,
+    )
+
+
+def run(orders: Orders, plan: SessionPlan, remote: Remote, line: PipeLine) -> None:
+    """Do the orders; raises what cannot be waited out."""
+    settings = orders.settings
+
+    def connect_catalog() -> CatalogSession:
+        return CatalogSession(
+            settings.catalog.url,
+            f"{orders.application}/{orders.worker}",
+            settings.target,
+            claim_order(orders.worker, settings.run.workers),
+            listen=orders.watch,
+        )
+
+    assignment = Assignment(name=str(orders.worker), watch=orders.watch, run=settings.run)
+    Worker(assignment, plan.store, remote.connect, connect_catalog, line).run()
+
+
+def work(orders: Orders) -> int:
+    """The life of a worker, on its stdin and stdout. Exit status: 0, or that of the error that
+    ended it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    line = PipeLine(_STDIN, _STDOUT)
+    plan = plan_of(orders, line)
+    remote = Remote(orders.strategy, plan)
+    remote.reach()
+    if _read_line(_STDIN) != GO:
+        return 0
+    line.emit("worker_start", strategy=orders.strategy)
+    try:
+        run(orders, plan, remote, line)
+    except BackupError as error:
+        line.emit("fatal", **error.fields)
+        return error.exit_code
+    line.emit("worker_stop")
+    return 0
+
+
+def _read_line(fd: int) -> bytes:
+    """One line, byte by byte: what follows it belongs to `PipeLine`."""
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = os.read(fd, 1)
+        if not piece:
+            break
+        data += piece
+    return data

@@ -1,0 +1,1 @@
+"""The messages of the protocol between client and receiver, for both ends."""

@@ -1,0 +1,233 @@
+"""What the contract suite needs: a store, a remote to send to, and remotes that misbehave.
+
+`Machine` is a remote on this machine whose tools can be replaced and whose startup files can say
+or do anything, which no real server would let a test do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.client.local import Local
+from ntt_backup.client.throttle import alone
+from ntt_backup.client.transport import Transport
+from ntt_backup.config.models import RunSettings
+from ntt_backup.errors import BackupError
+from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
+from ntt_backup.source.inspection import Inspection, Store
+from ntt_backup.upload.strategies import Outcome, Session, open_session
+from ntt_backup.upload.strategies.session import SessionPlan
+from tests.patience import PATIENCE
+
+# Waits of the product, of which no test shall see the end unless it says so.
+PATIENT: dict[str, Any] = {"stall_timeout": PATIENCE, "receipt_timeout": PATIENCE}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Transport to a shell on this machine, with tools of ours before all others in its PATH.
+
+    startup: shell text that runs before our command, as the startup files of an account do.
+    script: what an `Imposter` runs instead of our command.
+    recording: where to keep a copy of every byte that is sent.
+    """
+
+    tools: Path
+    startup: str = ":"
+    script: str = ""
+    recording: Path | None = None
+    connect_timeout: float = PATIENCE
+
+    def argv(self, remote_command: str) -> list[str]:
+        script = f"{self.startup}\n{remote_command}"
+        if self.recording is not None:
+            script = f"tee {shlex.quote(str(self.recording))} | {{ {script}\n}}"
+        return ["/bin/sh", "-c", script]
+
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
+
+    def explain(self, status: int | None, stderr: str) -> BackupError:
+        return Local().explain(status, stderr)
+
+    def tool(self, name: str, script: str) -> None:
+        """Replace a program by a shell script."""
+        self._write(name, f"#!/bin/sh\n{script}\n")
+
+    def python_tool(self, name: str, program: str) -> None:
+        """Replace a program by a Python program."""
+        self._write(name, f"#!{sys.executable} -IS\n{program}\n")
+
+    def only(self, *names: str) -> dict[str, str]:
+        """An environment in which the PATH holds these programs of this machine and no others."""
+        for name in names:
+            (self.tools / name).symlink_to(_which(name))
+        return {**os.environ, "PATH": str(self.tools)}
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.tools / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+
+def _which(name: str) -> str:
+    for directory in os.environ["PATH"].split(":"):
+        if os.access(f"{directory}/{name}", os.X_OK):
+            return f"{directory}/{name}"
+    pytest.fail(f"{name} is not installed", pytrace=False)
+
+
+class Imposter(Machine):
+    """A remote that runs a script of ours instead of the strategy's, once it has been sent that."""
+
+    def argv(self, remote_command: str) -> list[str]:
+        (length,) = re.findall(r"head -c (\d+)", remote_command)
+        return super().argv(f"head -c {length} >/dev/null\n{self.script}")
+
+
+class Tampered(Store):
+    """A store in which something happens once, right after a batch was inspected: `then`."""
+
+    then: Callable[[], object] | None = None
+
+    def inspect(self, blobs: Sequence[Blob], *, verify: bool) -> Inspection:
+        checked = super().inspect(blobs, verify=verify)
+        if self.then is not None:
+            self.then()
+            self.then = None
+        return checked
+
+
+@dataclass
+class Rig:
+    """A store here, a directory there, and the sessions between them.
+
+    path is the remote directory as the remote names it; there is where it can be seen from here.
+    """
+
+    strategy: str
+    store: Path
+    transport: Transport
+    path: str
+    there: Path
+    sent: int = 0
+    carried: list[int] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+
+    # --- here
+
+    def put(self, content: bytes) -> Blob:
+        """A blob in the store."""
+        blob = Blob(blake3(content).hexdigest(), len(content))
+        path = self.here(blob)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        # Long ago, so that a change to it shows in its time.
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        return blob
+
+    def batch(self, name: str, *contents: bytes) -> Batch:
+        """A batch of new blobs."""
+        return Batch(name, tuple(self.put(content) for content in contents))
+
+    def here(self, blob: Blob) -> Path:
+        return self.store / relative_path(blob.blobid)
+
+    # --- there
+
+    def on_remote(self) -> dict[str, bytes | str]:
+        """What stands below by-hash: path to content, or to what it is where it is no file."""
+        top = self.there / "by-hash"
+        found: dict[str, bytes | str] = {}
+        for path in top.rglob("*"):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                found[str(path.relative_to(top))] = path.read_bytes()
+            elif not stat.S_ISDIR(mode):
+                found[str(path.relative_to(top))] = stat.filemode(mode)
+        return found
+
+    def final(self, blob: Blob) -> Path:
+        """Where a blob lies on the remote, seen from here."""
+        return self.there / "by-hash" / relative_path(blob.blobid)
+
+    def expected(self, *batches: Batch) -> dict[str, bytes]:
+        """What on_remote shows when these batches, and nothing else, are there."""
+        blobs = [blob for batch in batches for blob in batch.blobs]
+        return {relative_path(blob.blobid): self.here(blob).read_bytes() for blob in blobs}
+
+    # --- between
+
+    def open(
+        self,
+        *,
+        transport: Transport | None = None,
+        store: Store | None = None,
+        root: str | None = None,
+        bytes_per_second: float | None = None,
+        **run: Any,
+    ) -> Session:
+        """A session; what is not given is as it should be."""
+        session = open_session(
+            self.strategy,
+            SessionPlan(
+                transport=transport or self.transport,
+                store=store or Store(self.store),
+                root=root or self.path,
+                owner="0123456789ab",
+                run_id="run",
+                slot=str(len(self.sessions)),
+                run=RunSettings(**{**PATIENT, **run}),
+                pace=alone(bytes_per_second),
+                on_bytes=self._count,
+                on_content=self._carry,
+            ),
+        )
+        self.sessions.append(session)
+        return session
+
+    def _count(self, count: int) -> None:
+        self.sent += count
+
+    def _carry(self, count: int) -> None:
+        self.carried.append(self.content + count)
+
+    @property
+    def content(self) -> int:
+        """Content that was stored or is under way, as the sessions tell it."""
+        return self.carried[-1] if self.carried else 0
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.abort()
+
+
+def settle(session: Session) -> list[Outcome]:
+    """Every outcome that the session still owes."""
+    outcomes = session.collect(0.0)
+    deadline = time.monotonic() + PATIENCE
+    while session.in_flight:
+        assert time.monotonic() < deadline, f"no outcome for {session.in_flight}"
+        outcomes += session.collect(1.0)
+    return outcomes
+
+
+def receipt_of(outcome: Outcome) -> Receipt:
+    assert isinstance(outcome, Receipt), outcome
+    return outcome
+
+
+def reasons(failed: Sequence[Failure]) -> dict[str, str]:
+    return {failure.blobid: failure.reason.value for failure in failed}

@@ -1,0 +1,194 @@
+"""What a fault may touch: one site, its database, its remote's disk, and the link between.
+
+Everything is reused from round to round. Blobs are few and small, because the remote's disk is: a
+file system of 16 MiB, where privileges allow, that can be filled and made read-only. After some
+rounds the campaign sees that all is complete and begins a new era with an empty store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.environment import Site, wait_until
+from tests.link import Link
+from tests.postgres import Postgres
+from tests.sshd import FULL_SIZE, Sshd
+
+_IN_CONTAINER = re.compile(r"/proc/(\d+)/root(/.*)")
+BALLAST = "ballast"
+
+
+@dataclass
+class Disk:
+    """The remote's file system. small: it can be filled; switchable: and made read-only."""
+
+    local: Path
+    small: bool
+
+    @property
+    def struck(self) -> bool:
+        """Whether it is full, or read-only: to be both could not be undone in any order."""
+        read_only = os.statvfs(self.local).f_flag & os.ST_RDONLY
+        return bool(read_only) or (self.local / BALLAST).exists()
+
+    def fill(self) -> None:
+        """Leave no byte. What the receivers free meanwhile they may use."""
+        with (self.local / BALLAST).open("ab", buffering=0) as ballast, suppress(OSError):
+            while ballast.tell() < FULL_SIZE:
+                ballast.write(b"\0" * 4096)
+
+    def free(self) -> None:
+        (self.local / BALLAST).unlink(missing_ok=True)
+
+    def remount(self, options: str) -> bool:
+        """Whether that could be done: not while a file is open for writing, nor without rights."""
+        within = _IN_CONTAINER.fullmatch(str(self.local))
+        argv = ["mount", "-o", f"remount,{options}", within[2] if within else str(self.local)]
+        if within:
+            argv = ["nsenter", "--mount", "--target", within[1], *argv]
+        return self.small and subprocess.run(argv, capture_output=True).returncode == 0
+
+
+@dataclass(repr=False)
+class Field:
+    """chance decides everything that is decided. damaged: what stood in blobs that were altered."""
+
+    site: Site
+    postgres: Postgres
+    remote: Sshd
+    link: Link
+    disk: Disk
+    tools: Path
+    strategy: str
+    chance: random.Random
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    damaged: dict[str, bytes] = field(default_factory=dict)
+    ever_damaged: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    run: subprocess.Popen[str] | None = None
+
+    # --- the store and the catalog
+
+    def add(self, count: int, *, register: bool = True) -> list[str]:
+        """New blobs of many sizes, in the store, and in the catalog unless told otherwise."""
+        sizes = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
+        made = []
+        for _ in range(count):
+            content = self.chance.randbytes(self.chance.choice(sizes))
+            blobid = self.site.put_in_store(content)
+            self.blobs[blobid] = content
+            made.append(blobid)
+        if register:
+            self.site.register(sorted(set(made)))
+        return made
+
+    def alter(self, blobid: str) -> None:
+        """Flip a bit of a blob in the store, cut it, or take it away."""
+        path, content = self.site.path(blobid), self.blobs[blobid]
+        self.damaged[blobid] = content
+        self.ever_damaged.add(blobid)
+        way = self.chance.choice(("flip", "flip", "cut", "remove"))
+        if way == "remove" or not content:
+            path.unlink()
+        elif way == "cut":
+            os.truncate(path, self.chance.randrange(len(content)))
+        else:
+            altered = bytearray(content)
+            altered[self.chance.randrange(len(altered))] ^= 1 << self.chance.randrange(8)
+            path.write_bytes(altered)
+
+    def put_right(self) -> None:
+        for blobid, content in self.damaged.items():
+            self.site.path(blobid).write_bytes(content)
+        self.damaged.clear()
+
+    def await_catalog(self) -> None:
+        """Until the database answers: one that was killed puts itself right first."""
+        self.postgres.start()
+
+        def answers() -> bool:
+            with suppress(psycopg.Error):
+                self.site.query("select 1")
+                return True
+            return False
+
+        wait_until(answers, "the database")
+
+    # --- processes
+
+    def workers(self) -> list[int]:
+        """The run's workers that live."""
+        if self.run is None:
+            return []
+        return sorted(
+            pid for pid in self.site.children(self.run.pid) if _name(pid).startswith("ntt-worker")
+        )
+
+    def kill(self, pids: list[int]) -> bool:
+        """kill -9 for one of them; False where there is none."""
+        if not pids:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(self.chance.choice(pids), signal.SIGKILL)
+            return True
+        return False
+
+    def events(self) -> list[dict[str, Any]]:
+        """The log's lines; the last one may be torn, after a kill."""
+        if not self.site.log.exists():
+            return []
+        lines = self.site.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    # --- eras
+
+    def begin_era(self) -> None:
+        """An empty store, an empty catalog, an empty remote. by-hash itself stays, as its disk."""
+        self.disk.free()
+        for top in (self.site.store, self.site.remote.local / "by-hash"):
+            for entry in top.iterdir() if top.exists() else ():
+                shutil.rmtree(entry)
+        for left in ("pgdump", ".ntt-check-*"):
+            for entry in self.site.remote.local.glob(left):
+                shutil.rmtree(entry, ignore_errors=True)
+        self.site.query("truncate blobs, ntt_backup.failures, ntt_backup.dumps")
+        for known in (self.blobs, self.damaged, self.ever_damaged, self.deleted):
+            known.clear()
+
+    def await_quiet(self) -> None:
+        """Until nothing of the run is left here; what it left there has lost its connection."""
+        wait_until(lambda: self.site.processes() == {}, "the end of all processes")
+        self.remote.kill_sessions()
+
+    def litter(self) -> list[str]:
+        """What stands on the remote and should not; asked again for a while, until there is none.
+
+        What a killed preflight leaves is removed by others once it is an hour old, not before.
+        """
+        expected = ("pgdump", BALLAST, ".ntt-check-")
+
+        def found() -> list[str]:
+            return [name for name in self.site.litter() if not name.startswith(expected)]
+
+        with suppress(pytest.fail.Exception):
+            wait_until(lambda: found() == [], "the last receivers to clear up", 10.0)
+        return found()
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""

@@ -1,0 +1,222 @@
+"""Figures within a bounded time, on a real database: what is counted, and what else is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import (
+    Connection,
+    Ledger,
+    connect,
+    end_run,
+    pending_estimate,
+    quick_stats,
+    start_run,
+    stats,
+    status,
+)
+from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.errors import CatalogUnavailable
+from ntt_backup.model import Blob, Failure, Reason
+from tests.integration.test_claim import MALFORMED, add, add_hashes, allow_null
+from tests.integration.test_ledger import TARGET, rows
+
+
+def add_many(catalog: Connection, count: int) -> None:
+    """Blobs with hashes; every second one has a size."""
+    catalog.execute(
+        "insert into blobs (blobid, size)"
+        " select md5(n::text) || md5((-n)::text), case when n %% 2 = 0 then 1000 end"
+        " from generate_series(1, %s) as n",
+        [count],
+    )
+
+
+def test_an_estimate_is_exact_where_time_allows(catalog: Connection) -> None:
+    allow_null(catalog)
+    add(catalog, "0a", "ff", size=21)
+    add(catalog, "77", None)
+
+    estimate = pending_estimate(catalog, TARGET, 60_000)
+
+    assert estimate == stats.PendingEstimate(blobs=3, bytes=42, unsized=1, exact=True)
+
+
+def test_nothing_pending_is_known_exactly(catalog: Connection) -> None:
+    assert pending_estimate(catalog, TARGET, 60_000) == stats.PendingEstimate(0, 0, 0, True)
+
+
+def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements of these names end at once, as if their time were over."""
+    really = stats.statement
+
+    def slow(name: str, **parts: sql.Composable) -> sql.Composable:
+        return sql.SQL("select pg_sleep(60)") if name in names else really(name, **parts)
+
+    monkeypatch.setattr(stats, "statement", slow)
+    monkeypatch.setattr(quick_stats, "statement", slow)
+
+
+@pytest.mark.parametrize("first", [0, 200])
+def test_an_estimate_goes_by_how_close_the_first_blobs_of_each_range_lie(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Also in the middle of a run, where ranges are done or begun."""
+    no_time_for(["pending_total"], monkeypatch)
+    add_many(catalog, 60_000)
+    catalog.execute("update blobs set remote_copied = true where blobid < %s", [f"{first:02x}8"])
+    totals = status(catalog, TARGET)
+
+    estimate = pending_estimate(catalog, TARGET, 20_000)
+
+    assert not estimate.exact
+    assert estimate.blobs == pytest.approx(totals.pending, rel=0.1)
+    assert estimate.bytes == pytest.approx(totals.pending_bytes, rel=0.15)
+    assert estimate.unsized == pytest.approx(totals.unsized, rel=0.15)
+
+
+def test_ids_that_are_no_hex_are_estimated_too(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_time_for(["pending_total"], monkeypatch)
+    add(catalog, *MALFORMED, *(f"zz{n:03}" for n in range(100)), *(f"{n:03}" for n in range(9)))
+
+    assert 0 < pending_estimate(catalog, TARGET, 20_000).blobs <= 109 + len(MALFORMED)
+
+
+def test_where_reading_is_slow_the_planner_is_asked_and_the_session_left_as_it_was(
+    catalog: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    """Also for a table that was never analyzed."""
+    add_hashes(catalog, 3000)
+    reader = role()
+    for text in (
+        "create policy slow on blobs using (pg_sleep(60) is not null)",
+        "alter table blobs enable row level security",
+        f"grant select on blobs to {reader}",
+    ):
+        catalog.execute(text.encode())
+
+    with connect(make_conninfo(catalog_url, user=reader), "test") as conn:
+        for analyzed in (False, True):
+            if analyzed:
+                catalog.execute("analyze blobs")
+            estimate = pending_estimate(conn, TARGET, 50)
+            assert 300 < estimate.blobs < 30_000
+            assert not estimate.exact
+        assert rows(conn, "show statement_timeout") == [("0",)]
+        assert rows(conn, "show lock_timeout") == [("30s",)]
+
+
+def test_the_planner_knows_sizes_too(catalog: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_time_for(["pending_total", "pending_starts"], monkeypatch)
+    add_many(catalog, 20_000)
+    catalog.execute("analyze blobs")
+
+    estimate = pending_estimate(catalog, TARGET, 50)
+
+    assert estimate.blobs == pytest.approx(20_000, rel=0.1)
+    assert estimate.bytes == pytest.approx(10_000 * 1000, rel=0.2)
+    assert estimate.unsized == pytest.approx(10_000, rel=0.2)
+
+
+def test_a_locked_table_is_not_waited_for(catalog: Connection, catalog_url: str) -> None:
+    with connect(catalog_url, "test") as other, other.transaction():
+        other.execute("lock table blobs")
+        with pytest.raises(CatalogUnavailable, match="estimate what is pending"):
+            pending_estimate(catalog, TARGET, 50)
+
+
+# --- all figures ----------------------------------------------------------------------------------
+
+
+LARGE = ("totals", "pending_total", "uncopied_by_reason")
+
+
+def test_a_small_table_is_counted(catalog: Connection) -> None:
+    add(catalog, "a", "b", "c", size=5)
+    Ledger(catalog, TARGET).record([Blob("a")], [Failure("b", Reason.MISSING)])
+
+    totals = quick_stats.glance(catalog, TARGET)
+
+    assert totals == status(catalog, TARGET)
+    assert totals.estimated == ()
+
+
+def a_run(catalog: Connection, copied: int, size: int) -> None:
+    run_id = uuid4()
+    values = {"target": TARGET, "host": "h", "pid": 1, "strategy": "tar", "workers": 1}
+    start_run(catalog, run_id, **values)  # type: ignore[arg-type]
+    end_run(catalog, run_id, outcome="done", exit_code=0, copied=copied, failed=0, bytes=size)
+
+
+@pytest.mark.parametrize("noted", [10_000, 0])
+def test_a_large_table_is_estimated_and_its_failures_are_counted(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch, noted: int
+) -> None:
+    """What is copied comes from the history of runs, or, where that does not fit, from the rest."""
+    add_many(catalog, 40_000)
+    add(catalog, "f1", "f2", "f3", "lost", "gone", size=7)
+    catalog.execute("update blobs set remote_copied = true, size = 1000 where blobid < '4'")
+    book = Ledger(catalog, TARGET)
+    book.record([Blob("lost")], [Failure(one, Reason.MISSING) for one in ("f1", "f2", "gone")])
+    book.record([], [Failure("f3", Reason.UNREADABLE)])
+    record_checks(catalog, TARGET, [], [Failure("lost", Reason.REMOTE_MISSING)])
+    catalog.execute("delete from blobs where blobid = 'gone'")
+    catalog.execute("vacuum analyze blobs")
+    exact = status(catalog, TARGET)
+    a_run(catalog, noted, noted * 1000)
+    no_time_for(LARGE, monkeypatch)
+    monkeypatch.setattr(quick_stats, "_FEW", 0)
+    monkeypatch.setattr(quick_stats, "_MILLISECONDS", 12_000)
+
+    totals = quick_stats.glance(catalog, TARGET)
+
+    assert totals.pending == pytest.approx(exact.pending, rel=0.1)
+    assert totals.pending_bytes == pytest.approx(exact.pending_bytes, rel=0.15)
+    assert totals.copied == pytest.approx(exact.copied, rel=0.3)
+    assert (totals.copied == noted) == (noted > 0)
+    assert totals.copied_bytes == pytest.approx(exact.copied_bytes, rel=0.3)
+    assert totals.failed_by_reason == exact.failed_by_reason == {"missing": 2, "unreadable": 1}
+    assert totals.pending_by_reason == exact.pending_by_reason == {"remote-missing": 1}
+    assert (totals.failed, totals.failed_bytes) == (3, 21)
+    assert totals.estimated == ("copied", "copied_bytes", "pending", "pending_bytes", "unsized")
+
+
+def test_a_long_list_of_failures_is_counted_without_looking_at_their_rows(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_time_for((*LARGE, "listed_by_reason"), monkeypatch)
+    monkeypatch.setattr(quick_stats, "_FEW", 0)
+    add_many(catalog, 1000)
+    add(catalog, "f1", "f2", "lost", size=10)
+    book = Ledger(catalog, TARGET)
+    book.record([Blob("lost")], [Failure(one, Reason.MISSING) for one in ("f1", "f2")])
+    record_checks(catalog, TARGET, [], [Failure("lost", Reason.REMOTE_CORRUPT)])
+
+    totals = quick_stats.glance(catalog, TARGET)
+
+    assert (totals.failed, totals.failed_by_reason) == (2, {"missing": 2})
+    assert totals.pending_by_reason == {"remote-corrupt": 1}
+    assert {"failed", "failed_bytes"} < set(totals.estimated)
+
+
+def test_what_another_program_failed_is_seen_where_little_is_left_to_copy(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_time_for(["totals"], monkeypatch)
+    monkeypatch.setattr(quick_stats, "_FEW", 0)
+    allow_null(catalog)
+    add(catalog, "a", "theirs", None, size=10)
+    catalog.execute("update blobs set remote_copy_failed = true where blobid = 'theirs'")
+
+    totals = quick_stats.glance(catalog, TARGET)
+
+    assert (totals.pending, totals.failed_by_reason) == (1, {"unknown": 1})
+    assert totals.without_blobid == 1
+    assert totals.estimated == ("copied", "copied_bytes")

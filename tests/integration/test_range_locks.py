@@ -1,0 +1,550 @@
+"""Claims on a real database: every blob once, no range twice, nothing lost with a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import (
+    Claims,
+    Connection,
+    Ledger,
+    connect,
+    holders,
+    init_db,
+    iter_pending,
+    pending_estimate,
+    range_locks,
+    requeue,
+)
+from ntt_backup.catalog.pending import Cursor, read_parts, reading
+from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.errors import CatalogUnavailable
+from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.planner import WORTH_SHARING, claim_order, prefix_ranges, range_name
+from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS
+
+EVERYWHERE = range(256)
+MALFORMED = [
+    "",
+    " ",
+    "\n",
+    "0",
+    "'; drop table blobs; --",
+    "FF00",
+    "a%sb",
+    "ff" * 100,
+    "g",
+    "~",
+    "é",
+]
+
+
+def add(conn: Connection, *blobids: str | None, size: int | None = None) -> None:
+    conn.cursor().executemany(
+        "insert into blobs (blobid, size) values (%s, %s)", [(one, size) for one in blobids]
+    )
+
+
+def add_hashes(conn: Connection, count: int) -> None:
+    conn.execute(
+        "insert into blobs (blobid, size) select encode(sha256(n::text::bytea), 'hex'), n"
+        " from generate_series(1, %s) as n",
+        [count],
+    )
+
+
+def add_prefixed(conn: Connection, prefix: str, count: int) -> None:
+    """Blobs that all lie in one range, evenly."""
+    conn.execute(
+        "insert into blobs (blobid, size)"
+        " select %s || substr(encode(sha256((n + 10000)::text::bytea), 'hex'), 3), n"
+        " from generate_series(1, %s) as n",
+        [prefix, count],
+    )
+
+
+def allow_null(conn: Connection) -> None:
+    """Make the table one of those whose blobid is unique, but no key."""
+    conn.execute("alter table blobs drop constraint blobs_pkey")
+    conn.execute("alter table blobs alter blobid drop not null")
+    conn.execute("create unique index on blobs (blobid)")
+
+
+def ids(taken: list[tuple[Blob, int]]) -> list[str]:
+    return [blob.blobid for blob, _ in taken]
+
+
+def entries_read(conn: Connection) -> int:
+    """How many index entries have been read in this database until now."""
+    conn.execute("select pg_stat_force_next_flush()")
+    (row,) = conn.execute("select sum(idx_tup_read)::bigint from pg_stat_user_indexes").fetchall()
+    return int(row[0])
+
+
+@pytest.fixture
+def other(catalog_url: str) -> Iterator[Connection]:
+    with connect(catalog_url, "other") as conn:
+        yield conn
+
+
+def test_blobs_come_in_order_with_their_ranges(catalog: Connection) -> None:
+    add(catalog, "00aa", "00bb", "01cc", "ff" * 32, size=7)
+
+    taken = Claims(catalog, "remote", EVERYWHERE).take(10)
+
+    assert taken == [
+        (Blob("00aa", 7), 0),
+        (Blob("00bb", 7), 0),
+        (Blob("01cc", 7), 1),
+        (Blob("ff" * 32, 7), 255),
+    ]
+
+
+def test_taking_goes_on_where_it_stopped(catalog: Connection) -> None:
+    expected = [f"{prefix:02x}{n:02x}" for prefix in (3, 4, 200) for n in range(25)]
+    add(catalog, *expected)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    taken = [ids(claims.take(10)) for _ in range(9)]
+
+    assert [len(batch) for batch in taken] == [10] * 7 + [5, 0]
+    assert [blobid for batch in taken for blobid in batch] == expected
+    assert claims.exhausted() == {3, 4, 200}
+
+
+def test_no_more_ranges_are_held_than_needed(catalog: Connection) -> None:
+    add_hashes(catalog, 5000)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    first = {index for _, index in claims.take(50)}
+
+    assert {one.index for one in holders(catalog, "remote")} == first
+    assert len(first) < 8
+    assert claims.exhausted() == first - {max(first)}
+
+
+def test_a_claim_reads_no_more_than_it_needs(catalog: Connection) -> None:
+    """Also where the statistics are of a time when next to nothing was pending."""
+    add_hashes(catalog, 50_000)
+    catalog.execute("update blobs set remote_copied = true")
+    catalog.execute("analyze blobs")
+    catalog.execute("update blobs set remote_copied = null")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    before = entries_read(catalog)
+
+    assert len(claims.take(1000)) == 1000
+
+    assert entries_read(catalog) - before < 5000
+
+
+def test_a_range_with_much_in_it_is_shared(catalog: Connection, other: Connection) -> None:
+    add_prefixed(catalog, "ab", 1000)
+    add(catalog, "0a", "cd")
+    mine = Claims(catalog, "remote", EVERYWHERE)
+    theirs = Claims(other, "remote", EVERYWHERE)
+
+    first = ids(mine.take(100))
+    second = ids(theirs.take(100))
+
+    assert first[0] == "0a"
+    assert second[0] == "cd"
+    assert len(first) == len(second) == 100
+    assert set(first).isdisjoint(second)
+    names = [range_name(one.index) for one in holders(catalog, "remote")]
+    assert len(set(names)) == len(names) >= 4
+    assert {name for name in names if len(name) == 2} == {"0a", "cd"}
+    assert all(name.startswith("ab") for name in names if len(name) == 3)
+
+
+def test_a_range_that_is_held_in_parts_is_nobodys_as_a_whole(
+    catalog: Connection, other: Connection
+) -> None:
+    """Until its last part is given back, whoever took it."""
+    add_prefixed(catalog, "ab", 1000)
+    mine, theirs = (Claims(conn, "remote", EVERYWHERE) for conn in (catalog, other))
+    held = [mine.take(100), theirs.take(100)]
+    third = "select pg_try_advisory_lock(%s, 171)"
+
+    for claims, conn, taken in zip((mine, theirs), (other, catalog), held, strict=True):
+        assert conn.execute(third, [lock_class("remote")]).fetchall() == [(False,)]
+        claims.release({index for _, index in taken})
+
+    assert holders(catalog, "remote") == []
+    assert catalog.execute(third, [lock_class("remote")]).fetchall() == [(True,)]
+
+
+def test_few_blobs_are_not_shared(catalog: Connection) -> None:
+    add_prefixed(catalog, "ab", WORTH_SHARING + 10)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert len(claims.take(10)) == 10
+
+    assert [one.index for one in holders(catalog, "remote")] == [0xAB]
+
+
+def test_a_range_that_was_emptied_before_we_locked_it_is_given_back(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(catalog, "0a")
+    monkeypatch.setattr(Claims, "_find_free", lambda *_: [9, 10, 11])
+
+    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
+
+    assert [one.index for one in holders(catalog, "remote")] == [10]
+
+
+def test_few_blobs_over_all_ranges_fill_one_batch_with_few_queries(catalog: Connection) -> None:
+    add(catalog, *(f"{prefix:02x}" for prefix in EVERYWHERE))
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    before = queries_of(catalog)
+
+    assert len(claims.take(1000)) == 256
+
+    assert queries_of(catalog) - before < 10
+    assert claims.exhausted() == set(EVERYWHERE)
+
+
+def test_a_search_among_dead_rows_has_pauses_and_finds_what_is_there(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every range takes too long, and all of them at once far too long."""
+    add(catalog, "80a", "ffa")
+    monkeypatch.setattr(range_locks, "_SEARCH_MILLISECONDS", 1)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    really = claims._run
+
+    def slowly(name: str, values: dict[str, object]) -> list[tuple[object, ...]]:
+        if name == "free_ranges":
+            rows = catalog.execute("select pg_sleep(0.002 * %s)", [len(values["indexes"])])  # type: ignore[arg-type]
+            rows.fetchall()
+        return really(name, values)
+
+    monkeypatch.setattr(claims, "_run", slowly)
+    taken, calls = [], 0
+    while not calls or claims.searching:
+        calls += 1
+        taken += ids(claims.take(10))
+
+    assert taken == ["80a", "ffa"]
+    assert calls > 100
+    assert catalog.execute("show statement_timeout").fetchall() == [("0",)]
+
+
+def queries_of(conn: Connection) -> int:
+    """How many transactions, each one query, this database has seen; our own asking included."""
+    conn.execute("select pg_stat_force_next_flush()")
+    row = conn.execute(
+        "select xact_commit from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    assert row
+    return int(row[0])
+
+
+def test_the_own_share_comes_first_and_then_the_others_from_their_ends(catalog: Connection) -> None:
+    add(catalog, "00a", "7fa", "80a", "ffa")
+
+    taken = Claims(catalog, "remote", claim_order(1, 2)).take(10)
+
+    assert ids(taken) == ["80a", "ffa", "7fa", "00a"]
+
+
+def test_blobs_of_earlier_ranges_do_not_starve_later_ones(catalog: Connection) -> None:
+    add(catalog, "00a", "10a", "20a")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    seen = []
+
+    for _ in range(3):
+        seen += ids(claims.take(1))
+        add(catalog, f"00b{len(seen)}")
+        claims.release(range(256))
+
+    assert seen == ["00a", "10a", "20a"]
+
+
+def test_malformed_blobids_are_handed_out_once_too(catalog: Connection) -> None:
+    allow_null(catalog)
+    add(catalog, *MALFORMED, None, None)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    taken = [blobid for _ in range(20) for blobid in ids(claims.take(1))]
+
+    assert sorted(taken) == sorted(MALFORMED)
+
+
+def test_copied_and_failed_blobs_are_not_handed_out(catalog: Connection) -> None:
+    add(catalog, "0a", "0b", "0c")
+    Ledger(catalog, "remote").record([Blob("0a", 1)], [Failure("0b", Reason.MISSING)])
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert ids(claims.take(10)) == ["0c"]
+
+
+def test_a_repeated_blobid_is_handed_out_once(database: Connection) -> None:
+    database.execute("create table blobs (blobid text)")
+    init_db(database, "remote")
+    add(database, "0a", "0a", "0b", "0b", "0b", "0c", "1a", "1a")
+    claims = Claims(database, "remote", EVERYWHERE)
+
+    taken = [ids(claims.take(2)) for _ in range(5)]
+
+    assert [blobid for batch in taken for blobid in batch] == ["0a", "0b", "0c", "1a"]
+
+
+def test_nothing_is_taken_for_no_room(catalog: Connection) -> None:
+    add(catalog, "0a")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+
+    assert claims.take(0) == []
+    assert holders(catalog, "remote") == []
+
+
+def test_a_held_range_is_nobody_elses(catalog: Connection, other: Connection) -> None:
+    add(catalog, "0a1", "0a2", "1a")
+    mine = Claims(catalog, "remote", EVERYWHERE)
+    theirs = Claims(other, "remote", EVERYWHERE)
+
+    assert ids(mine.take(1)) == ["0a1"]
+    assert ids(theirs.take(10)) == ["1a"]
+    assert ids(theirs.take(10)) == []
+    assert ids(mine.take(10)) == ["0a2"]
+    mine.release(mine.exhausted())
+    assert ids(theirs.take(10)) == ["0a1", "0a2"]
+
+
+def test_another_target_is_another_matter(catalog: Connection, other: Connection) -> None:
+    init_db(catalog, "second")
+    add(catalog, "0a")
+
+    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
+    assert ids(Claims(other, "second", EVERYWHERE).take(1)) == ["0a"]
+    assert [one.pid for one in holders(catalog, "second")] == [other.info.backend_pid]
+
+
+def test_a_range_claimed_again_starts_at_its_beginning(catalog: Connection) -> None:
+    add(catalog, "0a5", "0a6")
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    assert ids(claims.take(1)) == ["0a5"]
+    add(catalog, "0a1")
+    assert ids(claims.take(9)) == ["0a6"]
+    Ledger(catalog, "remote").record([Blob("0a5"), Blob("0a6")], [])
+
+    claims.release([10])
+
+    assert ids(claims.take(9)) == ["0a1"]
+
+
+def test_an_exhausted_range_stays_held_until_released(
+    catalog: Connection, other: Connection
+) -> None:
+    add(catalog, "0a")
+    mine = Claims(catalog, "remote", EVERYWHERE)
+    mine.take(10)
+
+    assert mine.take(10) == []
+    assert Claims(other, "remote", EVERYWHERE).take(10) == []
+    mine.release({10, 99})
+    mine.release({10})
+    assert holders(catalog, "remote") == []
+
+
+def test_releasing_all_leaves_no_lock(catalog: Connection) -> None:
+    add_hashes(catalog, 300)
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    claims.take(100)
+
+    claims.release(range(256))
+
+    assert holders(catalog, "remote") == []
+    assert claims.exhausted() == frozenset()
+    assert len(claims.take(1000)) == 300
+
+
+def test_locks_vanish_with_the_connection(catalog: Connection, catalog_url: str) -> None:
+    add(catalog, "0a")
+    with connect(catalog_url, "victim") as conn:
+        claims = Claims(conn, "remote", EVERYWHERE)
+        claims.take(1)
+        assert Claims(catalog, "remote", EVERYWHERE).take(1) == []
+
+        catalog.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
+
+        with pytest.raises(CatalogUnavailable):
+            claims.take(1)
+    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
+
+
+def test_holders_are_seen_by_any_role(
+    catalog: Connection, other: Connection, catalog_url: str, role: Callable[[], str]
+) -> None:
+    add(catalog, "0a", "80")
+    Claims(other, "remote", EVERYWHERE).take(10)
+
+    (first, second) = holders(catalog, "remote")
+    with connect(make_conninfo(catalog_url, user=role()), "stranger") as stranger:
+        (seen, _) = holders(stranger, "remote")
+
+    assert (first.index, second.index) == (10, 128)
+    assert first.application_name == seen.application_name == "other"
+    assert first.pid == seen.pid == other.info.backend_pid
+
+
+def test_any_pending_knows_what_others_hold_and_nothing_else(
+    catalog: Connection, other: Connection
+) -> None:
+    claims = Claims(catalog, "remote", EVERYWHERE)
+    assert claims.any_pending() is False
+    allow_null(catalog)
+    add(catalog, None, "0a", "0b")
+    Claims(other, "remote", EVERYWHERE).take(10)
+    assert claims.take(10) == []
+    assert claims.any_pending() is True
+
+    Ledger(catalog, "remote").record([Blob("0a")], [Failure("0b", Reason.MISSING)])
+
+    assert claims.any_pending() is False
+
+
+@pytest.mark.parametrize("prefix", ["", "ab", "00", "ff"])
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_claimers_cover_everything_once_and_share_no_range(
+    catalog: Connection, catalog_url: str, workers: int, prefix: str
+) -> None:
+    """Nor a part of a range, where nearly all lies in one."""
+    add_hashes(catalog, 400 if prefix else 4000)
+    if prefix:
+        add_prefixed(catalog, prefix + "0", 225)
+        add_prefixed(catalog, prefix, 3000)
+    add(catalog, *MALFORMED)
+    guard = threading.Lock()
+    held: dict[int, int] = {}
+    taken: Counter[str] = Counter()
+    problems: list[str] = []
+
+    def work(number: int) -> None:
+        with connect(catalog_url, f"worker {number}") as conn:
+            claims = Claims(conn, "remote", claim_order(number, workers))
+            with connect(catalog_url, "ledger") as ledger_conn:
+                ledger = Ledger(ledger_conn, "remote")
+                while batch := claims.take(37):
+                    with guard:
+                        for blob, index in batch:
+                            taken[blob.blobid] += 1
+                            if held.setdefault(index, number) != number:
+                                problems.append(f"{index} is held by {held[index]} and {number}")
+                    ledger.record([blob for blob, _ in batch], [])
+                    done = claims.exhausted()
+                    with guard:
+                        for index in done:
+                            held.pop(index, None)
+                    claims.release(done)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert problems == []
+    assert set(taken.values()) == {1}
+    there = catalog.execute("select count(*) from blobs").fetchall()
+    assert [(len(taken),)] == there
+    assert Claims(catalog, "remote", EVERYWHERE).any_pending() is False
+
+
+@pytest.fixture
+def large(database: Connection, request: pytest.FixtureRequest) -> Connection:
+    """100,000 blobs in a live table with an index of the given form, one in 20 of them pending."""
+    for text in (LIVE, LIVE_COLUMNS):
+        database.execute(sql.SQL(text))
+    database.execute(
+        "insert into blobs (blobid, remote_copied)"
+        " select encode(sha256(n::text::bytea), 'hex'), nullif(n % 20 > 0, false)"
+        " from generate_series(1, 100000) as n"
+    )
+    database.execute(sql.SQL(INDEX + FORMS[request.param]))
+    init_db(database, "remote")
+    database.execute("vacuum analyze blobs")
+    return database
+
+
+@pytest.mark.parametrize("large", FORMS, indirect=True)
+def test_no_query_of_the_loop_reads_more_than_the_partial_index(large: Connection) -> None:
+    last = prefix_ranges()[-1]
+
+    def claim_everything(order: Sequence[int]) -> None:
+        claims = Claims(large, "remote", order)
+        while claims.take(1000):
+            pass
+        claims.release(range(256))
+
+    for call in (
+        lambda: claim_everything(EVERYWHERE),
+        lambda: claim_everything([last.index]),
+        lambda: Claims(large, "remote", EVERYWHERE).any_pending(),
+        lambda: pending_estimate(large, "remote", 60_000),
+        lambda: list(iter_pending(large, "remote")),
+    ):
+        tempt_to_read_the_table(large)
+        before = scans(large)
+
+        call()
+
+        assert scans(large) == {**before, "idx_blobs_remote_pending": ANY}
+        assert scans(large)["idx_blobs_remote_pending"] > before["idx_blobs_remote_pending"]
+
+    tempt_to_read_the_table(large)
+    before = scans(large)
+    requeue(large, "remote")
+    assert scans(large)["blobs"] == before["blobs"]
+
+
+def tempt_to_read_the_table(conn: Connection) -> None:
+    """Make every index look bad, as it does to a planner that guesses millions of rows."""
+    conn.execute("reset all")
+    conn.execute("set random_page_cost = 10000")
+
+
+def scans(conn: Connection) -> dict[str, int]:
+    """How often the table (`blobs`) and each of its indexes were scanned so far."""
+    conn.execute("select pg_stat_force_next_flush()")
+    rows = conn.execute(
+        "select relname, seq_scan from pg_stat_user_tables where relname = 'blobs'"
+        " union all select indexrelname, idx_scan from pg_stat_user_indexes where relname = 'blobs'"
+    )
+    return {str(name): int(count) for name, count in rows}
+
+
+def on_blobs(node: dict[str, Any]) -> bool:
+    return node.get("Relation Name") == "blobs"
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+@pytest.mark.parametrize("large", ["is false"], indirect=True)
+def test_a_range_is_not_walked_from_its_beginning_again(large: Connection) -> None:
+    claims = Claims(large, "remote", EVERYWHERE)
+    last = claims.take(10)[-1][0].blobid
+    explain = sql.SQL("explain (analyze, format json) ") + statement(
+        "pending_blobs", **read_parts(large, "remote")
+    )
+    cursor = Cursor(prefix_ranges()[0], last)
+
+    row = large.execute(explain, {**reading([cursor]), "limit": 5}).fetchone()
+    assert row
+
+    scans = [node for node in nodes(row[0][0]["Plan"]) if on_blobs(node)]
+    assert scans
+    assert sum(node.get("Rows Removed by Filter", 0) for node in scans) <= 1

@@ -1,0 +1,126 @@
+"""The coordinator's page in the catalog: whatever happens there, its loop goes on."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from ntt_backup.catalog import Connection, last_run
+from ntt_backup.config import Settings
+from ntt_backup.daemon import run_history
+from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.run_history import RunBook
+from tests.postgres import Postgres
+
+# Where nothing gives up, a test would wait for ever.
+pytestmark = pytest.mark.timeout(60)
+
+SENDING = {"event": "tick", "state": "sending", "sent": 0, "content": 0}
+
+
+@pytest.fixture
+def book(catalog_url: str, tmp_path: Path) -> Iterator[RunBook]:
+    """The page of a run that has begun, over a connection that would wait for ever."""
+    url = make_conninfo(catalog_url, options="-c lock_timeout=0 -c statement_timeout=0")
+    settings = Settings.model_validate(
+        {
+            "catalog": {"url": url},
+            "source": {"root": str(tmp_path)},
+            "remote": {"host": "nowhere", "path": "/nowhere"},
+        }
+    )
+    made = RunBook(settings, str(uuid.uuid4()))
+    made.start("tar")
+    yield made
+    made.end(Progress(0.0, 1).snapshot(1.0), "done", 0)
+
+
+@pytest.mark.parametrize("table", ["blobs", "ntt_backup.runs"])
+def test_a_locked_table_is_not_waited_for(
+    book: RunBook, catalog: Connection, catalog_url: str, table: str
+) -> None:
+    progress = Progress(0.0, 1)
+    with psycopg.connect(catalog_url) as other:
+        other.execute(f"lock table {table} in access exclusive mode".encode())
+        snapshot = progress.snapshot(1.0)
+        work = {
+            "blobs": lambda: book.count(progress, 1.0),
+            "ntt_backup.runs": lambda: book.update(snapshot),
+        }
+        work[table]()
+        assert progress.pending is None
+    progress.copied = 7
+    book.update(progress.snapshot(2.0))
+    noted = last_run(catalog, "remote")
+    assert noted is not None
+    assert noted.copied == 7
+
+
+def test_a_server_that_stands_still_is_not_waited_for(
+    book: RunBook, catalog: Connection, postgres: Postgres
+) -> None:
+    """Neither by a query nor by a new connection."""
+    progress = Progress(0.0, 1)
+    progress.copied = 7
+    with postgres.frozen():
+        book.update(progress.snapshot(1.0))
+        book.update(progress.snapshot(2.0))
+    book.update(progress.snapshot(3.0))
+    noted = last_run(catalog, "remote")
+    assert noted is not None
+    assert noted.copied == 7
+
+
+def test_what_is_lost_with_the_connection_is_noted_over_the_next(
+    book: RunBook, catalog: Connection
+) -> None:
+    progress = Progress(0.0, 1)
+    progress.copied = 7
+    end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
+    catalog.execute(end + " and datname = current_database()")
+    book.update(progress.snapshot(1.0))
+    book.update(progress.snapshot(2.0))
+    noted = last_run(catalog, "remote")
+    assert noted is not None
+    assert noted.copied == 7
+
+
+def test_what_is_pending_is_looked_at_soon_where_the_last_look_tells_little(
+    book: RunBook, catalog: Connection
+) -> None:
+    """And not at once, since a daemon may be fed blob by blob."""
+    progress, now = Progress(0.0, 1), 1000.0
+    book.count(progress, now)
+    assert progress.pending == 0
+    catalog.execute("insert into blobs (blobid) values (repeat('ab', 32))")
+    book.count(progress, now + 60)
+    assert progress.pending == 0
+    progress.event(0, SENDING, now + 61)
+    book.count(progress, now + 100)
+    assert progress.pending == 1
+    catalog.execute("insert into blobs (blobid) values (repeat('cd', 32))")
+    book.count(progress, now + 100.5)
+    assert progress.pending == 1
+    book.count(progress, now + 200)
+    assert progress.pending == 2
+
+
+def test_what_takes_too_long_to_count_is_estimated(
+    book: RunBook, catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.execute(
+        "insert into blobs (blobid, size)"
+        " select encode(sha256(n::text::bytea), 'hex'), 1000 from generate_series(1, 2000) as n"
+    )
+    monkeypatch.setattr(run_history, "_COUNT_MILLISECONDS", 0)
+    catalog.execute("analyze blobs")
+    progress = Progress(0.0, 1)
+    book.count(progress, 1000.0)
+    shown = progress.snapshot(1.0)
+    assert shown.estimated
+    assert shown.pending == pytest.approx(2000, rel=0.5)

@@ -1,0 +1,95 @@
+"""What travels to the remote: old enough for its Python, complete, and safe from its shell."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import ntt_backup
+from ntt_backup.client.bootstrap import LOADER, bundle
+
+PACKAGE = Path(ntt_backup.__file__).parent
+TRAVELS = ("receiver", "wire", "blobdir")
+MODULES = sorted(
+    str(path.relative_to(PACKAGE))
+    for place in TRAVELS
+    for path in PACKAGE.glob(f"{place}/*.py")
+    if path.name not in ("__init__.py", "walk.py")
+)
+FOREIGN = {"blake3", "compression.zstd", "backports.zstd", "zstandard"}
+
+
+def test_the_loader_means_the_same_to_every_shell() -> None:
+    # Within double quotes within single quotes, for sh, csh and fish: nothing that any of them,
+    # or python3 as an argument, would take for its own.
+    assert not set(LOADER) & set("'\"\\$`!\n\t{}*?~^")
+    command, _ = bundle()
+    assert command.count("'") == 2
+    assert command.count('"') == 2
+    assert len(command) < 1000
+
+
+def test_the_loader_parses_on_a_python_too_old_to_run_it() -> None:
+    ast.parse(LOADER, feature_version=(3, 4))
+    assert not re.search(r":=|\bf\"|\basync\b|\bnonlocal\b", LOADER)
+
+
+def test_the_loader_is_told_how_many_bytes_follow() -> None:
+    command, data = bundle()
+    assert f'" {len(data)} NTT-LOADER 1 python=' in command
+    assert b"ntt_backup.receiver.__main__" in zlib.decompress(data)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_travels_is_python_3_8_and_needs_only_its_library(name: str) -> None:
+    tree = ast.parse((PACKAGE / name).read_text("utf-8"), feature_version=(3, 8))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            names = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for imported in names:
+            ours = imported == "ntt_backup" or imported.split(".")[1:2] in [
+                [one] for one in TRAVELS
+            ]
+            standard = imported.partition(".")[0] in sys.stdlib_module_names
+            assert ours or standard or imported in FOREIGN, imported
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_types_with_parameters_are_never_evaluated(name: str) -> None:
+    """Generator[bytes, None, None] is an error in Python 3.8, except where nobody reads it."""
+    tree = ast.parse((PACKAGE / name).read_text("utf-8"))
+    unread: set[ast.AST] = set()
+    types = {"dict", "frozenset", "list", "set", "tuple", "type"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "collections.abc":
+            types.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            unread.update(ast.walk(node))
+        for field in ("annotation", "returns"):
+            if annotation := getattr(node, field, None):
+                unread.update(ast.walk(annotation))
+    read = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in types
+        and node not in unread
+    ]
+    assert read == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_travels(name: str) -> None:
+    _, data = bundle()
+    assert f"'ntt_backup.{name[:-3].replace('/', '.')}'".encode() in zlib.decompress(data)

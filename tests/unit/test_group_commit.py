@@ -1,0 +1,175 @@
+"""The way of a batch from COMMIT to RECEIPT: what each sync covers, and what its failure means."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection
+
+import pytest
+
+from ntt_backup.receiver.group_commit import Settling
+from ntt_backup.receiver.staged_batch import StagedBatch
+from ntt_backup.wire import write_messages
+from ntt_backup.wire.write_messages import Receipt
+
+
+class FakeBarrier:
+    """A sync begins when it is told to, and ends when the test says so."""
+
+    def __init__(self, by_file: bool) -> None:
+        self.by_file = by_file
+        self.busy = False
+        self.started: list[set[str]] = []
+        self._ended: list[OSError | None] = []
+
+    def start(self, directories: Collection[str]) -> None:
+        assert not self.busy
+        self.busy = True
+        self.started.append(set(directories))
+
+    def end(self, problem: OSError | None = None) -> None:
+        self._ended.append(problem)
+
+    def result(self) -> tuple[bool, OSError | None]:
+        if not self._ended:
+            return False, None
+        self.busy = False
+        return True, self._ended.pop()
+
+
+class FakePlaces:
+    """Takes down what is placed; fails for the numbers it is told."""
+
+    def __init__(self) -> None:
+        self.placed: list[int] = []
+        self.failing: dict[int, OSError] = {}
+
+    def place(self, batch: StagedBatch) -> set[str]:
+        if batch.number in self.failing:
+            raise self.failing[batch.number]
+        self.placed.append(batch.number)
+        return {f"dir-{batch.number}"}
+
+
+class Desk:
+    """A `Settling` with all that is around it."""
+
+    def __init__(self, by_file: bool = False) -> None:
+        self.barrier = FakeBarrier(by_file)
+        self.places = FakePlaces()
+        self.receipts: list[Receipt] = []
+        self.failures: list[OSError] = []
+        self.settling = Settling(
+            self.barrier,  # type: ignore[arg-type]
+            self.places,  # type: ignore[arg-type]
+            -1,  # No stage: what is discarded was never written.
+            write_messages.SHA256,
+            self.receipts.append,
+            self.failures.append,
+        )
+
+    def commit(self, *numbers: int) -> None:
+        for number in numbers:
+            batch = StagedBatch(number, 10, 100, 0)
+            batch.add(bytes(32), 1)
+            self.settling.commit(batch)
+        self.settling.advance()
+
+    def end_sync(self, problem: OSError | None = None) -> None:
+        self.barrier.end(problem)
+        self.settling.advance()
+
+    @property
+    def answered(self) -> list[tuple[int, int]]:
+        return [(receipt.number, receipt.outcome) for receipt in self.receipts]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_batch_needs_two_syncs(desk: Desk) -> None:
+    desk.commit(1)
+    assert (desk.places.placed, desk.answered) == ([], [])
+    desk.end_sync()
+    assert (desk.places.placed, desk.answered) == ([1], [])
+    assert desk.barrier.busy
+    desk.end_sync()
+    assert desk.answered == [(1, write_messages.SETTLED)]
+    assert not desk.barrier.busy
+    assert desk.settling.unsettled == 0
+
+
+def test_a_sync_covers_only_what_was_there_when_it_began(desk: Desk) -> None:
+    desk.commit(1)
+    desk.commit(2)
+    desk.end_sync()
+    assert desk.places.placed == [1]
+    desk.commit(3)
+    desk.end_sync()
+    assert (desk.places.placed, desk.answered) == ([1, 2], [(1, write_messages.SETTLED)])
+    desk.end_sync()
+    desk.end_sync()
+    assert [number for number, _ in desk.answered] == [1, 2, 3]
+    assert len(desk.barrier.started) == 4
+
+
+def test_in_steady_state_there_is_one_sync_a_batch(desk: Desk) -> None:
+    for number in range(100):
+        desk.commit(number)
+        desk.end_sync()
+    while desk.barrier.busy:
+        desk.end_sync()
+    assert [number for number, _ in desk.answered] == list(range(100))
+    assert len(desk.barrier.started) <= 103
+
+
+def test_a_failed_sync_fails_all_without_a_receipt(desk: Desk) -> None:
+    desk.commit(1)
+    desk.end_sync()
+    desk.commit(2)
+    problem = OSError(errno.EIO, "Input/output error")
+    desk.end_sync(problem)
+    assert sorted(desk.answered) == [(1, write_messages.FAILED), (2, write_messages.FAILED)]
+    assert desk.places.placed == [1]
+    assert desk.failures == [problem]
+    assert not desk.barrier.busy
+    desk.commit(3)
+    desk.end_sync()
+    desk.end_sync()
+    assert desk.answered[-1] == (3, write_messages.SETTLED)
+
+
+def test_a_batch_that_cannot_be_named_fails_alone(desk: Desk) -> None:
+    desk.places.failing[2] = OSError(errno.ENOSPC, "")
+    desk.commit(1, 2, 3)
+    desk.end_sync()
+    assert desk.answered == [(2, write_messages.FAILED)]
+    assert desk.receipts[0].exceptions[0].text == "ENOSPC: No space left on device"
+    desk.end_sync()
+    assert desk.answered[1:] == [(1, write_messages.SETTLED), (3, write_messages.SETTLED)]
+
+
+def test_where_files_are_synced_one_by_one_only_directories_are_left() -> None:
+    desk = Desk(by_file=True)
+    desk.commit(1, 2)
+    assert desk.places.placed == [1, 2]
+    assert desk.barrier.started == [{"dir-1", "dir-2"}]
+    assert desk.answered == []
+    desk.end_sync()
+    assert desk.answered == [(1, write_messages.SETTLED), (2, write_messages.SETTLED)]
+
+
+def test_what_may_wait_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:
+    desk.commit(*range(write_messages.MAX_UNSETTLED - 1))
+    assert not desk.settling.full
+    desk.commit(100)
+    assert desk.settling.full
+    for _ in range(3):
+        desk.end_sync()
+    assert not desk.settling.full
+    batch = StagedBatch(200, write_messages.MAX_BLOBS, 0, 0)
+    batch.add(bytes(32 * write_messages.MAX_BLOBS), 0)
+    desk.settling.commit(batch)
+    assert desk.settling.full

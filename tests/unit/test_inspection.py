@@ -1,0 +1,772 @@
+"""The source store: every blob ends in one list, no link is followed, and nothing is changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import socket
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, overload
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.blobdir.walk import CACHED_DIRECTORIES, Stray, StrayKind, Tree
+from ntt_backup.errors import SourceError
+from ntt_backup.model import Blob, Reason, is_blobid, relative_path
+from ntt_backup.source import inspection as store_module
+from ntt_backup.source.inspection import Store
+
+NOBODY = 65534
+
+
+def put(root: Path, content: bytes) -> Blob:
+    """Store content as a blob."""
+    blobid = blake3(content).hexdigest()
+    return put_as(root, blobid, content)
+
+
+def put_as(root: Path, blobid: str, content: bytes) -> Blob:
+    """Store content under a name that need not be its hash."""
+    path = root / relative_path(blobid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return Blob(blobid, len(content))
+
+
+def place(root: Path, blob: Blob) -> Path:
+    return root / relative_path(blob.blobid)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "by-hash"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def blobs(root: Path) -> list[Blob]:
+    return [put(root, f"content of blob {number}".encode() * number) for number in range(20)]
+
+
+@pytest.fixture
+def open_root() -> Iterator[Path]:
+    """A store that another user can reach; pytest's own directories are private."""
+    path = Path(tempfile.mkdtemp(prefix="ntt-store-"))
+    path.chmod(0o755)
+    yield path
+    path.chmod(0o755)
+    for directory, names, _ in os.walk(path):
+        for name in names:
+            os.chmod(os.path.join(directory, name), 0o755)
+    shutil.rmtree(path)
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """As a user whom permission bits bind; root is bound by none."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+class Faults:
+    """Answers of a file system that no directory of ours gives by itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def opening(self, name: str, code: int) -> None:
+        """Opening what ends in name fails."""
+        real = os.open
+
+        def answer(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+            if path.endswith(name):
+                raise OSError(code, os.strerror(code), path)
+            return real(path, flags, dir_fd=dir_fd)
+
+        self._patch.setattr(os, "open", answer)
+
+    def reading(self, code: int) -> None:
+        """Reading any file fails."""
+        self._patch.setattr(os, "readv", partial(_fail, code))
+
+    def listing(self, code: int) -> None:
+        """Listing any directory fails."""
+        self._patch.setattr(os, "scandir", partial(_fail, code))
+
+
+def _fail(code: int, *_: object) -> NoReturn:
+    raise OSError(code, os.strerror(code))
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+class Switching(Sequence[Blob]):
+    """Blobs whose reading does something to the store half-way."""
+
+    def __init__(self, blobs: list[Blob], action: Callable[[], None], at: int = 1) -> None:
+        self._blobs = blobs
+        self._action = action
+        self._at = at
+
+    @overload
+    def __getitem__(self, index: int) -> Blob: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Blob]: ...
+    def __getitem__(self, index: int | slice) -> Blob | Sequence[Blob]:
+        if index == self._at:
+            self._action()
+        return self._blobs[index]
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+
+def reasons(store: Store, blobs: Sequence[Blob], *, verify: bool = True) -> dict[str, Reason]:
+    return {one.blobid: one.reason for one in store.inspect(blobs, verify=verify).failed}
+
+
+# --- what is well ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_good_blobs_are_ready_in_order_with_their_true_size(
+    root: Path, blobs: list[Blob], verify: bool
+) -> None:
+    asked = [
+        Blob(blob.blobid, None if index % 2 else blob.size) for index, blob in enumerate(blobs)
+    ]
+    found = Store(root).inspect(asked, verify=verify)
+    assert found.ready == blobs
+    assert found.failed == []
+
+
+def test_nothing_asked_nothing_found(root: Path) -> None:
+    found = Store(root).inspect([], verify=True)
+    assert (found.ready, found.failed) == ([], [])
+
+
+def test_root_may_be_a_link(root: Path, blobs: list[Blob], tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    assert Store(link).inspect(blobs, verify=True).ready == blobs
+
+
+def test_more_directories_than_are_kept_open(root: Path) -> None:
+    many = [put(root, str(number).encode()) for number in range(3 * CACHED_DIRECTORIES)]
+    before = len(os.listdir("/proc/self/fd"))
+    found = Store(root).inspect([*many, *reversed(many)], verify=True)
+    assert found.ready == [*many, *reversed(many)]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_content_larger_than_one_read_is_hashed_whole_in_constant_memory(root: Path) -> None:
+    size = 40 * store_module.READ_SIZE + 17
+    hasher = blake3()
+    scratch = root / "scratch"
+    with scratch.open("wb") as file:
+        file.truncate(size)
+    with scratch.open("rb") as file:
+        while piece := file.read(1024**2):
+            hasher.update(piece)
+    blob = Blob(hasher.hexdigest(), size)
+    place(root, blob).parent.mkdir(parents=True)
+    scratch.rename(place(root, blob))
+    store = Store(root)
+    tracemalloc.start()
+    try:
+        found = store.inspect([blob], verify=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.ready == [blob]
+    assert peak < store_module.READ_SIZE
+
+
+def test_nothing_in_the_store_is_changed_not_even_access_times(
+    root: Path, blobs: list[Blob]
+) -> None:
+    put_as(root, "ab" * 32, b"not what it says")
+    paths = [root, *root.rglob("*")]
+    # Read later than changed: the kernel would note a reading now, unless told not to.
+    for path in paths:
+        os.utime(path, ns=(10**18, 2 * 10**18))
+    before = {path: path.stat() for path in paths}
+    store = Store(root)
+    store.probe()
+    store.measure([Blob(blob.blobid) for blob in blobs])
+    store.inspect([*blobs, Blob("ab" * 32)], verify=True)
+    walk(root)
+    assert {path: path.stat() for path in paths} == before
+    assert sorted([root, *root.rglob("*")]) == sorted(paths)
+
+
+# --- what is wrong with one blob ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_each_bad_blob_is_failed_for_its_own_reason_and_no_neighbour_with_it(
+    root: Path, blobs: list[Blob], verify: bool
+) -> None:
+    corrupt = put_as(root, "cc" * 32, b"something else")
+    gone = Blob("dd" * 32, 5)
+    longer = Blob(blobs[3].blobid, 10**6)
+    asked = [Blob("../../etc/passwd", 3), blobs[0], corrupt, gone, blobs[1], longer, blobs[2]]
+    found = Store(root).inspect(asked, verify=verify)
+    assert [blob for blob in found.ready if blob != corrupt] == blobs[:3]
+    details = {one.blobid: (one.reason, one.detail) for one in found.failed}
+    assert details["../../etc/passwd"][0] is Reason.BAD_BLOBID
+    assert details[gone.blobid] == (Reason.MISSING, "dd: No such file or directory")
+    assert details[longer.blobid] == (
+        Reason.WRONG_SIZE,
+        f"{blobs[3].size} bytes in the store, 1000000 expected",
+    )
+    if verify:
+        truth = blake3(b"something else").hexdigest()
+        assert details[corrupt.blobid] == (
+            Reason.CORRUPT_SOURCE,
+            f"its content hashes to {truth}",
+        )
+    else:
+        assert corrupt in found.ready
+
+
+def test_missing_tells_how_far_the_way_went(root: Path, blobs: list[Blob]) -> None:
+    place(root, blobs[0]).unlink()
+    other = Blob(blobs[1].blobid[:4] + "0" * 60)
+    found = Store(root).inspect([blobs[0], other, blobs[2]], verify=True)
+    assert [one.detail for one in found.failed] == [
+        f"{relative_path(one.blobid)}: No such file or directory" for one in (blobs[0], other)
+    ]
+
+
+def make_fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "a FIFO"
+
+
+def make_socket(path: Path) -> str:
+    # The path of a socket must be short: bind below the directory itself.
+    with socket.socket(socket.AF_UNIX) as server:
+        directory = os.open(path.parent, os.O_RDONLY)
+        server.bind(f"/proc/self/fd/{directory}/{path.name}")
+        os.close(directory)
+    return "a socket"
+
+
+def make_directory(path: Path) -> str:
+    path.mkdir()
+    return "a directory"
+
+
+def make_link(path: Path) -> str:
+    path.symlink_to("/etc/passwd")
+    return "a symbolic link, which is not followed"
+
+
+def make_dangling_link(path: Path) -> str:
+    path.symlink_to("nowhere")
+    return "a symbolic link, which is not followed"
+
+
+@pytest.mark.parametrize(
+    "make", [make_fifo, make_socket, make_directory, make_link, make_dangling_link]
+)
+def test_what_is_no_file_is_failed_and_never_waited_for(
+    root: Path, blobs: list[Blob], make: Callable[[Path], str]
+) -> None:
+    path = place(root, blobs[0])
+    path.unlink()
+    kind = make(path)
+    found = Store(root).inspect(blobs, verify=True)
+    assert found.ready == blobs[1:]
+    assert [(one.reason, one.detail) for one in found.failed] == [
+        (Reason.NOT_A_FILE, f"{relative_path(blobs[0].blobid)} is {kind}")
+    ]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_links_for_directories_are_not_followed(
+    root: Path, blobs: list[Blob], tmp_path: Path, level: int
+) -> None:
+    directory = place(root, blobs[0]).parents[2 - level]
+    moved = tmp_path / "moved"
+    directory.rename(moved)
+    directory.symlink_to(moved)
+    found = Store(root).inspect(blobs, verify=True)
+    (failure,) = [one for one in found.failed if one.blobid == blobs[0].blobid]
+    name = directory.relative_to(root)
+    assert failure.reason is Reason.NOT_A_FILE
+    assert failure.detail == f"{name} is a symbolic link, which is not followed"
+    assert found.ready
+
+
+def test_a_file_in_the_place_of_a_directory(root: Path, blobs: list[Blob]) -> None:
+    (root / "ff").mkdir(exist_ok=True)
+    (root / "ff" / "00").write_bytes(b"")
+    found = Store(root).inspect([Blob("ff00" + "0" * 60), blobs[0]], verify=True)
+    assert [(one.reason, one.detail) for one in found.failed] == [
+        (Reason.NOT_A_FILE, "ff/00 is a regular file")
+    ]
+
+
+def test_unreadable_file_and_directory(open_root: Path) -> None:
+    blobs = [put(open_root, str(number).encode()) for number in range(10)]
+    place(open_root, blobs[0]).chmod(0)
+    place(open_root, blobs[1]).parent.chmod(0)
+    with unprivileged():
+        found = Store(open_root).inspect(blobs, verify=True)
+    assert found.ready == blobs[2:]
+    first, second = (relative_path(blob.blobid) for blob in blobs[:2])
+    assert [(one.reason, one.detail) for one in found.failed] == [
+        (Reason.UNREADABLE, f"{first}: Permission denied"),
+        (Reason.UNREADABLE, f"{second[:5]}: Permission denied"),
+    ]
+
+
+def test_files_of_another_user_are_read_where_access_times_cannot_be_kept(open_root: Path) -> None:
+    blobs = [put(open_root, str(number).encode()) for number in range(3)]
+    with unprivileged():
+        assert Store(open_root).inspect(blobs, verify=True).ready == blobs
+
+
+def test_a_bad_sector_fails_its_blob_only(root: Path, blobs: list[Blob], faults: Faults) -> None:
+    faults.opening(blobs[0].blobid, errno.EIO)
+    found = Store(root).inspect(blobs[:1], verify=True)
+    assert [(one.reason, one.detail) for one in found.failed] == [
+        (Reason.UNREADABLE, f"{relative_path(blobs[0].blobid)}: Input/output error")
+    ]
+
+
+def test_an_error_while_reading_fails_the_blob(
+    root: Path, blobs: list[Blob], faults: Faults
+) -> None:
+    faults.reading(errno.EIO)
+    assert reasons(Store(root), blobs) == dict.fromkeys(
+        (blob.blobid for blob in blobs), Reason.UNREADABLE
+    )
+
+
+@given(st.lists(st.text(st.characters(codec=None), max_size=70) | st.just("0" * 64), max_size=20))
+def test_every_text_ends_in_one_list_and_only_blobids_are_looked_for(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        put_as(Path(directory), "0" * 64, b"")
+        found = Store(Path(directory)).inspect([Blob(text) for text in texts], verify=False)
+    assert [blob.blobid for blob in found.ready] == [text for text in texts if is_blobid(text)]
+    assert [one.blobid for one in found.failed] == [text for text in texts if not is_blobid(text)]
+    assert {one.reason for one in found.failed} <= {Reason.BAD_BLOBID}
+
+
+def test_a_directory_full_of_strays_is_walked_in_constant_memory(tmp_path: Path) -> None:
+    """As when source.root is a directory of millions of other files."""
+    for number in range(4_000):
+        (tmp_path / f"no blob {number}").touch()
+    (tmp_path / "00" / "00").mkdir(parents=True)
+    strays = 0
+    with Tree(tmp_path) as tree:
+        tracemalloc.start()
+        try:
+            tree.subdirectories("")
+            for entry in tree.directories():
+                strays += isinstance(entry, Stray)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert strays == 4_000
+    assert peak < 200_000
+
+
+# --- when the store is away -----------------------------------------------------------------------
+
+
+def test_root_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="No such file or directory") as caught:
+        Store(tmp_path / "gone").probe()
+    assert "source.root" in caught.value.hint
+
+
+def test_root_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError, match="Not a directory"):
+        Store(tmp_path / "file").probe()
+
+
+def test_root_that_is_unreadable(open_root: Path) -> None:
+    open_root.chmod(0)
+    with unprivileged(), pytest.raises(SourceError, match="Permission denied") as caught:
+        Store(open_root).probe()
+    assert "uid" in caught.value.hint
+
+
+def test_an_unmounted_disk_fails_no_blob(root: Path, blobs: list[Blob], tmp_path: Path) -> None:
+    store = Store(root)
+    root.rename(tmp_path / "unmounted")
+    root.mkdir()
+    with pytest.raises(SourceError, match="is empty") as caught:
+        store.inspect(blobs, verify=True)
+    assert "mount" in caught.value.hint
+    with pytest.raises(SourceError, match="is empty"):
+        store.inspect([Blob("x"), blobs[0]], verify=False)
+
+
+def test_lost_and_found_of_a_mount_point_is_no_sign_of_life(root: Path) -> None:
+    (root / "lost+found").mkdir()
+    (root / "README").touch()
+    with pytest.raises(SourceError, match="is empty"):
+        Store(root).inspect([Blob("0" * 64)], verify=True)
+
+
+def test_a_disk_that_came_back_is_seen(root: Path, blobs: list[Blob], tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    root.rename(away)
+    root.mkdir()
+    store = Store(root)
+    with pytest.raises(SourceError):
+        store.inspect(blobs, verify=True)
+    root.rmdir()
+    away.rename(root)
+    assert store.inspect(blobs, verify=True).ready == blobs
+
+
+def test_a_disk_unmounted_in_the_middle_of_a_batch_fails_no_blob(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    def unmount() -> None:
+        root.rename(tmp_path / "unmounted")
+        root.mkdir()
+
+    gone = [Blob("0" * 64), Blob("1" * 64)]
+    with pytest.raises(SourceError, match="is empty"):
+        Store(root).inspect(Switching(gone, unmount), verify=True)
+
+
+def test_what_was_read_before_a_disk_was_unmounted_counts(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    corrupt = put_as(root, "cc" * 32, b"something else")
+    for number, known in enumerate((blobs[0], corrupt)):
+
+        def unmount(name: str = f"unmounted {number}") -> None:
+            root.rename(tmp_path / name)
+            root.mkdir()
+
+        found = Store(root).inspect(Switching([known, Blob("0" * 64)], unmount), verify=True)
+        assert (found.failed[-1].blobid, found.failed[-1].reason) == ("0" * 64, Reason.MISSING)
+        root.rmdir()
+        (tmp_path / f"unmounted {number}").rename(root)
+
+
+def test_a_disk_mounted_in_the_middle_of_a_batch_fails_no_blob(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    root.rename(disk)
+    root.mkdir()
+
+    def mount() -> None:
+        root.rename(tmp_path / "mount point")
+        disk.rename(root)
+
+    store = Store(root)
+    with pytest.raises(SourceError, match="was replaced"):
+        store.inspect(Switching(blobs, mount), verify=True)
+    assert store.inspect(blobs, verify=True).ready == blobs
+
+
+def test_a_single_lost_blob_is_failed_while_the_store_lives(root: Path, blobs: list[Blob]) -> None:
+    place(root, blobs[0]).unlink()
+    assert reasons(Store(root), blobs[:1]) == {blobs[0].blobid: Reason.MISSING}
+
+
+def test_a_malformed_id_says_nothing_about_the_store(root: Path) -> None:
+    assert reasons(Store(root), [Blob("x")]) == {"x": Reason.BAD_BLOBID}
+
+
+def test_blobs_that_are_there_but_wrong_are_a_sign_of_life(root: Path) -> None:
+    corrupt = put_as(root, "cc" * 32, b"something else")
+    gone = Blob("dd" * 32)
+    assert reasons(Store(root), [corrupt, gone]) == {
+        corrupt.blobid: Reason.CORRUPT_SOURCE,
+        gone.blobid: Reason.MISSING,
+    }
+
+
+def test_a_store_that_is_another_users_fails_no_blob(open_root: Path) -> None:
+    blobs = [put(open_root, str(number).encode()) for number in range(10)]
+    for blob in blobs:
+        place(open_root, blob).chmod(0o600 if os.geteuid() == 0 else 0)
+    with unprivileged():
+        store = Store(open_root)
+        with pytest.raises(SourceError, match=r"nothing in the store .* Permission denied"):
+            store.inspect(blobs, verify=True)
+        with pytest.raises(SourceError, match="nothing in the store"):
+            store.probe()
+
+
+def test_a_store_of_links_fails_no_blob(root: Path, blobs: list[Blob], tmp_path: Path) -> None:
+    for prefix in list(root.iterdir()):
+        prefix.rename(tmp_path / prefix.name)
+        prefix.symlink_to(tmp_path / prefix.name)
+    with pytest.raises(SourceError, match="symbolic links") as caught:
+        Store(root).inspect(blobs, verify=True)
+    assert "bind mounts" in caught.value.hint
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT])
+@pytest.mark.parametrize("at", ["root", "prefix", "blob", "content"])
+def test_a_file_system_that_is_away_fails_no_blob(
+    root: Path, blobs: list[Blob], faults: Faults, code: int, at: str
+) -> None:
+    store = Store(root)
+    blobid = blobs[3].blobid
+    if at == "content":
+        faults.reading(code)
+    else:
+        faults.opening({"root": root.name, "prefix": blobid[:2], "blob": blobid}[at], code)
+    with pytest.raises(SourceError, match=os.strerror(code)):
+        store.inspect(blobs, verify=True)
+
+
+def test_a_dead_disk_fails_no_blob(root: Path, blobs: list[Blob], faults: Faults) -> None:
+    store = Store(root)
+    faults.reading(errno.EIO)
+    faults.listing(errno.EIO)
+    with pytest.raises(SourceError, match="Input/output error"):
+        store.inspect(blobs, verify=True)
+
+
+def test_running_out_of_descriptors_fails_no_blob(root: Path, blobs: list[Blob]) -> None:
+    store = Store(root)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 12, hard))
+    try:
+        with pytest.raises(SourceError, match="Too many open files") as caught:
+            store.inspect(blobs, verify=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "LimitNOFILE" in caught.value.hint
+    assert store.inspect(blobs, verify=True).ready == blobs
+
+
+# --- probe and measure ----------------------------------------------------------------------------
+
+
+def test_probe_says_what_is_there(root: Path) -> None:
+    put_as(root, "ab" * 32, b"")
+    put_as(root, "cd" * 32, b"")
+    assert Store(root).probe() == "2 prefix directories"
+
+
+def test_probe_takes_a_new_store_with_one_empty_prefix(root: Path) -> None:
+    (root / "00").mkdir()
+    assert Store(root).probe() == "1 prefix directory"
+
+
+def test_probe_refuses_an_empty_root_and_says_both_ways_out(root: Path) -> None:
+    with pytest.raises(SourceError, match="is empty") as caught:
+        Store(root).probe()
+    assert "mount" in caught.value.hint
+    assert "00/" in caught.value.hint
+
+
+def test_probe_of_a_wrong_root_says_so_whatever_stands_there(root: Path) -> None:
+    """A link is one of the store's only where it has the name of a prefix."""
+    (root / "bin").symlink_to("/usr/bin")
+    (root / "home").mkdir()
+    with pytest.raises(SourceError, match="is empty: no directory there has two") as caught:
+        Store(root).probe()
+    assert "source.root" in caught.value.hint
+    (root / "0a").symlink_to("/usr/bin")
+    (root / "zz").symlink_to("/usr/bin")
+    with pytest.raises(SourceError, match="symbolic links"):
+        Store(root).probe()
+
+
+def test_measure_fills_in_what_is_unknown_and_nothing_else(root: Path, blobs: list[Blob]) -> None:
+    link = Blob("ee" * 32)
+    place(root, link).parent.mkdir(parents=True, exist_ok=True)
+    place(root, link).symlink_to("/etc/passwd")
+    asked = [Blob(blobs[0].blobid), Blob(blobs[1].blobid, 7), Blob("0" * 64), Blob("x"), link]
+    assert Store(root).measure(asked) == [blobs[0], *asked[1:]]
+
+
+def test_measure_of_a_store_that_is_away_leaves_sizes_unknown(tmp_path: Path) -> None:
+    blobs = [Blob("0" * 64, 7), Blob("1" * 64)]
+    assert Store(tmp_path / "unmounted").measure(blobs) == blobs
+
+
+def test_measure_does_not_touch_the_store_when_all_is_known(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    store = Store(tmp_path / "root")
+    (tmp_path / "root").rmdir()
+    assert store.measure([Blob("0" * 64, 7)]) == [Blob("0" * 64, 7)]
+
+
+# --- altered --------------------------------------------------------------------------------------
+
+
+def test_blobs_left_alone_are_not_altered(root: Path, blobs: list[Blob]) -> None:
+    store = Store(root)
+    assert store.altered(store.inspect(blobs, verify=True)) == []
+
+
+def test_blobs_rewritten_replaced_or_gone_are_altered(root: Path, blobs: list[Blob]) -> None:
+    store = Store(root)
+    asked = [Blob("0" * 64), *blobs[1:]]
+    for verify in (True, False):
+        found = store.inspect(asked, verify=verify)
+        rewritten, replaced, gone = (place(root, blob) for blob in blobs[1:4])
+        status = rewritten.stat()
+        rewritten.write_bytes(b"y" * status.st_size)
+        os.utime(rewritten, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        shutil.copy2(replaced, root / "copy")
+        (root / "copy").rename(replaced)
+        gone.unlink()
+        assert store.altered(found) == blobs[1:4]
+        for blob in blobs[1:4]:
+            number = blobs.index(blob)
+            place(root, blob).write_bytes(f"content of blob {number}".encode() * number)
+
+
+def test_a_store_that_went_away_after_the_inspection_is_no_altered_blob(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
+    store = Store(root)
+    found = store.inspect(blobs, verify=True)
+    root.rename(tmp_path / "away")
+    with pytest.raises(SourceError):
+        store.altered(found)
+
+
+# --- walking --------------------------------------------------------------------------------------
+
+
+def walk(root: Path, after: str | None = None) -> tuple[list[str], set[str], list[Stray]]:
+    """Directories in order, blobids, strays."""
+    directories: list[str] = []
+    blobids: set[str] = set()
+    strays: list[Stray] = []
+    with Tree(root) as tree:
+        for directory in tree.directories(after):
+            if isinstance(directory, Stray):
+                strays.append(directory)
+                continue
+            directories.append(directory)
+            for entry in tree.entries(directory):
+                if isinstance(entry, Stray):
+                    strays.append(entry)
+                else:
+                    blobids.add(entry)
+    return directories, blobids, strays
+
+
+def test_walk_finds_every_blob_and_names_every_stray(root: Path, blobs: list[Blob]) -> None:
+    home = place(root, blobs[0]).parent
+    top = home.parent
+    (root / "README").touch()
+    (root / "lost+found").mkdir()
+    (root / ("ff" * 32)).touch()
+    (root / "zz").symlink_to(root)
+    (top / "x").touch()
+    (top / "f0").touch()
+    (home / ".tmp123").touch()
+    (home / blobs[0].blobid.upper()).touch()
+    (home / ("0" * 64)).touch()
+    (home / (blobs[0].blobid[:4] + "0" * 60)).symlink_to("/etc/passwd")
+    (home / (blobs[0].blobid[:4] + "1" * 60)).mkdir()
+    os.mkfifo(home / "pipe")
+    os.close(os.open(os.fsencode(home) + b"/caf\xe9", os.O_CREAT | os.O_WRONLY))
+    directories, blobids, strays = walk(root)
+    assert blobids == {blob.blobid for blob in blobs}
+    assert directories == sorted({relative_path(blob.blobid)[:5] for blob in blobs})
+    aa, bb = top.name, f"{top.name}/{home.name}"
+    assert {stray.path: stray.kind for stray in strays} == {
+        "README": StrayKind.NOT_A_BLOBID,
+        "lost+found": StrayKind.NOT_A_FILE,
+        "ff" * 32: StrayKind.WRONG_DIRECTORY,
+        "zz": StrayKind.SYMLINK,
+        f"{aa}/x": StrayKind.NOT_A_BLOBID,
+        f"{aa}/f0": StrayKind.NOT_A_BLOBID,
+        f"{bb}/.tmp123": StrayKind.NOT_A_BLOBID,
+        f"{bb}/{blobs[0].blobid.upper()}": StrayKind.NOT_A_BLOBID,
+        f"{bb}/{'0' * 64}": StrayKind.WRONG_DIRECTORY,
+        f"{bb}/{blobs[0].blobid[:4] + '0' * 60}": StrayKind.SYMLINK,
+        f"{bb}/{blobs[0].blobid[:4] + '1' * 60}": StrayKind.NOT_A_FILE,
+        f"{bb}/pipe": StrayKind.NOT_A_FILE,
+        f"{bb}/caf\\xe9": StrayKind.NOT_A_BLOBID,
+    }
+
+
+def test_walk_goes_round_directories_it_cannot_read(open_root: Path) -> None:
+    kept = put_as(open_root, "ab" * 32, b"")
+    for closed in ("cd" * 32, "ef" * 32):
+        put_as(open_root, closed, b"")
+    (open_root / "cd").chmod(0)
+    (open_root / "ef" / "ef").chmod(0)
+    with unprivileged():
+        _, blobids, strays = walk(open_root)
+    assert blobids == {kept.blobid}
+    assert strays == [
+        Stray("cd", StrayKind.UNREADABLE, "Permission denied"),
+        Stray("ef/ef", StrayKind.UNREADABLE, "Permission denied"),
+    ]
+
+
+def test_walk_of_a_root_that_cannot_be_listed_is_the_stores_trouble(
+    root: Path, faults: Faults
+) -> None:
+    faults.listing(errno.EIO)
+    with pytest.raises(SourceError, match="Input/output error"):
+        walk(root)
+
+
+def test_a_file_system_that_goes_away_under_a_walk_is_no_stray(
+    root: Path, blobs: list[Blob], faults: Faults
+) -> None:
+    path = relative_path(blobs[0].blobid)
+    faults.opening(path[3:5], errno.ESTALE)
+    with Tree(root) as tree:
+        with pytest.raises(SourceError, match="Stale"):
+            tree.lstat(path)
+        with pytest.raises(SourceError, match="Stale"):
+            list(tree.entries(path[:5]))
+
+
+prefixes = st.integers(0, 255).map(lambda number: f"{number:02x}")
+
+
+@given(places=st.sets(st.tuples(prefixes, prefixes), max_size=12), data=st.data())
+def test_a_walk_goes_on_after_any_directory(
+    places: set[tuple[str, str]], data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        for first, second in places:
+            put_as(root, (first + second) * 16, b"")
+        expected = sorted(f"{first}/{second}" for first, second in places)
+        assert walk(root)[0] == expected
+        after = data.draw(st.sampled_from([*expected, "00/00", "7f/ff", "ff/ff"]))
+        assert walk(root, after)[0] == [name for name in expected if name > after]

@@ -1,0 +1,87 @@
+"""Patience with a remote that is read: what is waited out, and what ends a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from ntt_backup.client.pool import FRUITLESS, Reader
+from ntt_backup.client.read_session import ReadingSession
+from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.planner import Backoff, OutageClock
+
+Work = Callable[[ReadingSession], str]
+LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")
+
+
+class Connection:
+    """As much of a session as a reader looks at."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.settled = 0
+
+    def abort(self) -> None: ...
+
+
+class Waits(list[float]):
+    """How long was waited, each time."""
+
+    def note(self, error: BackupError, seconds: float) -> None:
+        self.append(seconds)
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+@pytest.fixture
+def reader(waits: Waits) -> Reader:
+    """One that waits as long as a run does, without its chance."""
+    clock = OutageClock(Backoff(1, 60), 3600.0, lambda: 1.0)
+    return Reader(lambda: cast(ReadingSession, Connection()), clock, waits.note, 3)
+
+
+def dies(after: int, *, settles: int) -> Work:
+    """Work whose connection is lost that often, each time after an answer; the first of them after
+    that many pieces of work were settled.
+    """
+    calls = iter(range(after))
+
+    def work(session: ReadingSession) -> str:
+        session.answers += 1
+        if (number := next(calls, None)) is None:
+            return "done"
+        session.settled += number < settles
+        raise LOST
+
+    return work
+
+
+def test_a_connection_that_is_lost_again_and_again_while_work_gets_done_is_waited_for(
+    reader: Reader,
+) -> None:
+    assert reader.do(dies(5 * FRUITLESS, settles=5 * FRUITLESS)) == "done"
+
+
+def test_one_that_gets_nothing_done_is_tried_more_rarely_and_not_for_ever(
+    reader: Reader, waits: Waits
+) -> None:
+    with pytest.raises(RemoteUnreachable) as caught:
+        reader.do(dies(5 * FRUITLESS, settles=0))
+    assert f"{FRUITLESS} connections" in caught.value.detail
+    assert "status 255" in caught.value.detail
+    assert len(waits) == FRUITLESS - 1
+    assert waits == sorted(waits)
+    assert waits[-1] > waits[0]
+
+
+def test_what_is_done_in_the_end_makes_up_for_all_that_was_lost(
+    reader: Reader, waits: Waits
+) -> None:
+    for _ in range(3):
+        assert reader.do(dies(FRUITLESS - 1, settles=0)) == "done"
+    assert waits[0] == waits[FRUITLESS - 1]

@@ -1,0 +1,260 @@
+"""What `status` and `--dry-run` print: the same figures for people and for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import pytest
+from rich.console import Console
+
+from ntt_backup.audit.scan import ScanResult
+from ntt_backup.blobdir.walk import StrayKind
+from ntt_backup.catalog.dump_history import DumpRun
+from ntt_backup.catalog.history import Run
+from ntt_backup.catalog.range_locks import Holder
+from ntt_backup.catalog.stats import PendingEstimate, Totals
+from ntt_backup.config import Settings
+from ntt_backup.ui import status
+
+TOTALS = Totals(
+    pending=1200,
+    copied=3_400_000,
+    failed=3,
+    pending_bytes=5_000_000,
+    copied_bytes=7_000_000_000,
+    failed_bytes=12,
+    unsized=4,
+    without_blobid=2,
+    failed_by_reason={"missing": 2, "wrong-size": 1},
+    pending_by_reason={"remote-missing": 5},
+)
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+
+
+def a_run(**changes: Any) -> Run:
+    values: dict[str, Any] = {
+        "run_id": UUID(int=7),
+        "target": "remote",
+        "host": "alpha",
+        "pid": 4711,
+        "strategy": "tar",
+        "workers": 4,
+        "started_at": NOW,
+        "updated_at": NOW + timedelta(minutes=1),
+        "ended_at": NOW + timedelta(minutes=2),
+        "outcome": "done",
+        "exit_code": 0,
+        "copied": 10,
+        "failed": 0,
+        "bytes": 1000,
+        "read_at": NOW + timedelta(minutes=1, seconds=40),
+    }
+    return Run(**{**values, **changes})
+
+
+A_DUMP = DumpRun(NOW, NOW, "20260304T050607Z-0badcafe.dump", 3_000_000_000, "ab" * 32, "")
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def drawn(
+    last: Run | None = None,
+    holders: list[Holder] | None = None,
+    totals: Totals = TOTALS,
+    dumps: list[DumpRun] | None = None,
+    width: int = 200,
+) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(status.status_table("remote", totals, last, dumps or [], holders or []))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def test_a_narrow_terminal_loses_nothing_of_why_a_dump_failed() -> None:
+    why = "/opt/postgresql/client/of/a/vendor/bin/pg_dump is version 16.14; the server has 18"
+    shown = drawn(dumps=[replace(A_DUMP, name="", error=why)], width=40)
+    assert why.replace(" ", "") in re.sub(r"\s", "", shown)
+
+
+def test_the_json_is_plain_and_complete() -> None:
+    holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
+    said = json.loads(json.dumps(status.status_json("remote", TOTALS, a_run(), [A_DUMP], holders)))
+    assert said["target"] == "remote"
+    assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
+    assert said["pending_bytes"] == 5_000_000
+    assert said["failed_by_reason"] == {"missing": 2, "wrong-size": 1}
+    assert said["pending_by_reason"] == {"remote-missing": 5}
+    assert said["last_run"]["run_id"] == str(UUID(int=7))
+    assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
+    assert said["last_run"]["read_at"] == "2026-03-04T05:07:47Z"
+    assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
+    assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
+
+
+def test_the_json_of_a_catalog_without_runs() -> None:
+    assert status.status_json("remote", TOTALS, None, [], [])["last_run"] is None
+
+
+def test_a_person_sees_the_last_dump_and_a_later_failure() -> None:
+    failed = DumpRun(NOW + timedelta(days=1), NOW, "", 0, "", "pg_dump failed: no such table")
+    text = drawn(a_run(), dumps=[A_DUMP, failed])
+    assert "2026-03-04 05:06 UTC: 20260304T050607Z-0badcafe.dump, 3.0 GB" in text
+    assert "2026-03-05 05:06 UTC: FAILED, pg_dump failed: no such table" in text
+    assert re.search(r"last dump +none", drawn(a_run(), dumps=[failed]))
+
+
+def test_a_person_reads_the_same_figures() -> None:
+    text = drawn(a_run())
+    for words in ("1,200 blobs", "3,400,000 blobs", "2 missing", "1 wrong-size", "4 pending blobs"):
+        assert words in text
+    assert "2 rows have no blobid" in text
+    assert "2026-03-04 05:06 UTC on alpha: done (exit code 0), 10 copied" in text
+
+
+def test_a_run_without_an_end_says_how_old_its_figures_are() -> None:
+    text = drawn(a_run(ended_at=None, outcome=None, exit_code=None))
+    assert "PID 4711: no end yet; as of 40 s ago 10 copied, 0 failed, 1.0 kB" in text
+
+
+@pytest.mark.parametrize(("zone", "shown"), [("Asia/Kolkata", "10:36 IST"), ("UTC", "05:06 UTC")])
+def test_a_person_reads_local_times_and_a_program_utc(
+    monkeypatch: pytest.MonkeyPatch, zone: str, shown: str
+) -> None:
+    """Whatever the zone of the database's session."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    theirs = NOW.astimezone(timezone(timedelta(hours=-5)))
+    assert f"2026-03-04 {shown} on alpha" in drawn(a_run(started_at=theirs))
+    said = status.status_json("remote", TOTALS, a_run(started_at=theirs), [], [])
+    assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
+
+
+def test_what_is_estimated_is_called_so() -> None:
+    totals = replace(TOTALS, pending=41_930_647, estimated=("pending", "pending_bytes", "unsized"))
+    text = drawn(totals=totals)
+    assert "about 41,900,000 blobs, 5.0 MB" in text
+    assert "about 4 pending blobs have no size" in text
+    assert "`ntt-backup-remote status --exact` counts" in text
+    assert "about 3,400,000" not in text
+    said = status.status_json("remote", totals, None, [], [])
+    assert (said["pending"], said["estimated"]) == (41_930_647, totals.estimated)
+    assert "about" not in drawn()
+
+
+def test_a_catalog_that_no_run_has_seen() -> None:
+    assert "none" in drawn()
+
+
+def test_holders_are_told_with_their_ranges_and_many_are_cut_short() -> None:
+    few = [Holder(index, "h/0", 5) for index in (0, 255)]
+    many = [Holder(index, "h/1", 6) for index in range(1, 101)]
+    text = drawn(holders=[*few, *many])
+    assert "h/0 (PID 5): ranges 00 ff" in text
+    assert "and 84 more" in text
+
+
+def test_words_from_the_catalog_cannot_steer_the_terminal() -> None:
+    text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5)])
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_words_from_the_catalog_are_no_markup() -> None:
+    totals = replace(TOTALS, failed_by_reason={"[/reason] :bomb:": 1})
+    run = a_run(host="[/host]", outcome="[bold]odd")
+    text = drawn(run, [Holder(1, "[/who]", 5)], totals)
+    for words in ("1 [/reason] :bomb:", "on [/host]: [bold]odd", "[/who] (PID 5)"):
+        assert words in text
+
+
+def test_reasons_stand_below_the_state_that_they_explain() -> None:
+    said = [line.split() for line in drawn().splitlines()]
+    names = [line[0] for line in said if line]
+    assert names.index("5") == names.index("pending") + 1
+    assert names.index("failed") + 1 == names.index("2")
+    assert ["5", "remote-missing"] in said
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def settings(**run: Any) -> Settings:
+    return Settings(  # type: ignore[call-arg]
+        source={"root": "/store"},  # type: ignore[arg-type]
+        remote={"host": "vault", "path": "/backup"},  # type: ignore[arg-type]
+        run=run,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(("unsized", "rate"), [(0, None), (7, 12_000_000)])
+def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -> None:
+    text = "\n".join(
+        status.plan_lines(
+            settings(batch_size=500, workers=3, bwlimit=rate),
+            PendingEstimate(12_345, 10**9, unsized, exact=True),
+        )
+    )
+    assert "would send 12,345 blobs" in text
+    assert "/store to vault:/backup/by-hash" in text
+    assert "25 batches of at most 500 blobs" in text
+    assert "by 3 workers, strategy auto" in text
+    assert ("unknown size" in text) is bool(unsized)
+    assert ("12.0 MB/s" in text) is bool(rate)
+
+
+@pytest.mark.parametrize(
+    ("blobs", "bytes_", "batches"),
+    [
+        (0, 0, "0 batches"),
+        (1, 0, "1 batch "),
+        (501, 0, "2 batches"),
+        (1, 3 * 2**28 + 1, "4 batches"),
+    ],
+)
+def test_batches_are_full_of_blobs_or_of_bytes(blobs: int, bytes_: int, batches: str) -> None:
+    pending = PendingEstimate(blobs, bytes_, 0, exact=True)
+    text = "\n".join(status.plan_lines(settings(batch_size=500, batch_bytes=2**28), pending))
+    assert f"in about {batches}" in text
+
+
+def test_a_plan_for_a_large_catalog_is_an_estimate() -> None:
+    pending = PendingEstimate(41_930_647, 17 * 10**12, 0, exact=False)
+    lines = status.plan_lines(settings(), pending)
+    assert lines[0] == "would send about 41,900,000 blobs, 17.0 TB"
+
+
+def test_a_scan_is_told_with_what_it_left_aside() -> None:
+    result = ScanResult(
+        registered=5,
+        known=1000,
+        bytes=700,
+        strays={StrayKind.SYMLINK: 2, StrayKind.NOT_A_BLOBID: 1},
+        directories=256,
+        directory="ff/ff",
+        resumed_from="7f/00",
+        duration_s=61.0,
+    )
+    text = "\n".join(status.scan_lines(result))
+    assert "registered 5 blobs" in text
+    assert "1,000 known before" in text
+    assert "going on after 7f/00" in text
+    assert "2 strays: symlink" in text
+    assert "1 stray: not-a-blobid" in text

@@ -1,0 +1,317 @@
+"""The layouts of the stream protocol: what goes in comes out, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.wire import write_messages
+from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire.write_messages import Exceptional, ProtocolError, Receipt
+
+U32 = st.integers(0, 2**32 - 1)
+DIGEST = st.binary(min_size=32, max_size=32)
+EXCEPTIONS = st.builds(
+    Exceptional,
+    U32,
+    st.integers(write_messages.PRESENT, write_messages.WITHDREW),
+    st.text(max_size=400),
+)
+READERS = [
+    write_messages.read_fields,
+    write_messages.read_receipt,
+    write_messages.read_error,
+    lambda data: write_messages.read_table(memoryview(data)),
+    lambda data: (
+        write_messages.read_part(memoryview(data), write_messages.MAX_RAW)
+        if len(data) >= 5
+        else None
+    ),
+    lambda data: write_messages.read_end(data) if data else None,
+]
+
+
+def payload(frame: bytes) -> bytes:
+    return frame[write_messages.HEADER.size : -write_messages.SUM_BYTES]
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers(-(10**17), 10**18), max_size=8))
+def test_fields_come_back_as_they_went(values: dict[str, str | int]) -> None:
+    assert (
+        write_messages.read_fields(payload(write_messages.fields(write_messages.HELLO, values)))
+        == values
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        "{",
+        '{"a":[1]}',
+        '{"a":{"b":1}}',
+        '{"a":1.5}',
+        '{"a":NaN}',
+        '{"a":null}',
+        '{"a":1,"a":2}',
+        '{"a":' + "9" * 20 + "}",
+        '{"a":' * 3000,
+        "[" * 60_000,
+        "\xff",
+    ],
+)
+def test_fields_that_are_not_flat_are_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        write_messages.read_fields(text.encode("latin-1"))
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=20))
+def test_a_packs_table_comes_back_as_it_went(contents: list[bytes]) -> None:
+    digests = [bytes([index]) * 32 for index in range(len(contents))]
+    raw = write_messages.table(digests, [len(content) for content in contents]) + b"".join(contents)
+
+    joined, sizes, begin = write_messages.read_table(memoryview(raw))
+
+    assert joined == b"".join(digests)
+    assert list(sizes) == [len(content) for content in contents]
+    assert raw[begin:] == b"".join(contents)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\0\0\0",
+        struct.pack("!I", 0),
+        struct.pack("!I", 1),
+        struct.pack("!I", 2**32 - 1) + bytes(100),
+        struct.pack("!I", 1) + bytes(32) + struct.pack("!I", 5) + b"four",
+        struct.pack("!I", 1) + bytes(32) + struct.pack("!I", 4) + b"fives",
+        struct.pack("!I", 1) + bytes(32) + struct.pack("!I", 2**20 + 1) + bytes(2**20 + 1),
+    ],
+    ids=["empty", "short", "none", "no table", "absurd", "too few", "too many", "too large"],
+)
+def test_a_pack_that_does_not_add_up_is_refused(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        write_messages.read_table(memoryview(raw))
+
+
+@given(
+    U32,
+    st.sampled_from([write_messages.SETTLED, write_messages.FAILED]),
+    st.lists(EXCEPTIONS, max_size=20),
+)
+def test_a_receipt_comes_back_with_its_texts_on_one_line(
+    number: int, outcome: int, exceptions: list[Exceptional]
+) -> None:
+    sent = Receipt(number, outcome, write_messages.BLAKE3, 17, exceptions)
+
+    found = write_messages.read_receipt(payload(write_messages.receipt(sent)))
+
+    assert found[:4] == sent[:4]
+    assert [e[:2] for e in found.exceptions] == [e[:2] for e in exceptions]
+    for exception in found.exceptions:
+        assert len(exception.text.encode()) <= 3 * write_messages.MAX_TEXT
+        assert exception.text.isprintable()
+
+
+def test_the_largest_receipt_fits_its_frame() -> None:
+    text = "x" * 1000
+    exceptions = [
+        Exceptional(at, write_messages.REFUSED, text) for at in range(write_messages.MAX_BLOBS)
+    ]
+
+    data = payload(
+        write_messages.receipt(
+            Receipt(1, write_messages.SETTLED, write_messages.SHA256, 0, exceptions)
+        )
+    )
+
+    assert len(data) <= write_messages.MAX_PAYLOAD
+    assert len(write_messages.read_receipt(data).exceptions) == write_messages.MAX_BLOBS
+
+
+@given(DIGEST, st.integers(0, write_messages.MAX_BLOB), st.data())
+def test_a_large_blobs_head_comes_back(digest: bytes, size: int, data: st.DataObject) -> None:
+    offset = data.draw(st.integers(0, size))
+    assert write_messages.read_large(payload(write_messages.large(digest, size, offset))) == (
+        digest,
+        size,
+        offset,
+    )
+
+
+@pytest.mark.parametrize(("size", "offset"), [(5, 6), (2**64 - 1, 0), (2**60 + 1, 0)])
+def test_a_large_blob_that_cannot_be_is_refused(size: int, offset: int) -> None:
+    with pytest.raises(ProtocolError):
+        write_messages.read_large(payload(write_messages.large(bytes(32), size, offset)))
+
+
+@pytest.mark.parametrize("blobs", [0, write_messages.MAX_BLOBS + 1, 2**32 - 1])
+def test_a_batch_of_too_many_blobs_is_refused(blobs: int) -> None:
+    with pytest.raises(ProtocolError):
+        write_messages.read_batch(payload(write_messages.batch(1, blobs, 0)))
+
+
+def test_an_errors_control_characters_are_not_shown() -> None:
+    frame = write_messages.frame(write_messages.ERROR, b"storage\0a\x1b[2Jb\xff")
+    assert write_messages.read_error(payload(frame)) == ("storage", "a?[2Jb\\xff")
+
+
+@given(st.sampled_from(READERS), st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_a_protocol_error(reader: Any, data: bytes) -> None:
+    try:
+        reader(data)
+    except ProtocolError:
+        pass
+    except struct.error:
+        # Shorter than any length that the inbox lets through.
+        assert len(data) < write_messages.TO_CLIENT[write_messages.RECEIPT][0]
+
+
+# --- the inbox
+
+FRAMES = st.lists(
+    st.one_of(
+        st.builds(
+            lambda data: write_messages.frame(write_messages.PING, data),
+            st.binary(min_size=8, max_size=8),
+        ),
+        st.builds(write_messages.numbered, st.just(write_messages.COMMIT), U32),
+        st.builds(
+            lambda size: write_messages.frame(write_messages.PACK, bytes(size)),
+            st.integers(9, 3 * 2**20),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(FRAMES, st.lists(st.integers(1, 2**20), min_size=1))
+def test_frames_come_out_whole_however_they_arrive(sent: list[bytes], cuts: list[int]) -> None:
+    inbox = Inbox(write_messages.TO_RECEIVER)
+    rest = memoryview(b"".join(sent))
+    found = []
+    turn = 0
+    while True:
+        while (frame := inbox.next()) is not None:
+            found.append(write_messages.frame(*frame))
+        if not rest:
+            break
+        space = inbox.space()
+        count = min(cuts[turn % len(cuts)], len(space), len(rest))
+        turn += 1
+        assert count > 0
+        space[:count] = rest[:count]
+        rest = rest[count:]
+        inbox.filled(count)
+
+    assert found == sent
+    assert inbox.waiting == 0
+
+
+def test_only_as_much_of_the_buffer_is_used_as_frames_need() -> None:
+    """Reads of 64 KiB that end anywhere within frames of 1 MiB; the whole buffer is nine times as
+    large, and would not stay in a processor's cache.
+    """
+    inbox = Inbox(write_messages.TO_RECEIVER)
+    whole = len(inbox.space())
+    frame = write_messages.frame(write_messages.PACK, bytes(2**20))
+    stream = memoryview(frame * 20)
+    least = whole
+    while stream:
+        space = inbox.space()
+        least = min(least, len(space))
+        count = min(2**16 - 1, len(stream))
+        space[:count] = stream[:count]
+        stream = stream[count:]
+        inbox.filled(count)
+        while inbox.next() is not None:
+            pass
+    assert whole - least < len(frame) + 2**17
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        (0, 0),
+        (31, 8),
+        (255, 0),
+        (write_messages.READY, 2),
+        (write_messages.PACK, 2**32 - 1),
+        (write_messages.PACK, write_messages.MAX_PAYLOAD + 1),
+        (write_messages.HELLO, write_messages.MAX_FIELDS + write_messages.SUM_BYTES + 1),
+        (write_messages.PING, 8),
+        (write_messages.BYE, 0),
+        (write_messages.BYE, write_messages.SUM_BYTES + 1),
+        (write_messages.COMMIT, 0),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused_before_its_payload(kind: int, length: int) -> None:
+    inbox = Inbox(write_messages.TO_RECEIVER)
+    header = write_messages.head(kind, length)
+    inbox.space()[: len(header)] = header
+    inbox.filled(len(header))
+
+    with pytest.raises(ProtocolError):
+        inbox.next()
+
+
+@pytest.mark.parametrize(
+    ("frame", "lengths"),
+    [
+        (write_messages.numbered(write_messages.COMMIT, 7), write_messages.TO_RECEIVER),
+        (write_messages.large(bytes(32), 3, 0), write_messages.TO_RECEIVER),
+        (write_messages.end(write_messages.COMPLETE), write_messages.TO_RECEIVER),
+        (write_messages.frame(write_messages.BYE), write_messages.TO_RECEIVER),
+        (
+            write_messages.receipt(
+                Receipt(5, 0, 0, 3, [Exceptional(2, write_messages.REFUSED, "why")])
+            ),
+            write_messages.TO_CLIENT,
+        ),
+        (write_messages.offset(5, bytes(32)), write_messages.TO_CLIENT),
+    ],
+)
+def test_a_frame_with_any_one_bit_altered_is_no_frame(
+    frame: bytes, lengths: dict[int, tuple[int, int]]
+) -> None:
+    for bit in range(8 * len(frame)):
+        altered = bytearray(frame)
+        altered[bit // 8] ^= 1 << bit % 8
+        inbox = Inbox(lengths)
+        inbox.space()[: len(altered)] = altered
+        inbox.filled(len(altered))
+        try:
+            found = inbox.next()
+        except ProtocolError:
+            continue
+        # Its length grew: it waits for more, and its check will then not fit either. Or what it is
+        # now is content, whose own checks are the receiver's.
+        assert found is None or found[0] in write_messages.CONTENT, bit
+
+
+def test_every_type_has_one_number_and_one_direction() -> None:
+    assert not set(write_messages.TO_RECEIVER) & set(write_messages.TO_CLIENT)
+    assert len(write_messages.TO_RECEIVER) == 12
+    assert len(write_messages.TO_CLIENT) == 8
+
+
+def test_what_the_document_says_of_the_limits() -> None:
+    # The numbers stand in docs/protocol.md; a change here is a change there.
+    assert write_messages.MAX_PAYLOAD == 8 * 2**20 + 4096
+    assert write_messages.MAX_RAW == 8 * 2**20
+    assert write_messages.PACK_BYTES == write_messages.MAX_CHUNK == 2**20
+    assert (write_messages.MAX_BLOBS, write_messages.MAX_UNSETTLED, write_messages.MAX_TEXT) == (
+        100_000,
+        8,
+        300,
+    )
+    assert json.loads(payload(write_messages.fields(write_messages.READY, {"a": 1}))) == {"a": 1}
