@@ -51,6 +51,11 @@ def parts(whole: BlobRange) -> tuple[BlobRange, ...]:
     )
 
 
+def part(index: int) -> BlobRange:
+    """The part of a range that has this index."""
+    return parts(prefix_ranges()[whole_of(index)])[(index - RANGES) % PARTS]
+
+
 def whole_of(index: int) -> int:
     """The index of the range that this is a part of; its own, where it is no part."""
     return index if index < RANGES else (index - RANGES) // PARTS

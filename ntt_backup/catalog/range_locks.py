@@ -18,6 +18,10 @@ that is held in parts is simply taken.
 At most one range is open at a time. Exhausted ones stay locked while their blobs are under way,
 else another worker would send them again. A range that is claimed again starts at its beginning,
 since blobs may have been inserted behind the cursor.
+
+A range that was emptied is full of dead rows until vacuum comes, and all of them are walked before
+it is known to be empty. So no statement looks into more than one range without a time limit; where
+it is reached, ranges are looked into one by one, over as many calls as that takes.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,10 +38,10 @@ from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.model import Blob, BlobRange
-from ntt_backup.planner import RANGES, WORTH_SHARING, parts, prefix_ranges, whole_of
+from ntt_backup.planner import RANGES, WORTH_SHARING, part, parts, prefix_ranges, whole_of
 
 # How long a search may take before its caller is asked whether anything else is to be done.
-_SEARCH_MILLISECONDS: Final = 500
+_SEARCH_SECONDS: Final = 0.5
 
 
 def lock_class(name: str) -> int:
@@ -59,6 +62,15 @@ class Holder:
     pid: int
 
 
+@dataclass(slots=True)
+class _Search:
+    """The ranges that are still to be looked into. held: also those that somebody holds."""
+
+    left: Sequence[BlobRange] = ()
+    held: bool = False
+    one_by_one: bool = False
+
+
 class Claims:
     """The ranges that one connection holds, whose settings it may change.
 
@@ -71,8 +83,9 @@ class Claims:
         self._conn = conn
         self._class = lock_class(target)
         self._ranges = [ranges[index] for index in order]
-        self._unsearched = 0
-        self._one_by_one = False
+        self._wholes = _Search()
+        self._theirs = _Search()
+        self._all = _Search()
         self._held: set[int] = set()
         self._open: Cursor | None = None
         self._ahead: tuple[BlobRange, ...] = ()
@@ -83,7 +96,7 @@ class Claims:
     @property
     def searching(self) -> bool:
         """Whether the last `take` ended before it had looked into all free ranges."""
-        return self._unsearched > 0
+        return bool(self._wholes.left or self._theirs.left)
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
         """Up to limit pending blobs, each with its range's index; [] when nothing free is left, or
@@ -92,7 +105,7 @@ class Claims:
         Goes on in the open range, then claims free ranges until limit is reached. Blobs of a range
         come in the catalog's order. Each blob is handed out once for a claim.
         """
-        deadline = time.monotonic() + _SEARCH_MILLISECONDS / 1000
+        deadline = time.monotonic() + _SEARCH_SECONDS
         with translated(self._conn, "claim blobs"):
             taken: list[tuple[Blob, int]] = []
             while len(taken) < limit:
@@ -121,10 +134,18 @@ class Claims:
         if self._open and self._open.range.index in freed:
             self._open = None
 
-    def any_pending(self) -> bool:
-        """Whether the catalog has a pending blob, claimed by anyone or not."""
+    def any_pending(self) -> bool | None:
+        """Whether the catalog has a pending blob, claimed by anyone or not; None while that is not
+        known: the next call goes on.
+        """
+        deadline = time.monotonic() + _SEARCH_SECONDS
         with translated(self._conn, "look for pending blobs"):
-            return bool(self._run("first_pending", {}))
+            if not self._all.left:
+                self._all = _Search(prefix_ranges(), held=True)
+            if self._find(self._all, 1, deadline):
+                self._all = _Search()
+                return True
+        return None if self._all.left else False
 
     def listen(self) -> None:
         """Have inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
@@ -149,15 +170,19 @@ class Claims:
         """Lock what is to be read next: more of the range that we hold in parts, or what is free,
         or parts of what others share; [] when there is none, or the search is not over.
         """
-        if cursors := self._claim_parts(self._ahead, limit):
+        if self._ahead and (cursors := self._lock_parts(self._look(self._ahead, limit))):
             return cursors
-        if cursors := self._claim(limit, deadline):
-            return self._share(cursors, limit)
-        if self.searching:
-            return []
-        shared = {index for (index,) in self._run("shared_ranges", {})}
-        theirs = (parts(one) for one in self._ranges if one.index in shared)
-        return self._claim_parts([one for some in theirs for one in some], limit)
+        if not self._theirs.left:
+            if cursors := self._claim(limit, deadline):
+                return self._share(cursors, limit)
+            if self._wholes.left:
+                return []
+            shared = {index for (index,) in self._run("shared_ranges", {})}
+            theirs = [parts(one) for one in self._ranges if one.index in shared]
+            self._theirs = _Search([one for some in theirs for one in some])
+        if found := self._find(self._theirs, limit, deadline):
+            self._theirs = _Search()
+        return self._lock_parts(found)
 
     def _share(self, cursors: list[Cursor], limit: int) -> list[Cursor]:
         """Of ranges that were just locked, hold the last one in parts where it has much more than
@@ -169,32 +194,32 @@ class Claims:
         ((much,),) = self._run("any_beyond", enough)
         if not much:
             return cursors
-        begun = self._claim_parts(parts(whole), limit)
+        begun = self._lock_parts(self._look(parts(whole), limit))
         self.release([whole.index])
         return others + begun
 
-    def _claim_parts(self, candidates: Sequence[BlobRange], limit: int) -> list[Cursor]:
-        """Lock parts of ranges that together have about limit pending blobs; [] where none is free,
-        or others were quicker.
-        """
-        free = [one for one in candidates if one.index not in self._held]
-        found = self._run("free_ranges", {**bounds(free), "limit": limit}) if free else []
-        rows = self._run("lock_parts", _of_parts(index for (index,) in found)) if found else []
+    def _lock_parts(self, found: Sequence[int]) -> list[Cursor]:
+        """Lock parts of ranges, and note which are ahead; [] where others were quicker with all."""
+        rows = self._run("lock_parts", _of_parts(found)) if found else []
         got = {index for (index,) in rows}
         self._held |= got
-        begun = [one for one in free if one.index in got]
+        begun = [part(index) for index in found if index in got]
         self._ahead = ()
         if begun:
-            whole = prefix_ranges()[whole_of(begun[-1].index)]
-            self._ahead = tuple(one for one in parts(whole) if one.index > begun[-1].index)
+            last = begun[-1].index
+            whole = prefix_ranges()[whole_of(last)]
+            self._ahead = tuple(one for one in parts(whole) if one.index > last)
         return [Cursor(one) for one in begun]
 
     def _claim(self, limit: int, deadline: float) -> list[Cursor]:
-        """Lock free ranges that have pending blobs, about limit of them; [] when there are none.
+        """Lock free ranges that have pending blobs, about limit of them; [] when there are none, or
+        the search is not over.
 
         What is found free may be taken by another before we lock it; then it is not found again.
         """
-        while found := self._find_free(limit, deadline):
+        if not self._wholes.left:
+            self._wholes = _Search(self._ranges)
+        while found := self._find(self._wholes, limit, deadline):
             rows = self._run("lock_ranges", {"indexes": found})
             got = {index for (index,) in rows}
             self._held |= got
@@ -202,36 +227,31 @@ class Claims:
                 return self._begin(got)
         return []
 
-    def _find_free(self, limit: int, deadline: float) -> list[int]:
-        """Look into the ranges in turn, until then.
-
-        A range that was emptied is full of dead rows until vacuum comes, and all of them are walked
-        before it is known to be empty. Where that takes too long for all ranges at once, they are
-        looked into one by one.
-        """
-        if not self._unsearched:
-            self._unsearched, self._one_by_one = len(self._ranges), False
-        while self._unsearched and time.monotonic() < deadline:
-            some = self._ranges[: 1 if self._one_by_one else self._unsearched]
-            candidates = [one for one in some if one.index not in self._held]
-            found = self._look(candidates, limit)
-            if found:
-                return found
-            if found is None:
-                self._one_by_one = True
+    def _find(self, search: _Search, limit: int, deadline: float) -> list[int]:
+        """Go on with a search until the deadline; the first ranges that it finds, or []."""
+        while search.left and time.monotonic() < deadline:
+            some = search.left[: 1 if search.one_by_one else None]
+            try:
+                with self._conn.transaction():
+                    if not search.one_by_one:
+                        limited = int(_SEARCH_SECONDS * 1000)
+                        configure(self._conn, "statement_timeout", limited, local=True)
+                    found = self._look(some, limit, held=search.held)
+            except errors.QueryCanceled:
+                if search.one_by_one:
+                    raise
+                search.one_by_one = True
             else:
-                self._ranges = self._ranges[len(some) :] + self._ranges[: len(some)]
-                self._unsearched -= len(some)
+                if found:
+                    return found
+                search.left = search.left[len(some) :]
         return []
 
-    def _look(self, candidates: Sequence[BlobRange], limit: int) -> list[int] | None:
-        """Those that are free and have pending blobs; None where it takes too long."""
-        with suppress(errors.QueryCanceled), self._conn.transaction():
-            if not self._one_by_one:
-                configure(self._conn, "statement_timeout", _SEARCH_MILLISECONDS, local=True)
-            rows = self._run("free_ranges", {**bounds(candidates), "limit": limit})
-            return [index for (index,) in rows]
-        return None
+    def _look(self, ranges: Sequence[BlobRange], limit: int, *, held: bool = False) -> list[int]:
+        """Those that are free, or held too, and have pending blobs; no more than limit takes."""
+        locks = None if held else self._class
+        rows = self._run("free_ranges", {**bounds(ranges), "limit": limit, "class": locks})
+        return [index for (index,) in rows]
 
     def _begin(self, indexes: set[int]) -> list[Cursor]:
         """The ranges from their beginnings, in order; the next search starts after the last one."""
@@ -239,7 +259,7 @@ class Claims:
         cursors = [Cursor(self._ranges[nth]) for nth in places]
         after = places[-1] + 1
         self._ranges = self._ranges[after:] + self._ranges[:after]
-        self._unsearched = 0
+        self._wholes = _Search()
         return cursors
 
     def _read(self, cursors: Sequence[Cursor], limit: int) -> list[tuple[Blob, int]]:

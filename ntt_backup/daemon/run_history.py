@@ -66,8 +66,11 @@ class RunBook:
         self._started = True
 
     def any_pending(self) -> bool:
-        """Whether there is anything to send; never a full count. Raises CatalogError."""
-        return Claims(self._open(), self._settings.target, range(RANGES)).any_pending()
+        """Whether there is anything to send, as far as that is known in a moment: else the workers
+        find out. Raises CatalogError.
+        """
+        claims = Claims(self._open(), self._settings.target, range(RANGES))
+        return claims.any_pending() is not False
 
     def count(self, progress: Progress, now: float) -> None:
         """Find out how much is pending, if it is time to: sooner where the last look tells little.

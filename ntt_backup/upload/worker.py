@@ -313,7 +313,9 @@ class Worker:
         claims = self._open_catalog().claims
         if claims.searching:
             return
-        pending = claims.any_pending()
+        while (pending := claims.any_pending()) is None:
+            if self._line.stopping:
+                return
         if not pending:
             self._line.emit("drained")
         if not pending and not self._watch:

@@ -29,7 +29,13 @@ from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.planner import WORTH_SHARING, claim_order, prefix_ranges, range_name
+from ntt_backup.planner import (
+    WORTH_SHARING,
+    claim_order,
+    prefix_ranges,
+    range_name,
+    whole_of,
+)
 from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS
 
 EVERYWHERE = range(256)
@@ -195,7 +201,7 @@ def test_a_range_that_was_emptied_before_we_locked_it_is_given_back(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(catalog, "0a")
-    monkeypatch.setattr(Claims, "_find_free", lambda *_: [9, 10, 11])
+    monkeypatch.setattr(Claims, "_find", lambda *_: [9, 10, 11])
 
     assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
 
@@ -213,30 +219,92 @@ def test_few_blobs_over_all_ranges_fill_one_batch_with_few_queries(catalog: Conn
     assert claims.exhausted() == set(EVERYWHERE)
 
 
-def test_a_search_among_dead_rows_has_pauses_and_finds_what_is_there(
-    catalog: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here every range takes too long, and all of them at once far too long."""
-    add(catalog, "80a", "ffa")
-    monkeypatch.setattr(range_locks, "_SEARCH_MILLISECONDS", 1)
+@pytest.fixture
+def crawling(catalog: Connection, monkeypatch: pytest.MonkeyPatch) -> Claims:
+    """Claims that take too long to look into any range, and fail a test where they look into
+    several at once without a limit.
+    """
+    monkeypatch.setattr(range_locks, "_SEARCH_SECONDS", 0.001)
     claims = Claims(catalog, "remote", EVERYWHERE)
     really = claims._run
 
-    def slowly(name: str, values: dict[str, object]) -> list[tuple[object, ...]]:
+    def slowly(name: str, values: dict[str, Any]) -> list[tuple[object, ...]]:
         if name == "free_ranges":
-            rows = catalog.execute("select pg_sleep(0.002 * %s)", [len(values["indexes"])])  # type: ignore[arg-type]
-            rows.fetchall()
+            wholes = {whole_of(index) for index in values["indexes"]}
+            catalog.execute("select pg_sleep(%s)", [1 if len(wholes) > 1 else 0.002])
+            assert len(wholes) <= 1, "looked into several ranges to the end"
         return really(name, values)
 
     monkeypatch.setattr(claims, "_run", slowly)
-    taken, calls = [], 0
-    while not calls or claims.searching:
+    return claims
+
+
+def take_to_the_end(claims: Claims) -> tuple[list[str], int]:
+    """All that it gives, and in how many calls."""
+    taken: list[str] = []
+    calls = 0
+    while (some := ids(claims.take(100))) or claims.searching:
+        taken += some
         calls += 1
-        taken += ids(claims.take(10))
+    return taken, calls
+
+
+def test_a_search_among_dead_rows_has_pauses_and_finds_what_is_there(
+    catalog: Connection, crawling: Claims
+) -> None:
+    add(catalog, "80a", "ffa")
+
+    taken, calls = take_to_the_end(crawling)
 
     assert taken == ["80a", "ffa"]
     assert calls > 100
     assert catalog.execute("show statement_timeout").fetchall() == [("0",)]
+
+
+def test_a_search_among_dead_rows_in_parts_of_others_has_pauses(
+    catalog: Connection, catalog_url: str, crawling: Claims
+) -> None:
+    with connect(catalog_url, "first") as first, connect(catalog_url, "second") as second:
+        for conn, prefix in ((first, "ab"), (second, "cd")):
+            add_prefixed(catalog, prefix, 1000)
+            theirs = Claims(conn, "remote", [int(prefix, 16)])
+            while not theirs.take(100):
+                assert theirs.searching
+        free = [f"{prefix}{last}" for prefix in ("ab", "cd") for last in "ef"]
+
+        taken, calls = take_to_the_end(crawling)
+
+        assert {one[:3] for one in taken} >= set(free)
+        assert len(taken) == len(set(taken))
+        assert calls > 10
+
+
+def test_a_search_that_another_limit_cuts_short_is_an_error_and_does_not_go_on_for_ever(
+    catalog: Connection, crawling: Claims
+) -> None:
+    catalog.execute("set statement_timeout = 1")
+
+    with pytest.raises(CatalogUnavailable, match="claim blobs") as raised:
+        take_to_the_end(crawling)
+
+    assert "statement_timeout" in raised.value.hint
+
+
+def test_the_question_for_anything_pending_has_pauses_among_dead_rows(
+    catalog: Connection, other: Connection, crawling: Claims
+) -> None:
+    add(catalog, "ffa")
+    Claims(other, "remote", EVERYWHERE).take(10)
+
+    answers = []
+    for _ in range(2):
+        answers.append([crawling.any_pending()])
+        while answers[-1][-1] is None:
+            answers[-1].append(crawling.any_pending())
+        Ledger(catalog, "remote").record([Blob("ffa")], [])
+
+    assert [some[-1] for some in answers] == [True, False]
+    assert all(len(some) > 100 for some in answers)
 
 
 def queries_of(conn: Connection) -> int:

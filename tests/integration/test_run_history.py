@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import Connection, last_run
+from ntt_backup.catalog import Claims, Connection, last_run
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress
@@ -38,6 +38,14 @@ def book(catalog_url: str, tmp_path: Path) -> Iterator[RunBook]:
     made.start("tar")
     yield made
     made.end(Progress(0.0, 1).snapshot(1.0), "done", 0)
+
+
+@pytest.mark.parametrize("known", [True, False, None])
+def test_what_is_not_known_in_a_moment_is_left_to_the_workers(
+    book: RunBook, monkeypatch: pytest.MonkeyPatch, known: bool | None
+) -> None:
+    monkeypatch.setattr(Claims, "any_pending", lambda _: known)
+    assert book.any_pending() is (known is not False)
 
 
 @pytest.mark.parametrize("table", ["blobs", "ntt_backup.runs"])

@@ -48,6 +48,8 @@ class FakeCatalog:
         self.locks: dict[int, FakeCatalogSession] = {}
         self.connections = 0
         self.searches = 0  # takes that end before they have found anything
+        self.looks = 0  # questions for anything pending that end before that is known
+        self.on_look: Callable[[], object] = lambda: None
         self.notify, self.notified = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def connect(self) -> FakeCatalogSession:
@@ -116,9 +118,11 @@ class FakeCatalogSession:
     def searching(self) -> bool:
         return self._catalog.searches > 0
 
-    def any_pending(self) -> bool:
+    def any_pending(self) -> bool | None:
         self._work("look")
-        return bool(self._catalog.pending)
+        self._catalog.on_look()
+        self._catalog.looks -= 1
+        return bool(self._catalog.pending) if self._catalog.looks < 0 else None
 
     def fileno(self) -> int:
         return self._catalog.notify

@@ -411,6 +411,31 @@ def test_a_long_search_goes_on_without_a_wait_and_ends_no_work() -> None:
     assert "idle" not in states
 
 
+def test_what_is_not_known_to_be_pending_is_asked_again_and_ends_no_work() -> None:
+    made = scene(20)
+    made.catalog.looks = 5
+    states: list[str] = []
+    made.line.on_state = states.append
+    made.worker().run()
+    made.assert_done()
+    assert made.catalog.looks < 0
+    assert "idle" not in states
+
+
+def test_a_stop_ends_the_question_whether_anything_is_pending() -> None:
+    made = scene(20)
+    made.catalog.looks = 1_000_000
+
+    def stop() -> None:
+        made.line.stopping = True
+
+    made.catalog.on_look = stop
+    made.worker().run()
+    made.assert_done()
+    assert made.catalog.looks > 0
+    assert made.line.of("drained") == []
+
+
 def test_a_word_from_the_coordinator_ends_a_long_wait(stop_pipe: tuple[int, int]) -> None:
     made = scene(10, remote=["remote away"])
     made.line.fd, writer = stop_pipe

@@ -6,7 +6,7 @@
 -- name: free_ranges
 -- Of the given ranges, those that nobody holds and that have pending blobs: in the given order,
 -- only as many as it takes to fill `limit`. One probe of the index for a range without pending
--- blobs.
+-- blobs. Without a class nobody holds any.
 --
 -- In two steps, and the second without an order of its own: else the planner, where its statistics
 -- know of few pending blobs, would look into every range and sort what it found.
@@ -114,10 +114,6 @@ cross join lateral (
 ) as b
 order by r.nth, b.blobid
 limit %(limit)s;
-
--- name: first_pending
--- One pending blob, if there is any. Asked for in order, so that the planner walks the index.
-select blobid from blobs where {pending} and blobid is not null order by blobid limit 1;
 
 -- name: listen
 -- Has the server tell us when blobs are inserted (see `notify_trigger`).
