@@ -29,6 +29,7 @@ from ntt_backup.planner import (
     claim_order,
     cut,
     eta_seconds,
+    part,
     parts,
     prefix_ranges,
     range_name,
@@ -88,6 +89,7 @@ def test_every_range_and_part_has_an_index_and_a_name_of_its_own() -> None:
     assert [whole_of(one.index) for one in wholes] == list(range(RANGES))
     for whole in wholes:
         assert {whole_of(one.index) for one in parts(whole)} == {whole.index}
+        assert [part(one.index) for one in parts(whole)] == list(parts(whole))
         assert all(range_name(one.index)[:2] == range_name(whole.index) for one in parts(whole))
 
 
