@@ -32,7 +32,7 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.check_results import record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
-from tests.integration.test_claim import MALFORMED, add, add_hashes, allow_null
+from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
 
 TARGET = "remote"
 
