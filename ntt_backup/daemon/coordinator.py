@@ -137,18 +137,13 @@ class _Run:
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
-                    found = preflight.require(
-                        self._settings,
-                        self._run_id,
-                        watch=self._watch,
-                        between=self._between_steps,
-                    )
+                    strategy, warnings = self._look_around()
                 if clock.attempt:
                     away = round(clock.lasted(time.monotonic()), 3)
                     self._tell("outage_end", what="preflight", duration_s=away)
-                for warning in found.warnings:
+                for warning in warnings:
                     self._tell("warning", reason=warning)
-                return found.strategy
+                return strategy
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
                 may_pass = error.retryable or isinstance(error, SourceError)
@@ -168,16 +163,34 @@ class _Run:
                 self._sit_out(wait_s)
         return None
 
-    def _between_steps(self, pending: bool, strategy: str | None) -> None:
-        """Workers connect to the remote while the preflight looks around there."""
-        self._systemd.notify("WATCHDOG=1")
-        if pending:
-            self._look()
-        if pending and strategy is not None:
-            self._hire(strategy)
-            for worker in self._workers:
-                with suppress(OSError):  # Then it is started in its turn.
-                    worker.prepare()
+    def _look_around(self) -> tuple[str, list[str]]:
+        """The strategy to send by, and the warnings of the preflight; raises the error of the first
+        step that fails. Workers connect to the remote while the preflight looks around on it.
+        """
+        warnings = []
+        with preflight.Look(
+            self._settings, self._run_id, try_out=self._watch, prepare=True, patient=self._watch
+        ) as look:
+            for step in look.steps():
+                if step.error is not None:
+                    raise step.error
+                if step.warning:
+                    warnings.append(f"{step.name}: {step.warning}")
+                self._systemd.notify("WATCHDOG=1")
+                if look.pending:
+                    self._look()
+                    if look.strategy is not None:
+                        self._prepare_workers(look.strategy)
+        if look.lingers:
+            warnings.append(f"login: {preflight.LINGERS}")
+        assert look.strategy is not None  # Every step passed.
+        return look.strategy, warnings
+
+    def _prepare_workers(self, strategy: str) -> None:
+        self._hire(strategy)
+        for worker in self._workers:
+            with suppress(OSError):  # Then it is started in its turn.
+                worker.prepare()
 
     def _hire(self, strategy: str) -> None:
         """Have the workers, and let those that are still to be started send by this strategy."""

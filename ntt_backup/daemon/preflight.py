@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Final, Self
 
 import humanize
 
@@ -50,7 +50,7 @@ _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
 _ID_SHOWN: Final = 64
-_LINGERS: Final = (
+LINGERS: Final = (
     "something that the remote account starts at every login keeps each connection open after its"
     " end, which costs two seconds each; have it started with </dev/null >/dev/null 2>&1"
 )
@@ -66,54 +66,16 @@ class Step:
     error: BackupError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What a run takes from its preflight: the strategy to send by, and the steps' warnings."""
-
-    strategy: str
-    warnings: list[str]
-
-
 def check(settings: Settings) -> Iterator[Step]:
-    """All steps, as they are done; none raises. Changes nothing, here or there."""
+    """Yields every step as it is done; none raises, and nothing is changed on either side."""
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
-    look = _Look(settings, f"check-{os.getpid()}", try_out=True, prepare=False, patient=False)
-    try:
+    with Look(settings, f"check-{os.getpid()}", try_out=True, prepare=False, patient=False) as look:
         yield from look.steps()
-    finally:
-        look.close()
     if look.lingers:
-        yield Step("login", warning=_LINGERS)
+        yield Step("login", warning=LINGERS)
     yield _guarded("versions", _versions)
     yield _guarded("dump", lambda: _dump(settings, reached=look.strategy is not None))
-
-
-def require(
-    settings: Settings, run_id: str, *, watch: bool, between: Callable[[bool, str | None], None]
-) -> Findings:
-    """What a run needs, its own lock and log apart. Raises the first step's error.
-
-    A run that has nothing to send and will end tries out no transfer. by-hash on the remote is made
-    where it is missing and nothing was copied yet. between is called between steps, with whether
-    there is something to send, as far as is known, and by which strategy once the remote was
-    reached.
-    """
-    warnings = []
-    look = _Look(settings, run_id, try_out=watch, prepare=True, patient=watch)
-    try:
-        for step in look.steps():
-            if step.error is not None:
-                raise step.error
-            if step.warning:
-                warnings.append(f"{step.name}: {step.warning}")
-            between(look.pending, look.strategy)
-    finally:
-        look.close()
-    if look.lingers:
-        warnings.append(f"login: {_LINGERS}")
-    assert look.strategy is not None  # Every step passed.
-    return Findings(look.strategy, warnings)
 
 
 def require_known(catalog: Connection, settings: Settings) -> None:
@@ -135,11 +97,14 @@ def require_known(catalog: Connection, settings: Settings) -> None:
     )
 
 
-class _Look:
-    """One look around: what later steps need of earlier ones is kept here.
+class Look:
+    """The steps that a check and the start of a run have in common, taken one after the other.
 
-    try_out: send trial blobs also where nothing is pending. prepare: make by-hash if need be.
-    patient: blobs may be registered later, so that a catalog without any is no error.
+    try_out: send trial blobs also where nothing is pending. prepare: make by-hash on the remote
+    where it is missing and nothing was copied yet. patient: blobs may be registered later, so that
+    a catalog without any is no error. Between two steps, `pending` says whether there is something
+    to send, as far as is known, and `strategy` how, once the remote was reached; after the end,
+    `lingers` says whether the account keeps connections open.
     """
 
     def __init__(
@@ -169,6 +134,7 @@ class _Look:
         self.lingers = False
 
     def steps(self) -> Iterator[Step]:
+        """Yields each step as it is done; none raises."""
         source = _guarded("source", lambda: Step("", self._store.probe()))
         yield source
         yield _guarded("catalog", self._look_at_catalog)
@@ -187,7 +153,10 @@ class _Look:
                 if not facts[0].placed:
                     yield _guarded("by-hash", lambda: self._look_for_place(catalog, probe))
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._probe is not None:
             self._probe.close()
             self.lingers = self._probe.lingers

@@ -23,8 +23,8 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.check_results import record_checks
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
-from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
 from tests.integration.test_ledger import TARGET, rows
+from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
 
 
 def add_many(catalog: Connection, count: int) -> None:
