@@ -14,6 +14,10 @@ from typing import Final
 
 from ntt_backup.errors import BackupError, BatchRejected, RemoteCannotStore, RemoteUnreachable
 
+# Of a long complaint so many characters are shown, and so many of these before what tells why.
+_SHOWN: Final = 300
+_BEFORE: Final = 100
+
 
 @dataclass(frozen=True, slots=True)
 class _Case:
@@ -40,7 +44,7 @@ _CASES: Final = (
         r"no space left|disk quota exceeded",
         RemoteCannotStore,
         "the remote is full",
-        "free space or raise the quota there; nothing is lost",
+        "free space or inodes there (df, df -i), or raise the quota; nothing is lost",
     ),
     _Case(
         r"read-only file system",
@@ -111,6 +115,13 @@ def explain_batch(text: str) -> BackupError:
     """
     said = text.lower()
     for case in _CASES:
-        if re.search(case.pattern, said):
-            return case.error(case.message, detail=text, hint=case.hint)
+        if found := re.search(case.pattern, said):
+            return case.error(case.message, detail=_around(text, found.start()), hint=case.hint)
     return BatchRejected("the remote refused a batch", detail=text)
+
+
+def _around(text: str, place: int) -> str:
+    """The part of text that begins shortly before place: tar complains of every single file."""
+    start = max(0, place - _BEFORE)
+    end = start + _SHOWN
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

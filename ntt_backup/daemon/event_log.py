@@ -11,6 +11,7 @@ SIGHUP reopens it at once. Fields are described in docs/jsonl.schema.json.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -29,7 +30,7 @@ _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "work
 
 class EventLog:
     """Appends events to the JSONL file. Raises ConfigError when it cannot be opened at the
-    start.
+    start, unless a full disk is all that is wrong.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -77,10 +78,13 @@ class _RotatableFile:
         self._path = path
         self._complained = False
         self._torn = False
+        self._fd = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return  # It passes, as it does later: each line tries again.
             raise ConfigError(
                 f"the log {path} cannot be written",
                 detail=error.strerror or str(error),

@@ -19,7 +19,7 @@ import pwd
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ntt_backup.errors import ConfigError, LockHeld
@@ -52,7 +52,8 @@ def pid_lock(path: Path) -> Iterator[None]:
         if not _OURS.fullmatch(os.pread(fd, _LONGEST, 0)):
             raise ConfigError(f"the lock file {path} holds something else", hint=_ANOTHER_FILE)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # On a full disk the lock holds all the same, and names nobody.
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         try:
             yield
         finally:
@@ -87,6 +88,8 @@ def _hint(error: OSError, path: Path) -> str:
         return _ANOTHER_FILE
     if error.errno == errno.ENOENT:
         return f"create the directory {path.parent} for this user, or {_ANOTHER_FILE}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"free space or inodes in {path.parent}, or {_ANOTHER_FILE}"
     return _WRITABLE
 
 

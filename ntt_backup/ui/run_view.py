@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -182,17 +183,22 @@ class LiveView:
         """A line a worker, as many as the terminal has room for."""
         room = max(1, self._console.height - _OTHER_LINES)
         shown = workers if len(workers) <= room else workers[: room - 1]
-        table = Table.grid(padding=(0, 2))
-        for justify in _COLUMNS:
-            table.add_column(justify=justify, no_wrap=True, overflow="crop")
-        for worker in shown:
-            table.add_row(
-                f"worker {worker.index}",
+        rows = [
+            (
+                Text(f"worker {worker.index}"),
                 Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
-                f"{worker.mb_per_s:.1f} MB/s",
-                many(worker.copied, "blob"),
+                Text(f"{worker.mb_per_s:.1f} MB/s"),
+                Text(many(worker.copied, "blob")),
                 Text(printable(worker.batch)),
             )
+            for worker in shown
+        ]
+        table = Table.grid(padding=(0, _GAP))
+        columns = _columns_that_fit(rows, self._console.width)
+        for justify in _COLUMNS[:columns]:
+            table.add_column(justify=justify, no_wrap=True, overflow="crop")
+        for row in rows:
+            table.add_row(*row[:columns])
         yield table
         if len(shown) < len(workers):
             yield _line(f"and {many(len(workers) - len(shown), 'worker')} more")
@@ -233,6 +239,13 @@ def _figures(snapshot: Snapshot, room: int) -> Text:
     line = _line(_fitting([failed, *parts] if failed else parts, room))
     line.stylize(_RED, 0, len(failed))
     return line
+
+
+def _columns_that_fit(rows: Sequence[Sequence[Text]], room: int) -> int:
+    """The number of leading columns that there is room for; the first is always shown."""
+    widths = (max(cell.cell_len for cell in column) + _GAP for column in zip(*rows, strict=True))
+    ends = accumulate(widths, initial=-_GAP)
+    return max(1, sum(1 for end in ends if end <= room) - 1)
 
 
 def _fitting(parts: Sequence[str], room: int) -> str:

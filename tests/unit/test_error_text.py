@@ -59,6 +59,17 @@ def test_what_passes_by_itself_is_waited_for(explain: object, text: str) -> None
     assert error.detail == text
 
 
+def test_of_many_complaints_those_that_say_why_are_shown() -> None:
+    before = "tar: ab: Cannot change mode: Whatever " * 10
+    after = "tar: cd/ef/x: Cannot open: No such file or directory " * 10
+    error = explain_batch(f"{before}tar: cd: Cannot mkdir: No space left on device {after}")
+    assert error.message == "the remote is full"
+    assert "tar: cd: Cannot mkdir: No space left on device" in error.detail
+    assert len(error.detail) <= 310
+    first = explain_batch(f"tar: ab: Cannot mkdir: Disk quota exceeded {after}")
+    assert first.detail.startswith("tar: ab: Cannot mkdir: Disk quota exceeded tar: cd/ef/x")
+
+
 @pytest.mark.parametrize("text", SPLITS)
 def test_the_rest_is_the_batchs_own_trouble(text: str) -> None:
     error = explain_batch(text)

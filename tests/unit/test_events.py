@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -156,6 +157,23 @@ def test_a_log_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path, place:
         EventLog(path, "run")
     assert str(path) in caught.value.message
     assert "NTT_LOG_JSON" in caught.value.hint
+
+
+def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        log = EventLog(path, "run")
+        log.emit("run_start", {})
+        log.emit("progress", {})
+    assert capsys.readouterr().err.count("No space left") == 1
+    log.emit("run_stop", {})
+    log.close()
+    assert [line["event"] for line in lines(path)] == ["run_stop"]
 
 
 # --- trouble --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -98,6 +99,40 @@ def test_children_do_not_inherit_the_lock(path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from ntt_backup.errors import LockHeld
+from ntt_backup.lock import pid_lock
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+with pid_lock(Path(sys.argv[1])):
+    try:
+        with pid_lock(Path(sys.argv[1])):
+            print("two hold the lock")
+    except LockHeld as error:
+        print(error.message)
+"""
+
+
+def test_a_full_disk_hides_who_holds_it_and_no_more(path: Path) -> None:
+    argv = [sys.executable, "-c", ON_A_FULL_DISK, str(path)]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "another coordinator runs here, with PID unknown\n"
+
+
+def test_where_no_file_can_be_made_for_want_of_room_room_is_to_be_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(ConfigError, match="No space left") as caught, pid_lock(path):
+        pytest.fail("locked")
+    assert caught.value.hint.startswith(f"free space or inodes in {path.parent}")
 
 
 def test_two_targets_do_not_get_into_each_others_way(tmp_path: Path) -> None:

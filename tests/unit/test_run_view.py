@@ -375,6 +375,27 @@ def test_a_narrow_terminal_shows_share_and_time_left_and_no_number_cut_short(col
     )
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (80, ["worker 0  sending  6.5 MB/s  1,500 blobs  w0-7", "worker 1  outage   0.0 MB/s"]),
+        (45, ["worker 0  sending  6.5 MB/s  1,500 blobs", "worker 1  outage   0.0 MB/s"]),
+        (40, ["worker 0  sending  6.5 MB/s  1,500 blobs", "worker 1  outage   0.0 MB/s"]),
+        (39, ["worker 0  sending  6.5 MB/s", "worker 1  outage   0.0 MB/s"]),
+        (20, ["worker 0  sending", "worker 1  outage"]),
+        (10, ["worker 0", "worker 1"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_of_workers_and_none_cut_short(
+    columns: int, expected: list[str]
+) -> None:
+    lines = [line.rstrip() for line in shown(SNAPSHOT, columns).split("\n")]
+    workers = [line for line in lines if line.startswith("worker")]
+    for line, beginning in zip(workers, expected, strict=True):
+        assert line.startswith(beginning)
+    assert workers[0] == expected[0]
+
+
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 
 
