@@ -221,7 +221,7 @@ class Worker:
                     self._resend([outcome.batch], 0.0, outcome.error)
         if troubles:
             raise min(troubles, key=lambda error: error.retryable)
-        if outcomes:
+        if outcomes and self._session is not None:
             self._back("remote")
         if suspect is not None:
             raise suspect
@@ -344,8 +344,11 @@ class Worker:
     # --- when a side is away ----------------------------------------------------------------------
 
     def _remote_away(self, error: RemoteUnreachable) -> None:
+        lost = self._give_up_session()
+        if any(isinstance(outcome, Receipt) for outcome in self._outcomes):
+            self._back("remote")  # It answered before it went away.
         wait_s = 0.0 if self._line.stopping else self._outage("remote", error)
-        self._resend(self._give_up_session(), wait_s, error)
+        self._resend(lost, wait_s, error)
         self._pause(wait_s, "outage")
 
     def _source_away(self, error: SourceError) -> None:

@@ -107,6 +107,20 @@ def test_who_may_only_read_is_refused_what_writes(site: Site, monitor: str, comm
     assert "init-db --print-sql" in said
 
 
+def test_a_role_without_any_privilege_is_told_all_that_a_run_needs(
+    site: Site, role: Callable[[], str]
+) -> None:
+    name = role()
+    site.fill(3)
+    as_role(site, name)
+
+    done = site.run("run")
+
+    assert done.returncode == 4
+    assert f"{name} may not do what `run` does" in done.stdout
+    assert "update (size, remote_copied, remote_last_checked, remote_copy_failed)" in done.stdout
+
+
 @pytest.mark.parametrize("command", ["check", "run", "scan", "requeue"])
 def test_transactions_that_only_read_are_told_of(
     site: Site, role: Callable[[], str], command: str

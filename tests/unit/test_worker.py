@@ -228,6 +228,23 @@ def test_an_answer_ends_an_outage() -> None:
     assert [one["attempt"] for one in made.line.of("outage")] == [1, 1]
 
 
+def test_an_answer_that_came_before_the_link_was_lost_ends_no_outage() -> None:
+    faults = ["ok"] * 3 + ["answered, then lost in put", "remote away"]
+    made = scene(30, remote=faults)
+    made.worker().run()
+    made.assert_done()
+    told = [one["event"] for one in made.line.events if one["event"].startswith("outage")]
+    assert told == ["outage", "outage", "outage_end"]
+    assert [one["attempt"] for one in made.line.of("outage")] == [1, 2]
+
+
+def test_a_link_that_breaks_with_every_answer_is_a_new_outage_each_time() -> None:
+    made = scene(30, remote=["ok", "answered, then lost in put"] * 3)
+    made.worker(window=1).run()
+    made.assert_done()
+    assert [one["attempt"] for one in made.line.of("outage")] == [1, 1, 1]
+
+
 def test_a_batch_under_which_the_link_breaks_again_and_again_gets_smaller() -> None:
     made = scene(8, remote=["lost in put"] * 3)
     made.worker(attempts=3).run()
