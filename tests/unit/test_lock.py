@@ -105,7 +105,7 @@ ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from ntt_backup.errors import LockHeld
-from ntt_backup.lock import pid_lock
+from ntt_backup.daemon.pid_lock import pid_lock
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 with pid_lock(Path(sys.argv[1])):
     try:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.errors import SourceError
-from ntt_backup.strategy.trial import trial
+from ntt_backup.upload.strategies.trial_blobs import trial
 
 
 def test_a_machine_without_room_for_trial_blobs_is_told_of_and_may_be_waited_for(
