@@ -1,4 +1,5 @@
-"""What a worker has claimed and not yet sent: blobs, and batches that are to be sent again.
+"""What a worker has claimed and not yet sent: blobs, batches that are to be sent again, and ranges
+that are tried again later.
 
 Blobs come from the catalog in one order, and leave in batches cut to count and bytes; a batch that
 comes back, whole or in halves, goes first as soon as its wait is over. All of it is worth only as
@@ -34,6 +35,7 @@ class Backlog:
         self._max_bytes = max_bytes
         self._claimed: deque[tuple[Blob, int]] = deque()
         self._delayed: list[_Delayed] = []
+        self._put_off: dict[int, float] = {}
         self._batches = 0
 
     @property
@@ -43,14 +45,15 @@ class Backlog:
 
     @property
     def next_due(self) -> float | None:
-        """When the next delayed batch is due; None where none is delayed."""
-        return min((one.due for one in self._delayed), default=None)
+        """When the next delayed batch or range is due; None where none is delayed."""
+        dues = (one.due for one in self._delayed)
+        return min((*dues, *self._put_off.values()), default=None)
 
-    @property
-    def ranges(self) -> frozenset[int]:
-        """The ranges of everything here."""
+    def ranges(self, now: float) -> frozenset[int]:
+        """The ranges of everything here. Those that were put off until now are let go."""
+        self._put_off = {index: due for index, due in self._put_off.items() if due > now}
         delayed = (one.batch.ranges for one in self._delayed)
-        return frozenset(index for _, index in self._claimed).union(*delayed)
+        return frozenset(index for _, index in self._claimed).union(self._put_off, *delayed)
 
     def add(self, claimed: Iterable[tuple[Blob, int]]) -> None:
         """Append blobs, each with its range's index."""
@@ -59,6 +62,16 @@ class Backlog:
     def delay(self, batches: Iterable[Batch], due: float = 0.0) -> None:
         """Take back batches, to be handed out again from that time on; 0: at once."""
         self._delayed += [_Delayed(batch, due) for batch in batches]
+
+    def put_off(self, ranges: Iterable[int], due: float) -> None:
+        """Keep the ranges until that time, without their blobs: there may be millions of them. Who
+        claims the ranges then finds the blobs again.
+        """
+        self._put_off |= dict.fromkeys(ranges, due)
+
+    def recall(self) -> None:
+        """Put off no range any longer."""
+        self._put_off.clear()
 
     def pop_due(self, now: float) -> Batch | None:
         """A delayed batch whose time has come."""
@@ -84,3 +97,4 @@ class Backlog:
         """Let go of everything: it is still pending in the catalog."""
         self._claimed.clear()
         self._delayed.clear()
+        self._put_off.clear()

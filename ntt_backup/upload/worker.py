@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.catalog.worker_session import CatalogSession
@@ -35,14 +35,12 @@ from ntt_backup.errors import (
     SourceError,
     StoreSuspect,
 )
-from ntt_backup.format import many
-from ntt_backup.model import OF_THE_STORE, Batch, Receipt
+from ntt_backup.model import Batch, Receipt
 from ntt_backup.planner import (
     Backoff,
     GiveUp,
     OutageClock,
     Retry,
-    Suspicion,
     after_link_loss,
     after_rejection,
 )
@@ -59,11 +57,14 @@ from ntt_backup.upload.event_pipe import (
 )
 from ntt_backup.upload.queue import Backlog
 from ntt_backup.upload.strategies import Outcome, Session
+from ntt_backup.suspicion import Judge
 
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 2.0
+# Of a suspect store one batch is tried again with backoff, and the rest after so many of its caps.
+_PUT_OFF_CAPS: Final = 10
 # A store that is suspect has a clock of its own: that a batch could be begun is no end of it.
 _TOLD_AS: Final = {"suspect": "source"}
 
@@ -100,7 +101,7 @@ class Worker:
             kind: OutageClock(self._backoff, limit, random.random)
             for kind in ("remote", "catalog", "source", "suspect")
         }
-        self._suspicion = Suspicion(run.max_failed_share)
+        self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
         self._backlog = Backlog(assignment.name, run.batch_size, run.batch_bytes)
@@ -109,6 +110,7 @@ class Worker:
         self._poll = _FIRST_POLL_SECONDS
         self._idle_since: float | None = None
         self._catalog_due: float | None = None
+        self._away_s = 0.0
         self._done = False
 
     def run(self) -> None:
@@ -150,6 +152,9 @@ class Worker:
                 self._collect()
             else:
                 self._done = True
+        elif self._away_s:
+            wait_s, self._away_s = self._away_s, 0.0
+            self._pause(wait_s, "outage")
         elif len(self._in_flight()) >= self._run.window:
             self._collect()
         elif (batch := self._next_batch()) is not None:
@@ -157,7 +162,8 @@ class Worker:
         elif busy:
             self._collect()
         elif (due := self._backlog.next_due) is not None:
-            self._pause(due - time.monotonic(), "waiting")
+            suspect = self._outages["suspect"].attempt
+            self._pause(due - time.monotonic(), "outage" if suspect else "waiting")
         else:
             self._idle()
 
@@ -228,28 +234,25 @@ class Worker:
 
     def _judge(self, receipt: Receipt) -> StoreSuspect | None:
         """Keep a receipt to be recorded; without its failures where these are rather the store's,
-        whose blobs are tried again then.
+        whose blobs are tried again later, beside the others.
         """
-        ours = [one for one in receipt.failed if one.reason in OF_THE_STORE]
-        if not self._suspicion.falls(len(receipt.batch.blobs), len(ours)):
-            self._receipts.append(receipt)
-            if receipt.stored:
-                self._back("suspect")
+        verdict, now = self._judgement.judge(receipt), time.monotonic()
+        if verdict.receipt.stored or verdict.receipt.failed:
+            self._receipts.append(verdict.receipt)
+        if verdict.cleared:
+            self._backlog.recall()
+            self._back("suspect")
+        if verdict.unread is None or self._line.stopping:
             return None
-        unread = {one.blobid for one in ours}
-        others = tuple(one for one in receipt.failed if one.blobid not in unread)
-        self._receipts.append(replace(receipt, failed=others))
-        batch = receipt.batch
-        again = tuple(blob for blob in batch.blobs if blob.blobid in unread)
-        self._backlog.delay([replace(batch, blobs=again, attempt=batch.attempt + 1)])
-        return StoreSuspect(
-            "most of the store cannot be read",
-            detail=f"{len(ours):,} of {many(len(batch.blobs), 'blob')} of a batch, and most of"
-            f" those before it; {ours[0].reason}: {ours[0].detail}",
-            hint="none of these is marked as failed: mount what is missing or mend source.root;"
-            f" `ntt-backup-remote requeue --reason {ours[0].reason}` takes back what was marked"
-            " before; where they are really gone, run.max_failed_share = 1 has them marked",
-        )
+        if verdict.error is None:
+            due = now + _PUT_OFF_CAPS * self._run.backoff_cap
+            self._backlog.put_off(verdict.unread.ranges, due)
+        elif not self._watch:
+            return verdict.error
+        else:
+            due = now + self._outage("suspect", verdict.error)
+            self._backlog.delay([verdict.unread], due)
+        return None
 
     def _rejected(self, batch: Batch, error: BatchRejected) -> None:
         """The batch failed for itself: again, in halves, or the bad blob alone is failed."""
@@ -259,7 +262,7 @@ class Worker:
         if isinstance(decision, Retry):
             self._later([decision.batch], decision.wait_s, error)
         elif isinstance(decision, GiveUp):
-            self._receipts.append(Receipt(batch, (), (decision.failure,), 0, 0.0))
+            self._judge(Receipt(batch, (), (decision.failure,), 0, 0.0))
         else:
             tell_split(self._line, batch, error)
             self._backlog.delay(decision.parts)
@@ -290,7 +293,8 @@ class Worker:
     def _release_settled(self, catalog: CatalogSession) -> None:
         spent = catalog.claims.exhausted()
         if spent:
-            busy = self._backlog.ranges.union(*(batch.ranges for batch in self._in_flight()))
+            kept = self._backlog.ranges(time.monotonic())
+            busy = kept.union(*(batch.ranges for batch in self._in_flight()))
             catalog.claims.release(spent - busy)
 
     def _record_the_rest(self) -> None:
@@ -347,20 +351,16 @@ class Worker:
         lost = self._give_up_session()
         if any(isinstance(outcome, Receipt) for outcome in self._outcomes):
             self._back("remote")  # It answered before it went away.
-        wait_s = 0.0 if self._line.stopping else self._outage("remote", error)
-        self._resend(lost, wait_s, error)
-        self._pause(wait_s, "outage")
+        self._away_s = 0.0 if self._line.stopping else self._outage("remote", error)
+        self._resend(lost, self._away_s, error)
 
     def _source_away(self, error: SourceError) -> None:
         """The store worked when the run began: a disk that was unmounted may be mounted again. For
         one that is there in part, somebody must look what is wrong.
         """
-        suspect = isinstance(error, StoreSuspect)
-        if suspect and not self._watch and not self._line.stopping:
+        if isinstance(error, StoreSuspect):
             raise error
-        kind = "suspect" if suspect else "source"
-        wait_s = 0.0 if self._line.stopping else self._outage(kind, error)
-        self._pause(wait_s, "outage")
+        self._away_s = 0.0 if self._line.stopping else self._outage("source", error)
 
     def _give_up_session(self) -> tuple[Batch, ...]:
         """End the session now; the batches it had no answer for. Answers that came are kept."""
@@ -392,6 +392,7 @@ class Worker:
             self._pause(left, "outage")
         else:
             self._backlog.forget()
+            self._judgement.forget()
             self._catalog_due = None
 
     def _outage(self, kind: str, error: BackupError) -> float:

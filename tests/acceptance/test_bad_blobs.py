@@ -195,14 +195,16 @@ def test_a_store_that_is_not_whole_is_blamed_and_not_its_blobs(site: Site, strat
     site.assert_complete()
 
 
-def test_a_daemon_waits_for_a_store_that_is_not_whole_and_marks_nothing(site: Site) -> None:
+def test_a_daemon_copies_what_a_store_has_that_is_not_whole_and_marks_nothing(site: Site) -> None:
     run_often = {"poll_interval": 0.2, "backoff_base": 0.2, "backoff_cap": 1}
     site.write_config(run={"workers": 1, "batch_size": 1000, **run_often})
     with ExitStack() as away:
-        away.enter_context(partly_mounted(site, 2500))
+        there = away.enter_context(partly_mounted(site, 2500))
         with site.running("run", "--watch") as run:
+            wait_until(lambda: site.copied() == there, "what is there to be copied")
             assert site.await_event("outage", 2)["what"] == "source"
             assert site.failures() == {}
+            assert all(one["copied"] for one in site.events("batch_complete"))
             away.close()
             wait_until(lambda: len(site.copied()) == 2500, "all to be copied")
             run.send_signal(signal.SIGTERM)

@@ -19,7 +19,7 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteUnreachable,
 )
-from ntt_backup.model import Batch, Blob, Failure, Receipt
+from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
 from ntt_backup.upload.strategies.session import Rejection
 
 
@@ -152,7 +152,9 @@ class FakeCatalogSession:
 
 
 class FakeRemote:
-    """What is stored there, and the sessions that lead to it. poison: blobs it always refuses."""
+    """What is stored there, and the sessions that lead to it. poison: blobs it always refuses.
+    unreadable: blobs that the store does not give.
+    """
 
     def __init__(
         self, catalog: FakeCatalog, script: Script | None = None, poison: Sequence[str] = ()
@@ -161,6 +163,7 @@ class FakeRemote:
         self.catalog = catalog
         self.script = script or Script()
         self.poison = frozenset(poison)
+        self.unreadable: set[str] = set()
         self.stored: set[str] = set()
         self.batches: list[Batch] = []
         self.answered: set[str] = set()
@@ -189,10 +192,13 @@ class FakeRemote:
     def settle(self, batch: Batch) -> Receipt | Rejection:
         if self.poison.intersection(blob.blobid for blob in batch.blobs):
             return Rejection(batch, BatchRejected("poisoned"))
-        blobids = {blob.blobid for blob in batch.blobs}
+        stored = tuple(blob for blob in batch.blobs if blob.blobid not in self.unreadable)
+        blobids = {blob.blobid for blob in stored}
         self.stored |= blobids
         self.answered |= blobids
-        return Receipt(batch, batch.blobs, (), 1, 0.1)
+        away = {blob.blobid for blob in batch.blobs} - blobids
+        failed = tuple(Failure(blobid, Reason.MISSING, "no such file") for blobid in sorted(away))
+        return Receipt(batch, stored, failed, 1, 0.1)
 
 
 class FakeSession:
@@ -289,7 +295,7 @@ class FakeLine:
         self.events.append(told)
         self.on_event(told)
 
-    def state(self, state: str) -> None:
+    def state(self, state: str, quiet: float = 0.0) -> None:
         self.on_state(state)
 
     def of(self, event: str) -> list[dict[str, Any]]:

@@ -1,0 +1,86 @@
+"""The judgement on blobs that cannot be read: suspicion, its sample, and its end."""
+
+from __future__ import annotations
+
+from ntt_backup.model import Batch, Failure, Reason, Receipt
+from ntt_backup.suspicion import Judge
+from tests.unit.fakes import blobs
+
+MANY = 1000
+
+
+def receipt(batch: Batch, away: set[str], reason: Reason = Reason.MISSING) -> Receipt:
+    stored = tuple(blob for blob in batch.blobs if blob.blobid not in away)
+    failed = tuple(Failure(blob.blobid, reason) for blob in batch.blobs if blob.blobid in away)
+    return Receipt(batch, stored, failed, 1, 0.1)
+
+
+def batches(count: int) -> list[Batch]:
+    every = blobs(count * MANY)
+    cuts = (every[nth * MANY : (nth + 1) * MANY] for nth in range(count))
+    return [Batch(f"0.{nth}", tuple(cut), frozenset({nth})) for nth, cut in enumerate(cuts)]
+
+
+def ids(batch: Batch, count: int = MANY) -> set[str]:
+    return {blob.blobid for blob in batch.blobs[:count]}
+
+
+def test_few_unreadable_blobs_of_a_whole_store_are_bad_themselves() -> None:
+    (batch,) = batches(1)
+    said = receipt(batch, ids(batch, 500))
+    verdict = Judge(0.5).judge(said)
+    assert (verdict.receipt, verdict.unread, verdict.error) == (said, None, None)
+
+
+def test_the_first_suspect_batch_is_the_sample_and_the_next_ones_wait_quietly() -> None:
+    judge = Judge(0.5)
+    first, second = batches(2)
+    sample = judge.judge(receipt(first, ids(first, 900)))
+    assert sample.error is not None
+    assert sample.unread is not None
+    assert {blob.blobid for blob in sample.unread.blobs} == ids(first, 900)
+    assert (len(sample.receipt.stored), sample.receipt.failed) == (100, ())
+    quiet = judge.judge(receipt(second, ids(second, 1)))
+    assert (quiet.error, quiet.cleared, quiet.receipt.failed) == (None, False, ())
+    assert quiet.unread is not None
+    assert quiet.unread.ranges == second.ranges
+
+
+def test_what_is_not_the_stores_fault_is_failed_in_a_suspect_store_too() -> None:
+    judge = Judge(0.5)
+    first, second = batches(2)
+    judge.judge(receipt(first, ids(first)))
+    said = receipt(second, ids(second, 3), Reason.BAD_BLOBID)
+    assert judge.judge(said).receipt == said
+
+
+def test_healthy_batches_end_no_suspicion_but_the_sample_does() -> None:
+    judge = Judge(0.5)
+    first, second = batches(2)
+    sample = judge.judge(receipt(first, ids(first))).unread
+    assert sample is not None
+    assert not judge.judge(receipt(second, set())).cleared
+    again = judge.judge(receipt(sample, ids(first)))
+    assert again.error is not None
+    assert not again.cleared
+    end = judge.judge(receipt(sample, ids(first, 5)))
+    assert end.cleared
+    assert (end.error, end.receipt.failed) == (None, ())
+    assert end.unread is not None
+    later = judge.judge(receipt(end.unread, ids(first, 1)))
+    assert len(later.receipt.failed) == 1
+
+
+def test_a_sample_that_is_gone_gives_way_to_any_batch() -> None:
+    judge = Judge(0.5)
+    first, second = batches(2)
+    judge.judge(receipt(first, ids(first)))
+    judge.forget()
+    assert judge.judge(receipt(second, set())).cleared
+
+
+def test_with_a_share_of_one_no_store_is_ever_suspect() -> None:
+    judge = Judge(1)
+    for batch in batches(3):
+        said = receipt(batch, ids(batch))
+        assert judge.judge(said).receipt == said
