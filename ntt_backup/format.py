@@ -39,6 +39,7 @@ _WARNINGS: Final = frozenset(
         "outage",
         "still_failed",
         "worker_restart",
+        "worker_stall",
         "warning",
     }
 )
@@ -88,6 +89,11 @@ def describe(event: Mapping[str, Any]) -> str | None:
         case "worker_restart":
             died = f"worker {event['worker']} died (status {event['status']})"
             text = _reason(f"{died}, a new one in {duration(event['wait_s'])}", event["detail"])
+        case "worker_stall":
+            who = f"worker {event['worker']} (PID {event['pid']})"
+            text = f"{who} has said nothing for {duration(event['silent_s'])}: {event['hint']}"
+        case "worker_stall_end":
+            text = f"worker {event['worker']} speaks again after {duration(event['duration_s'])}"
         case "stopping":
             text = "stopping after what is in flight; a second signal stops at once"
         case "warning":

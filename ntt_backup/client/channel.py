@@ -190,6 +190,7 @@ class Channel:
     def _poll(self, writing: list[int], timeout: float, beside: Iterable[int]) -> None:
         wait_for(reading=[*self._child.fds, *beside], writing=writing, timeout=timeout)
         self._child.drain_stderr()
+        self._on_bytes(0)  # It waits, but it lives.
 
     def _write(self, chunk: memoryview) -> int:
         try:

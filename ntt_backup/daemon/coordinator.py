@@ -17,7 +17,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -259,7 +259,9 @@ class _Run:
             self._hear_dump()
             for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
-                    self._hear(worker)
+                    self._heed(worker, worker.hear())
+                patience = self._settings.run.stall_timeout
+                self._heed(worker, worker.mind_silence(time.monotonic(), patience))
             self._mind_signals()
             self._keep_time(time.monotonic())
 
@@ -272,8 +274,8 @@ class _Run:
         except OSError as error:
             self._died(worker, {"pid": os.getpid(), "status": None, "detail": str(error)}, now)
 
-    def _hear(self, worker: SupervisedWorker) -> None:
-        for event in worker.hear():
+    def _heed(self, worker: SupervisedWorker, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
             now = time.monotonic()
             self._progress.event(worker.index, event, now)
             match event["event"]:
@@ -380,7 +382,7 @@ class _Run:
         if snapshot.says_more_than(self._told) or now >= self._next_idle_progress:
             self._told = snapshot
             self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS
-            self._tell("progress", **_progress_fields(snapshot))
+            self._tell("progress", **snapshot.fields)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -417,18 +419,3 @@ class _Run:
     def _tell(self, event: str, **fields: Any) -> None:
         self._log.emit(event, fields)
         self._view.event({"event": event, **fields})
-
-
-def _progress_fields(snapshot: Snapshot) -> dict[str, object]:
-    eta = snapshot.eta_s
-    return {
-        "copied": snapshot.copied,
-        "failed": snapshot.failed,
-        "pending": snapshot.pending,
-        "estimated": snapshot.estimated,
-        "bytes": snapshot.bytes,
-        "mb_per_s": round(snapshot.mb_per_s, 3),
-        "blobs_per_s": round(snapshot.blobs_per_s, 3),
-        "eta_s": None if eta is None else round(eta, 1),
-        "active_workers": snapshot.active_workers,
-    }

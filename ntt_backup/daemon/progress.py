@@ -25,7 +25,7 @@ _NOT_ALL = 0.999  # What is sent is not done before the answer.
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """One worker at a moment. state: starting, sending, waiting, idle, outage, stopped."""
+    """One worker at a moment. state: starting, sending, waiting, idle, outage, stalled, stopped."""
 
     index: int
     state: str
@@ -69,6 +69,21 @@ class Snapshot:
         return self.copied, self.failed, self.pending, self.active_workers
 
     @property
+    def fields(self) -> dict[str, object]:
+        """The fields of the event `progress`."""
+        return {
+            "copied": self.copied,
+            "failed": self.failed,
+            "pending": self.pending,
+            "estimated": self.estimated,
+            "bytes": self.bytes,
+            "mb_per_s": round(self.mb_per_s, 3),
+            "blobs_per_s": round(self.blobs_per_s, 3),
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "active_workers": self.active_workers,
+        }
+
+    @property
     def active_workers(self) -> int:
         return sum(1 for worker in self.workers if worker.state in ("sending", "waiting"))
 
@@ -91,7 +106,13 @@ class _Worker:
     batch: str = ""
     copied: int = 0
     under_way: int = 0
+    stalled: bool = False
     rate: RateWindow = field(default_factory=lambda: RateWindow(10.0))
+
+    def line(self, index: int, now: float) -> WorkerLine:
+        """What is shown of it at this moment."""
+        state = "stalled" if self.stalled else self.state
+        return WorkerLine(index, state, self.batch, self.copied, self.rate.rate(now) / 1e6)
 
 
 class _Sums(NamedTuple):
@@ -161,9 +182,13 @@ class Progress:
             case "drained":
                 self.found(0, 0, 0, exact=True)
             case "worker_start":
-                worker.state, worker.under_way = "starting", 0
+                worker.state, worker.under_way, worker.stalled = "starting", 0, False
             case "worker_stop" | "worker_died" | "fatal":
-                worker.state, worker.under_way = "stopped", 0
+                worker.state, worker.under_way, worker.stalled = "stopped", 0, False
+            case "worker_stall":
+                worker.stalled = True
+            case "worker_stall_end":
+                worker.stalled = False
 
     def _turn(self, worker: _Worker, state: str, now: float) -> None:
         """Note what the worker does now, and whether with it work begins or ends for all."""
@@ -244,8 +269,12 @@ class Progress:
         return share, eta_seconds(left, done, now - self._work_since)
 
     def snapshot(self, now: float) -> Snapshot:
-        """The figures of this moment."""
+        """The figures of this moment. Where nothing has moved for a minute, nobody knows how long
+        the rest will take.
+        """
         share, eta_s = self._outlook(now)
+        mb_per_s, blobs_per_s = self._bytes_rate.rate(now) / 1e6, self._blobs_rate.rate(now)
+        moves = mb_per_s or blobs_per_s or not self.pending
         return Snapshot(
             elapsed_s=now - self._started,
             copied=self.copied,
@@ -258,11 +287,8 @@ class Progress:
             sent=self.bytes + self._under_way,
             done=self._done,
             share=share,
-            mb_per_s=self._bytes_rate.rate(now) / 1e6,
-            blobs_per_s=self._blobs_rate.rate(now),
-            eta_s=eta_s,
-            workers=tuple(
-                WorkerLine(index, one.state, one.batch, one.copied, one.rate.rate(now) / 1e6)
-                for index, one in enumerate(self._workers)
-            ),
+            mb_per_s=mb_per_s,
+            blobs_per_s=blobs_per_s,
+            eta_s=eta_s if moves else None,
+            workers=tuple(one.line(index, now) for index, one in enumerate(self._workers)),
         )

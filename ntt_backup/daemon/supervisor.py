@@ -47,6 +47,10 @@ class SupervisedWorker:
         self._rest = b""
         self._said_goodbye = False
         self._said_nonsense = False
+        self._spoke = False
+        self._expected = 0.0
+        self._quiet = 0.0
+        self._stalled = False
 
     @property
     def index(self) -> int:
@@ -66,7 +70,8 @@ class SupervisedWorker:
         Raises OSError where that cannot be.
         """
         self.due = None
-        self._started = now
+        self._started = self._expected = now
+        self._stalled = False
         self.prepare()
         self._tell(GO)
 
@@ -111,6 +116,36 @@ class SupervisedWorker:
         if ended:
             yield from self._ended(child)
 
+    def mind_silence(self, now: float, limit: float) -> Iterator[dict[str, Any]]:
+        """A `worker_stall` event, once, when it has said nothing for more than limit seconds beyond
+        those for which it had announced to be quiet; `worker_stall_end` when it speaks again.
+        What waits to be heard is no silence: `hear` it before.
+        """
+        child = self._child
+        if child is None:
+            return
+        silent = now - self._expected
+        if self._spoke:
+            self._spoke = False
+            self._expected = now + self._quiet
+            if self._stalled:
+                self._stalled = False
+                yield {
+                    "event": "worker_stall_end",
+                    "pid": child.pid,
+                    "duration_s": round(silent, 3),
+                }
+        elif silent > limit and not self._stalled:
+            self._stalled = True
+            yield {
+                "event": "worker_stall",
+                "pid": child.pid,
+                "silent_s": round(silent, 3),
+                "hint": f"`ps -o stat,wchan,args -p {child.pid}` says what it waits for: T is"
+                f" stopped, `kill -CONT {child.pid}` lets it go on; D is a disk that does not"
+                f" answer; `kill -KILL {child.pid}` has another one do its work, and loses nothing",
+            }
+
     def _understand(self, line: bytes, child: Child) -> Iterator[dict[str, Any]]:
         """The event on a line. A library may print something else there; that ends no backup, and
         is told once.
@@ -118,6 +153,8 @@ class SupervisedWorker:
         event = read_event(line)
         if event is not None:
             self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
+            self._spoke = True
+            self._quiet = event.get("quiet", 0.0)
             yield event
         elif not self._said_nonsense:
             self._said_nonsense = True

@@ -42,7 +42,7 @@ _COLUMNS: Final[tuple[JustifyMethod, ...]] = ("left", "left", "right", "right", 
 _RED: Final = "red"
 _YELLOW: Final = "yellow"
 _LEVEL_STYLES: Final = {"warning": _YELLOW, "error": _RED}
-_STATE_STYLES: Final = {"outage": _YELLOW, "stopped": "dim"}
+_STATE_STYLES: Final = {"outage": _YELLOW, "stalled": _YELLOW, "stopped": "dim"}
 
 
 def make_view(stream: TextIO, *, quiet: bool = False) -> View:

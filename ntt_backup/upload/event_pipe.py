@@ -35,8 +35,10 @@ class Line(Protocol):
         """Tell the coordinator something."""
         ...
 
-    def state(self, state: str) -> None:
-        """Tell what the worker is doing, where that changed: sending, waiting, idle, outage."""
+    def state(self, state: str, quiet: float = 0.0) -> None:
+        """Tell what the worker is doing: sending, waiting, idle, outage; and that it may say
+        nothing for quiet seconds. A sign of life, too: one that says nothing counts as stalled.
+        """
         ...
 
 

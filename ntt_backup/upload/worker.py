@@ -340,10 +340,11 @@ class Worker:
 
     def _pause(self, seconds: float, state: str, *fds: int) -> None:
         """Wait, but not past a word from the coordinator or life on one of fds."""
-        self._line.state(state)
+        seconds = max(0.0, seconds)
+        self._line.state(state, seconds)
         watched = [fd for fd in (self._line.fd, *fds) if fd >= 0]
         if not self._line.stopping:
-            wait_for(reading=watched, timeout=max(0.0, seconds))
+            wait_for(reading=watched, timeout=seconds)
 
     # --- when a side is away ----------------------------------------------------------------------
 

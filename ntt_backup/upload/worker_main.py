@@ -79,13 +79,14 @@ class PipeLine:
     def emit(self, event: str, **fields: Any) -> None:
         write_event(self._stdout, event, **fields)
 
-    def state(self, state: str) -> None:
-        if state != self._state:
-            self._state = state
-            self._tick(time.monotonic())
+    def state(self, state: str, quiet: float = 0.0) -> None:
+        changed, self._state = state != self._state, state
+        now = time.monotonic()
+        if changed or max(quiet, now - self._ticked) >= _TICK_SECONDS:
+            self._tick(now, quiet)
 
     def sent(self, count: int) -> None:
-        """Count bytes on their way, and say so now and then."""
+        """Count bytes on their way, and say so now and then; none are a sign of life."""
         self._sent += count
         now = time.monotonic()
         if now - self._ticked >= _TICK_SECONDS:
@@ -95,9 +96,10 @@ class PipeLine:
         """Count content on its way; below zero for what has to go again."""
         self._content += count
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, now: float, quiet: float = 0.0) -> None:
         self._ticked = now
-        self.emit("tick", state=self._state, sent=self._sent, content=self._content)
+        told = {"sent": self._sent, "content": self._content, "quiet": quiet}
+        self.emit("tick", state=self._state, **told)
         self._sent = self._content = 0
 
 

@@ -109,6 +109,47 @@ def test_a_killed_ssh_is_an_outage(site: Site, link: Link) -> None:
     site.assert_complete()
 
 
+def test_a_worker_that_hangs_is_named_until_it_goes_on(site: Site) -> None:
+    site.fill_slowly()
+    site.write_config(run={"stall_timeout": 1})
+    with site.running("run") as run:
+        site.await_event("batch_complete")
+        worker = site.events("worker_start")[0]
+
+        def told(event: str) -> int:
+            return sum(1 for one in site.events(event) if one["pid"] == worker["pid"])
+
+        os.kill(worker["pid"], signal.SIGSTOP)
+        # A busy machine may have it say nothing for a second before that, too.
+        wait_until(lambda: told("worker_stall") > told("worker_stall_end"), "its silence be told")
+        stall = site.events("worker_stall")[-1]
+        assert (stall["level"], stall["worker"]) == ("warning", worker["worker"])
+        assert f"kill -CONT {worker['pid']}" in stall["hint"]
+        assert run.poll() is None
+        os.kill(worker["pid"], signal.SIGCONT)
+        wait_until(lambda: told("worker_stall") == told("worker_stall_end"), "its word")
+        assert run.wait(PATIENCE) == 0, site.output()
+    assert f"PID {worker['pid']}" in site.output()
+    assert site.events("worker_restart") == []
+    assert site.failures() == {}
+    site.assert_complete()
+
+
+def test_a_worker_that_hangs_can_be_killed_and_loses_nothing(site: Site) -> None:
+    site.fill_slowly()
+    site.write_config(run={"stall_timeout": 1, "workers": 1})
+    with site.running("run") as run:
+        site.await_event("batch_complete")
+        pid = site.events("worker_start")[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        site.await_event("worker_stall")
+        os.kill(pid, signal.SIGKILL)
+        assert run.wait(PATIENCE) == 0, site.output()
+    assert len(site.events("worker_restart")) == 1
+    assert site.failures() == {}
+    site.assert_complete()
+
+
 @pytest.mark.parametrize(("strategy", "children"), [("stream", {"ssh"}), ("tar", {"ssh", "tar"})])
 def test_nothing_outlives_a_killed_coordinator(
     site: Site, link: Link, strategy: str, children: set[str]

@@ -77,6 +77,7 @@ def test_what_the_coordinator_says_itself_has_its_pid(log: EventLog, path: Path)
         ("blob_failed", "warning"),
         ("outage", "warning"),
         ("worker_restart", "warning"),
+        ("worker_stall", "warning"),
         ("error", "error"),
     ],
 )

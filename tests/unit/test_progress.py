@@ -68,6 +68,20 @@ def test_a_worker_that_was_started_again_shows_as_starting_and_keeps_its_sum() -
     assert (worker.state, worker.copied, worker.batch) == ("starting", 5, "0.3")
 
 
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [("worker_stall_end", "waiting"), ("worker_died", "stopped"), ("worker_start", "starting")],
+)
+def test_a_stalled_worker_shows_as_that_and_is_not_active(end: str, state: str) -> None:
+    progress = Progress(0.0, workers=1)
+    progress.event(0, tick("waiting"), 1.0)
+    progress.event(0, {"event": "worker_stall"}, 70.0)
+    shown = progress.snapshot(70.0)
+    assert (shown.workers[0].state, shown.active_workers) == ("stalled", 0)
+    progress.event(0, {"event": end}, 80.0)
+    assert progress.snapshot(80.0).workers[0].state == state
+
+
 def test_speeds_are_in_megabytes_and_blobs_a_second() -> None:
     progress = Progress(0.0, workers=2)
     for second in range(30):
@@ -172,6 +186,18 @@ def test_blobs_count_where_they_have_no_content() -> None:
     progress.event(0, complete(25), 10.0)
     shown = progress.snapshot(10.0)
     assert (shown.share, shown.eta_s) == (0.25, 30.0)
+
+
+def test_no_time_left_is_told_while_nothing_moves() -> None:
+    progress = Progress(0.0, workers=1)
+    progress.found(100, 10_000, 0, exact=True)
+    progress.event(0, tick("sending", 5_000, content=5_000), 1.0)
+    assert progress.snapshot(10.0).eta_s is not None
+    progress.event(0, tick("waiting"), 70.0)
+    shown = progress.snapshot(100.0)
+    assert (shown.mb_per_s, shown.eta_s, shown.share) == (0.0, None, 0.5)
+    progress.event(0, tick("sending", 100, content=100), 101.0)
+    assert progress.snapshot(101.0).eta_s is not None
 
 
 def test_failed_blobs_are_done_with() -> None:

@@ -233,6 +233,14 @@ def test_the_end_of_an_outage_says_what_is_back() -> None:
     ]
 
 
+def test_a_worker_that_says_nothing_is_named_with_what_to_do() -> None:
+    stall = {"event": "worker_stall", "worker": 1, "pid": 77, "silent_s": 61.0, "hint": "look"}
+    assert plain(stall, {"event": "worker_stall_end", "worker": 1, "duration_s": 75.0}) == [
+        "worker 1 (PID 77) has said nothing for 1 min 1 s: look",
+        "worker 1 speaks again after 1 min 15 s",
+    ]
+
+
 def test_one_is_not_many() -> None:
     split = {"event": "batch_split", "batch": "0.1a", "reason": "no"}
     assert plain({**split, "blobs": 1}, {**split, "blobs": 1_000}) == [

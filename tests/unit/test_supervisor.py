@@ -300,3 +300,50 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     worker.start(0.0)
     (died,) = listen(worker)
     assert (died["event"], died["status"]) == ("worker_died", 7)
+
+
+# --- one that says nothing ------------------------------------------------------------------------
+
+TICK = {"event": "tick", "state": "waiting", "sent": 0, "content": 0}
+
+
+def hear_once(worker: SupervisedWorker) -> list[dict[str, Any]]:
+    assert wait_for(reading=worker.fds, timeout=PATIENCE)
+    return list(worker.hear())
+
+
+def test_silence_beyond_the_limit_is_told_once_with_what_to_do(start: Start) -> None:
+    worker = start("read -r word; read -r word")
+    assert list(worker.mind_silence(60.0, limit=60)) == []
+    (stall,) = worker.mind_silence(60.5, limit=60)
+    assert (stall["event"], stall["silent_s"]) == ("worker_stall", 60.5)
+    assert f"kill -CONT {stall['pid']}" in stall["hint"]
+    assert list(worker.mind_silence(9999.0, limit=60)) == []
+
+
+def test_a_word_ends_a_stall_and_the_next_silence_is_another(start: Start) -> None:
+    worker = start(f"read -r go; read -r word\n{say(TICK)}read -r word")
+    assert [one["event"] for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
+    worker.stop()
+    hear_once(worker)
+    (end,) = worker.mind_silence(100.0, limit=60)
+    assert (end["event"], end["duration_s"]) == ("worker_stall_end", 100.0)
+    assert list(worker.mind_silence(160.0, limit=60)) == []
+    assert [one["event"] for one in worker.mind_silence(161.0, limit=60)] == ["worker_stall"]
+
+
+def test_a_silence_that_was_announced_is_none_before_its_end(start: Start) -> None:
+    worker = start(f"{say({**TICK, 'quiet': 1000.0})}read -r go; read -r word")
+    hear_once(worker)
+    assert list(worker.mind_silence(1.0, limit=60)) == []
+    assert list(worker.mind_silence(1061.0, limit=60)) == []
+    assert [one["event"] for one in worker.mind_silence(1062.0, limit=60)] == ["worker_stall"]
+
+
+def test_one_that_has_ended_is_not_silent_and_its_successor_begins_anew(start: Start) -> None:
+    worker = start("exit 1", "read -r go; read -r word")
+    assert [one["event"] for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
+    listen(worker)
+    assert list(worker.mind_silence(999.0, limit=60)) == []
+    worker.start(1000.0)
+    assert list(worker.mind_silence(1060.0, limit=60)) == []

@@ -79,7 +79,8 @@ class SessionPlan:
     on_bytes is told, as they go, how many bytes were handed to the transport, and right before it
     on_content how much content of blobs they carry; with less than zero for what comes to nothing,
     so that its sum is what was stored and what is under way. For `stream` only: sync is how the
-    far side makes a batch durable (`syncfs`, or `fsync` a file).
+    far side makes a batch durable (`syncfs`, or `fsync` a file). on_bytes is told of none, too, as
+    a sign of life while nothing can go.
     """
 
     transport: Transport

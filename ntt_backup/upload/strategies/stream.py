@@ -256,6 +256,7 @@ class StreamSession(PipelinedSession[_Flight]):
         while left and (count := os.readv(fd, (self._chunk[: min(left, _CHUNK)],))):
             content.add(self._chunk[:count])
             left -= count
+            self._plan.on_bytes(0)  # It may read for minutes, and sends nothing meanwhile.
         if not left and content.so_far() == theirs:
             return offset
         content.restart()

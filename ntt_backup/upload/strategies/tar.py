@@ -192,7 +192,7 @@ class TarSession(PipelinedSession[_Flight]):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._overdue(flight)
-            self._hear(left)
+            self._hear(min(left, 1.0))
 
     def _take(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
