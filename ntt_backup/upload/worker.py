@@ -39,7 +39,6 @@ from ntt_backup.model import Batch, Receipt
 from ntt_backup.planner import (
     Backoff,
     GiveUp,
-    OutageClock,
     Retry,
     after_link_loss,
     after_rejection,
@@ -48,16 +47,15 @@ from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.event_pipe import (
     Line,
-    tell_outage,
-    tell_outage_end,
     tell_receipt,
     tell_retry,
     tell_split,
     tell_start,
 )
+from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import Backlog
 from ntt_backup.upload.strategies import Outcome, Session
-from ntt_backup.suspicion import Judge
+from ntt_backup.upload.suspicion import Judge
 
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
@@ -65,8 +63,6 @@ _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 2.0
 # Of a suspect store one batch is tried again with backoff, and the rest after so many of its caps.
 _PUT_OFF_CAPS: Final = 10
-# A store that is suspect has a clock of its own: that a batch could be begun is no end of it.
-_TOLD_AS: Final = {"suspect": "source"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +93,7 @@ class Worker:
         self._line = line
         self._backoff = Backoff(run.backoff_base, run.backoff_cap)
         limit = None if assignment.watch else run.outage_timeout
-        self._outages = {
-            kind: OutageClock(self._backoff, limit, random.random)
-            for kind in ("remote", "catalog", "source", "suspect")
-        }
+        self._outages = Outages(line, self._backoff, limit)
         self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
@@ -162,8 +155,8 @@ class Worker:
         elif busy:
             self._collect()
         elif (due := self._backlog.next_due) is not None:
-            suspect = self._outages["suspect"].attempt
-            self._pause(due - time.monotonic(), "outage" if suspect else "waiting")
+            state = "outage" if self._outages.lasts("suspect") else "waiting"
+            self._pause(due - time.monotonic(), state)
         else:
             self._idle()
 
@@ -174,7 +167,7 @@ class Worker:
             return batch
         if missing := self._backlog.missing:
             taken = self._open_catalog().claims.take(missing)
-            self._back("catalog")
+            self._outages.back("catalog")
             sized = self._store.measure([blob for blob, _ in taken])
             self._backlog.add(zip(sized, (index for _, index in taken), strict=True))
         return self._backlog.pop_new()
@@ -199,7 +192,7 @@ class Worker:
             if batch not in self._session.in_flight:
                 self._backlog.delay([batch])
             raise
-        self._back("source")
+        self._outages.back("source")
         self._outcomes += self._session.collect(0.0)
 
     # --- what became of it ------------------------------------------------------------------------
@@ -228,7 +221,7 @@ class Worker:
         if troubles:
             raise min(troubles, key=lambda error: error.retryable)
         if outcomes and self._session is not None:
-            self._back("remote")
+            self._outages.back("remote")
         if suspect is not None:
             raise suspect
 
@@ -241,7 +234,7 @@ class Worker:
             self._receipts.append(verdict.receipt)
         if verdict.cleared:
             self._backlog.recall()
-            self._back("suspect")
+            self._outages.back("suspect")
         if verdict.unread is None or self._line.stopping:
             return None
         if verdict.error is None:
@@ -250,7 +243,7 @@ class Worker:
         elif not self._watch:
             return verdict.error
         else:
-            due = now + self._outage("suspect", verdict.error)
+            due = now + self._outages.away("suspect", verdict.error)
             self._backlog.delay([verdict.unread], due)
         return None
 
@@ -284,7 +277,7 @@ class Worker:
         while self._receipts:
             receipt = self._receipts[0]
             self._open_catalog().ledger.record(receipt.stored, receipt.failed)
-            self._back("catalog")
+            self._outages.back("catalog")
             self._receipts.popleft()
             tell_receipt(self._line, receipt)
         if self._catalog is not None:
@@ -351,8 +344,8 @@ class Worker:
     def _remote_away(self, error: RemoteUnreachable) -> None:
         lost = self._give_up_session()
         if any(isinstance(outcome, Receipt) for outcome in self._outcomes):
-            self._back("remote")  # It answered before it went away.
-        self._away_s = 0.0 if self._line.stopping else self._outage("remote", error)
+            self._outages.back("remote")  # It answered before it went away.
+        self._away_s = 0.0 if self._line.stopping else self._outages.away("remote", error)
         self._resend(lost, self._away_s, error)
 
     def _source_away(self, error: SourceError) -> None:
@@ -361,7 +354,7 @@ class Worker:
         """
         if isinstance(error, StoreSuspect):
             raise error
-        self._away_s = 0.0 if self._line.stopping else self._outage("source", error)
+        self._away_s = 0.0 if self._line.stopping else self._outages.away("source", error)
 
     def _give_up_session(self) -> tuple[Batch, ...]:
         """End the session now; the batches it had no answer for. Answers that came are kept."""
@@ -381,7 +374,7 @@ class Worker:
             self._done = self._catalog_due is not None and not self._in_flight()
             self._catalog_due = time.monotonic()
         else:
-            self._catalog_due = time.monotonic() + self._outage("catalog", error)
+            self._catalog_due = time.monotonic() + self._outages.away("catalog", error)
 
     def _await_catalog(self, due: float, busy: bool) -> None:
         """What is in flight is settled before anything is claimed anew, so that nothing goes
@@ -395,24 +388,6 @@ class Worker:
             self._backlog.forget()
             self._judgement.forget()
             self._catalog_due = None
-
-    def _outage(self, kind: str, error: BackupError) -> float:
-        """Count and tell an outage; how long to wait. Raises the error when it has lasted too
-        long.
-        """
-        clock = self._outages[kind]
-        wait_s = clock.next_wait(time.monotonic())
-        if wait_s is None:
-            raise error
-        tell_outage(self._line, _TOLD_AS.get(kind, kind), error, clock.attempt, wait_s)
-        return wait_s
-
-    def _back(self, kind: str) -> None:
-        """It has answered: an outage, if there was one, is over."""
-        clock = self._outages[kind]
-        if clock.attempt:
-            tell_outage_end(self._line, _TOLD_AS.get(kind, kind), clock.lasted(time.monotonic()))
-        clock.over()
 
     # --- the catalog ------------------------------------------------------------------------------
 

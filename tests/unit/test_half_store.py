@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.worker import Worker
+from ntt_backup.upload.worker import Worker
 from tests.unit.test_worker import Scene, scene
 
 BLOBS = 3000

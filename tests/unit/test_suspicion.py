@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntt_backup.model import Batch, Failure, Reason, Receipt
-from ntt_backup.suspicion import Judge
+from ntt_backup.upload.suspicion import Judge
 from tests.unit.fakes import blobs
 
 MANY = 1000

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ntt_backup.errors import StoreSuspect
+from ntt_backup.format import many
 from ntt_backup.model import OF_THE_STORE, Batch, Failure, Receipt
 from ntt_backup.planner import Suspicion
-from ntt_backup.wording import many
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""The outages of one worker: each side that may be away has a clock, and its outages are told of.
+
+The sides are `remote`, `catalog`, `source` and `suspect`. The last is a store that is there in
+part: it is told of as `source`, but that a batch could be begun is no end of it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+from ntt_backup.errors import BackupError
+from ntt_backup.planner import Backoff, OutageClock
+from ntt_backup.upload.event_pipe import Line, tell_outage, tell_outage_end
+
+_TOLD_AS: Final = {"suspect": "source"}
+_SIDES: Final = ("remote", "catalog", "source", "suspect")
+
+
+class Outages:
+    """Counts and tells outages. limit: seconds after which one is waited out no longer; None: it is
+    waited out for ever.
+    """
+
+    def __init__(self, line: Line, backoff: Backoff, limit: float | None) -> None:
+        self._line = line
+        self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
+
+    def away(self, side: str, error: BackupError) -> float:
+        """Count and tell an outage; how long to wait. Raises the error when it has lasted too
+        long.
+        """
+        clock = self._clocks[side]
+        wait_s = clock.next_wait(time.monotonic())
+        if wait_s is None:
+            raise error
+        tell_outage(self._line, _TOLD_AS.get(side, side), error, clock.attempt, wait_s)
+        return wait_s
+
+    def back(self, side: str) -> None:
+        """End the outage of a side that has answered, if there was one."""
+        clock = self._clocks[side]
+        if clock.attempt:
+            duration_s = clock.lasted(time.monotonic())
+            tell_outage_end(self._line, _TOLD_AS.get(side, side), duration_s)
+        clock.over()
+
+    def lasts(self, side: str) -> bool:
+        """Whether the side was away when it was last tried."""
+        return self._clocks[side].attempt > 0
