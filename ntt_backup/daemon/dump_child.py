@@ -7,18 +7,15 @@ last one failed.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from ntt_backup.config import Settings
+from ntt_backup.daemon.child import EventChild
 from ntt_backup.daemon.dump_main import work
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import Child
-from ntt_backup.upload.event_pipe import read_event
 
 RETRY_SECONDS: Final = 3600.0
 
@@ -34,8 +31,7 @@ class DumpChild:
     def __init__(self, settings: Settings) -> None:
         self.failed = False
         self._settings = settings
-        self._child: Child | None = None
-        self._rest = b""
+        self._child: EventChild | None = None
         self._over = False
         self._next: float | None = None if settings.run.skip_pgdump else 0.0
 
@@ -54,9 +50,9 @@ class DumpChild:
             return
         wanted = self._settings.dump
         self._next = now + min(wanted.interval, wanted.max_age or wanted.interval)
-        self._rest, self._over = b"", False
+        self._over = False
         try:
-            self._child = employ(self._settings)
+            self._child = EventChild(employ(self._settings))
         except OSError:  # short of memory: the next look may find more
             self._retry(now)
 
@@ -65,21 +61,16 @@ class DumpChild:
         child = self._child
         if child is None:
             return
-        child.drain_stderr()
-        ended = child.status is not None
-        while (data := child.read()) is not None:
-            if not data:
-                ended = True
-                break
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for event in filter(None, map(read_event, lines)):
-                if event["event"] == "dump_over":
-                    self._over, self.failed = True, bool(event["failed"])
-                else:
-                    yield event
-        if ended:
-            child.wait(5.0)
-            self.kill()
+        for said in child.hear():
+            if isinstance(said, bytes):
+                continue  # A library may print something.
+            if said["event"] == "dump_over":
+                self._over, self.failed = True, bool(said["failed"])
+            else:
+                yield said
+        if child.ended:
+            child.reap()
+            self._child = None
             if not self._over:
                 self.failed = True
                 yield {
@@ -87,7 +78,7 @@ class DumpChild:
                     "pid": child.pid,
                     "exit_code": 1,
                     "message": "the process that dumps the catalog died",
-                    "detail": child.stderr.text[-2000:],
+                    "detail": child.detail,
                     "hint": "",
                 }
             if self.failed:
@@ -97,9 +88,8 @@ class DumpChild:
         """End it and all that it started, now; the remote removes what it got."""
         child, self._child = self._child, None
         if child is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
             child.kill()
+            child.reap()
 
     def _retry(self, now: float) -> None:
         self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)

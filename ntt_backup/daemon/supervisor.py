@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.planner import Backoff
 from ntt_backup.process.fork import Fork
-from ntt_backup.process.pipeline import Child, write
-from ntt_backup.upload.event_pipe import read_event
+from ntt_backup.process.pipeline import Child
 from ntt_backup.upload.worker_main import GO, Orders, work
 
 RESTARTS: Final = 5
 SOUND_SECONDS: Final = 600.0
-
-_LINE_BYTES: Final = 1 << 20
 
 
 def employ(orders: Orders) -> Child:
@@ -42,9 +37,8 @@ class SupervisedWorker:
         self._started = 0.0
         self.due: float | None = 0.0
         self._backoff = backoff
-        self._child: Child | None = None
+        self._child: EventChild | None = None
         self._told: Orders | None = None
-        self._rest = b""
         self._said_goodbye = False
         self._said_nonsense = False
         self._spoke = False
@@ -73,20 +67,20 @@ class SupervisedWorker:
         self._started = self._expected = now
         self._stalled = False
         self.prepare()
-        self._tell(GO)
+        if self._child is not None:
+            self._child.tell(GO)
 
     def prepare(self) -> None:
         """Start the process already: it connects to the remote, and waits for `start`. Raises
         OSError where that cannot be.
         """
         if self._child is not None and self._told != self.orders:
-            self._end_group(self._child)
             self._child.kill()
+            self._child.reap()
             self._child = None
         if self._child is None:
-            self._child = self._employ(self.orders)
+            self._child = EventChild(self._employ(self.orders))
             self._told = self.orders
-            self._rest = b""
             self._said_goodbye = False
             self._said_nonsense = False
 
@@ -98,23 +92,24 @@ class SupervisedWorker:
         child = self._child
         if child is None:
             return
-        child.drain_stderr()
-        # Asked before reading: what it wrote before it ended is then read below.
-        ended = child.status is not None
-        while (data := child.read()) is not None:
-            if not data:
-                ended = True
-                break
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if len(self._rest) > _LINE_BYTES:
-                lines.append(self._rest)
-                self._rest = b""
-            for line in lines:
-                yield from self._understand(line, child)
-            if not ended:
-                break
-        if ended:
-            yield from self._ended(child)
+        for said in child.hear():
+            if isinstance(said, bytes):
+                yield from self._mind_foreign(said, child.pid)
+            else:
+                self._said_goodbye |= said["event"] in ("worker_stop", "fatal")
+                self._spoke = True
+                self._quiet = said.get("quiet", 0.0)
+                yield said
+        if child.ended:
+            status = child.reap()
+            self._child = None
+            if not self._said_goodbye:
+                yield {
+                    "event": "worker_died",
+                    "pid": child.pid,
+                    "status": status,
+                    "detail": child.detail,
+                }
 
     def mind_silence(self, now: float, limit: float) -> Iterator[dict[str, Any]]:
         """A `worker_stall` event, once, when it has said nothing for more than limit seconds beyond
@@ -146,48 +141,28 @@ class SupervisedWorker:
                 f" answer; `kill -KILL {child.pid}` has another one do its work, and loses nothing",
             }
 
-    def _understand(self, line: bytes, child: Child) -> Iterator[dict[str, Any]]:
-        """The event on a line. A library may print something else there; that ends no backup, and
-        is told once.
-        """
-        event = read_event(line)
-        if event is not None:
-            self._said_goodbye |= event["event"] in ("worker_stop", "fatal")
-            self._spoke = True
-            self._quiet = event.get("quiet", 0.0)
-            yield event
-        elif not self._said_nonsense:
+    def _mind_foreign(self, line: bytes, pid: int) -> Iterator[dict[str, Any]]:
+        """A library may print something; that ends no backup, and is told once."""
+        if not self._said_nonsense:
             self._said_nonsense = True
             shown = line[:200].decode("utf-8", "backslashreplace")
             yield {
                 "event": "warning",
-                "pid": child.pid,
+                "pid": pid,
                 "reason": f"worker {self.index} prints what is no event: {shown!r}",
-            }
-
-    def _ended(self, child: Child) -> Iterator[dict[str, Any]]:
-        child.wait(5.0)
-        self._end_group(child)
-        status = child.kill()
-        self._child = None
-        if not self._said_goodbye:
-            yield {
-                "event": "worker_died",
-                "pid": child.pid,
-                "status": status,
-                "detail": child.stderr.text[-2000:],
             }
 
     def stop(self) -> None:
         """Ask it to finish what is in flight and end; not to be started again."""
         self.due = None
-        self._tell(b"stop\n")
+        if self._child is not None:
+            self._child.tell(b"stop\n")
 
     def kill(self) -> None:
         """End it and all that it started, now."""
         self.due = None
         if self._child is not None:
-            self._end_group(self._child)
+            self._child.kill()
 
     def plan_restart(self, now: float, random: float) -> float:
         """Count a restart and set when it is due; seconds until then. Raises WorkerFailed at the
@@ -204,16 +179,3 @@ class SupervisedWorker:
         wait = self._backoff.wait(self.restarts, lambda: random)
         self.due = now + wait
         return wait
-
-    def _tell(self, data: bytes) -> None:
-        if self._child is not None:
-            try:
-                write(self._child.stdin_fd, data)
-            except BrokenPipeError:
-                return  # It has ended; `hear` will say so.
-
-    @staticmethod
-    def _end_group(child: Child) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.end()  # A copy that has only just been made leads no group yet.

@@ -1,0 +1,81 @@
+"""A child process that tells events as lines of JSON on its stdout: a worker, or a dump."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from ntt_backup.process.pipeline import Child, write
+from ntt_backup.upload.event_pipe import read_event
+
+_LINE_BYTES: Final = 1 << 20
+_END_SECONDS: Final = 5.0
+_DETAIL_CHARS: Final = 2000
+
+
+class EventChild:
+    """A process that leads its own process group, so that what it started ends with it.
+
+    `ended` is True once it has ended and all that it wrote was heard.
+    """
+
+    def __init__(self, process: Child) -> None:
+        self._process = process
+        self._rest = b""
+        self.ended = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def fds(self) -> list[int]:
+        """What becomes readable when there is news of the process."""
+        return self._process.fds
+
+    @property
+    def detail(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self._process.stderr.text[-_DETAIL_CHARS:]
+
+    def hear(self) -> Iterator[dict[str, Any] | bytes]:
+        """Yields the events that have arrived, and as bytes the lines that are none, as many as one
+        read gives: a child that talks faster than it is heard must not keep others waiting.
+        """
+        process = self._process
+        process.drain_stderr()
+        # Asked before reading: what it wrote before it ended is then read below.
+        ended = process.status is not None
+        while (data := process.read()) is not None:
+            if not data:
+                ended = True
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > _LINE_BYTES:
+                lines.append(self._rest)
+                self._rest = b""
+            for line in lines:
+                yield read_event(line) or line
+            if not ended:
+                break
+        self.ended = ended
+
+    def tell(self, data: bytes) -> None:
+        """Writes to its stdin; a process that has ended is heard of by `hear`."""
+        with suppress(BrokenPipeError):
+            write(self._process.stdin_fd, data)
+
+    def kill(self) -> None:
+        """Ends it, and all that it started, now; what it wrote can still be heard."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.end()  # A copy that has only just been made leads no group yet.
+
+    def reap(self) -> int:
+        """Waits a moment for its end, kills what is left of its group, and returns its status."""
+        self._process.wait(_END_SECONDS)
+        self.kill()
+        return self._process.kill()
