@@ -1,36 +1,20 @@
-"""The nouns of the system: frozen, plain, imported by everyone, importing nobody.
+"""The nouns of the system: frozen, plain, imported by everyone.
 
-A blobid is the BLAKE3-256 of a blob's content as 64 lowercase hex digits. The catalog may hold
-other things in that column (it belongs to another program), so a `Blob` carries whatever text stood
-there; `is_blobid` is asked before it becomes a path.
+The catalog may hold other things than a blobid in that column (it belongs to another program), so a
+`Blob` carries whatever text it finds; `relative_path` checks it before it becomes a path.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ntt_backup.blobdir.layout import is_blobid as is_blobid
+from ntt_backup.blobdir.layout import relative_path as relative_path
+
 LARGEST_BLOB: Final = 1 << 60  # as in the protocol; no file system holds one
-_BLOBID = re.compile(r"[0-9a-f]{64}")
-
-
-def is_blobid(text: str) -> bool:
-    """Whether text is exactly 64 lowercase hex digits (no newline, no prefix, no upper case)."""
-    return _BLOBID.fullmatch(text) is not None
-
-
-def relative_path(blobid: str) -> str:
-    """Where a blob lies below a store's root: `aa/bb/<blobid>`.
-
-    Raises ValueError for anything that is not a blobid: this is the only place where an id becomes
-    a path, so nothing from the catalog reaches a file system unchecked.
-    """
-    if not is_blobid(blobid):
-        raise ValueError(f"not a blobid: {blobid!r}")
-    return f"{blobid[:2]}/{blobid[2:4]}/{blobid}"
 
 
 class Reason(StrEnum):

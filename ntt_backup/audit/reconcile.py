@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
+from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import Connection
 from ntt_backup.catalog.check_results import record_checks
 from ntt_backup.catalog.selection import Row, rows_in
@@ -31,7 +32,6 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.model import BlobRange, Failure, Reason, is_blobid, relative_path
 from ntt_backup.planner import prefix_ranges
-from ntt_backup.receiver import list_blobs
 from ntt_backup.source.inspection import Store
 
 _APPLY_BLOBS: Final = 1000
@@ -61,12 +61,7 @@ _REASONS: Final = {
     Difference.LOST: Reason.REMOTE_MISSING,
     Difference.REMOTE_SIZE: Reason.REMOTE_CORRUPT,
 }
-_STRAYS: Final = {
-    list_blobs.NOT_A_BLOBID: StrayKind.NOT_A_BLOBID,
-    list_blobs.WRONG_DIRECTORY: StrayKind.WRONG_DIRECTORY,
-    list_blobs.SYMLINK: StrayKind.SYMLINK,
-    list_blobs.NOT_A_FILE: StrayKind.NOT_A_FILE,
-}
+_STRAYS: Final = dict(enumerate(StrayKind))
 
 
 @dataclass(slots=True)
@@ -223,10 +218,11 @@ class _Work:
     def _stray_in_store(self, stray: Stray) -> None:
         self._tell(Difference.STRAY_STORE, stray.path, f"{stray.kind} {stray.detail}".strip())
 
-    def _stray_there(self, kind: int, path: str) -> None:
-        if kind == list_blobs.UNREADABLE_DIRECTORY:
+    def _stray_there(self, number: int, path: str) -> None:
+        kind = _STRAYS.get(number, StrayKind.UNREADABLE)
+        if kind is StrayKind.UNREADABLE:
             self._unreadable.append("" if path == "." else path.replace("/", ""))
-        self._tell(Difference.STRAY_REMOTE, path, _STRAYS.get(kind, StrayKind.UNREADABLE))
+        self._tell(Difference.STRAY_REMOTE, path, kind)
 
     # --- the verdict ------------------------------------------------------------------------------
 

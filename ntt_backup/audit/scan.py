@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup import catalog
-from ntt_backup.blobdir.walk import Stray, StrayKind, Tree
+from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.model import Blob, relative_path
 from ntt_backup.source.inspection import Store
+from ntt_backup.source.tree import SourceTree
 
 BATCH_SIZE: Final = 10_000
 
@@ -70,7 +71,7 @@ class _Scan:
     def __init__(
         self,
         conn: catalog.Connection,
-        tree: Tree,
+        tree: SourceTree,
         on_begin: Callable[[str | None], None],
         on_progress: Callable[[ScanResult], None],
         on_stray: Callable[[Stray], None],
@@ -91,7 +92,9 @@ class _Scan:
     def run(self, *, restart: bool) -> ScanResult:
         self._begin(restart=restart)
         batch: list[str] = []
-        for directory in self._tree.directories(self._directory):
+        # Every directory that sorts after this one.
+        after = f"{self._directory}/" if self._directory else ""
+        for directory in self._tree.directories(after):
             if isinstance(directory, Stray):
                 self._note(directory)
                 continue

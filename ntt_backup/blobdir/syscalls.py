@@ -1,8 +1,7 @@
-"""Three system calls that Python lacks: syncfs, renameat2, openat2, each with what stands in.
+"""Three system calls that Python lacks: syncfs, renameat2 and openat2, each with a substitute.
 
-Through ctypes, because nothing may be compiled on the remote. Each is tried once where it is first
-needed; a kernel, libc or file system without it is remembered, and the slower way of the same
-meaning is taken from then on.
+They are called through ctypes, because nothing may be compiled on the remote. A kernel, libc or
+file system without one of them is remembered, and a slower way of the same meaning is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import ctypes
 import errno
 import os
 import re
-import stat
 from typing import Any
 
 _OPENAT2 = 437
@@ -51,7 +49,7 @@ def _function(name: str, *arguments: Any) -> Any:
 
 
 def _linux() -> tuple[int, int]:
-    """The running kernel's version, (0, 0) where it is not Linux."""
+    """Returns the version of the running Linux kernel, (0, 0) for another system."""
     system = os.uname()
     major, _, rest = system.release.partition(".")
     minor = rest.partition(".")[0].partition("-")[0]
@@ -75,8 +73,8 @@ _missing: set[str] = set()
 
 
 def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
-    """Whether syncfs is there and not filtered out, reaches the disk under this device number, and
-    tells of write-back errors, which it does since Linux 5.8.
+    """Whether syncfs may be called, reaches the disk with this device number, and tells of
+    write-back errors, which it does since Linux 5.8.
     """
     return (
         _SYNCFS is not None
@@ -88,7 +86,7 @@ def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
 
 
 def _file_system(device: int, mounts: str) -> str:
-    """The type of the mounted file system with this device number, or nothing."""
+    """Returns the type of the mounted file system with this device number, or nothing."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open(mounts, encoding="utf-8", errors="replace") as table:
@@ -102,7 +100,7 @@ def _file_system(device: int, mounts: str) -> str:
 
 
 def syncfs(fd: int) -> None:
-    """Everything on fd's file system to stable storage. Raises OSError; runs without the GIL."""
+    """Makes all of fd's file system durable. Raises OSError; runs without the GIL."""
     while _SYNCFS(fd) != 0:
         number = ctypes.get_errno()
         if number != errno.EINTR:
@@ -110,7 +108,7 @@ def syncfs(fd: int) -> None:
 
 
 def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
-    """Rename, never over anything. Raises FileExistsError where the new name is taken."""
+    """Renames, never over anything. Raises FileExistsError where the new name is taken."""
     if _RENAMEAT2 is not None and "renameat2" not in _missing:
         if _RENAMEAT2(source, old, target, new, _RENAME_NOREPLACE) == 0:
             return
@@ -127,7 +125,7 @@ def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
     else:
         os.unlink(old, dir_fd=source)
         return
-    # No links here. Two sessions that race for one name would place the same content.
+    # No links here. Two sessions that race for one name would publish the same content.
     with contextlib.suppress(FileNotFoundError):
         os.stat(new, dir_fd=target, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
@@ -135,8 +133,9 @@ def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
 
 
 def open_beneath(directory: int, path: str, device: int) -> int:
-    """A directory below directory, at a path of plain names, reached through no symlink and on
-    the same device. Raises OSError: ELOOP or ENOTDIR, EXDEV.
+    """Opens a directory below another one, through no symlink and on that device only.
+
+    Raises OSError: ELOOP or ENOTDIR for a symlink, EXDEV for another device.
     """
     if _SYSCALL is not None and "openat2" not in _missing:
         for _ in range(100):
@@ -153,7 +152,7 @@ def open_beneath(directory: int, path: str, device: int) -> int:
             if number in _LACKING:
                 _missing.add("openat2")
                 break
-            # EAGAIN: something was renamed meanwhile, and the kernel asks to be asked again.
+            # EAGAIN: something was renamed meanwhile, and the kernel wants to be asked again.
             if number not in (errno.EAGAIN, errno.EINTR):
                 raise OSError(number, os.strerror(number), path)
     return _open_by_steps(directory, path, device)
@@ -174,15 +173,9 @@ def _open_by_steps(directory: int, path: str, device: int) -> int:
     return current
 
 
-def kind_of(mode: int) -> str:
-    """What stands there, in words."""
-    for test, word in (
-        (stat.S_ISDIR, "a directory"),
-        (stat.S_ISLNK, "a symlink"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISREG, "a file"),
-    ):
-        if test(mode):
-            return word
-    return "a device"
+def words(problem: OSError) -> str:
+    """Returns an error of the system in one line: `ENOSPC: No space left on device: name`."""
+    number = problem.errno or 0
+    name = problem.filename
+    about = f": {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
+    return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}{about}"

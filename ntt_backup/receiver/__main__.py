@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Sequence
 
 from ntt_backup import __version__
+from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import ALLOWED, REQUIRED, Receiver, Terms
-from ntt_backup.receiver.workspace import words
 from ntt_backup.wire import write_messages
 
 _IDLE_SECONDS = 3600.0

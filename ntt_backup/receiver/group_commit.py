@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ntt_backup.receiver.publish import Places
-from ntt_backup.receiver.staged_batch import StagedBatch
+from ntt_backup.blobdir.publish import BatchPublisher
+from ntt_backup.blobdir.staged_batch import StagedBatch
+from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver.sync_thread import Barrier
-from ntt_backup.receiver.workspace import words
 from ntt_backup.wire.write_messages import (
     FAILED,
     MAX_BLOBS,
@@ -35,7 +35,7 @@ class Settling:
     def __init__(
         self,
         barrier: Barrier,
-        places: Places,
+        places: BatchPublisher,
         stage: int,
         hash: int,
         answer: Callable[[Receipt], None],
@@ -99,7 +99,7 @@ class Settling:
         del self._written[:count]
         for batch in batches:
             try:
-                self._directories |= self._places.place(batch)
+                self._directories |= self._places.publish_batch(batch)
             except OSError as problem:
                 self.fail(batch, problem)
             else:

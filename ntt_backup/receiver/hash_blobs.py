@@ -18,9 +18,10 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
-from ntt_backup.receiver.workspace import Ground, Refusal, words
+from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.wire import read_messages
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Verifying:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: Workspace,
         digests: Sequence[bytes],
         new: NewHasher | None,
         b3sum: B3sum | None,

@@ -1,8 +1,7 @@
-"""A blob that comes in pieces, and the offer to go on where an earlier session stopped.
+"""A blob that comes in pieces, and the offer to resume it where an earlier session stopped.
 
-Constant memory whatever its size: each piece is hashed and written as it comes. A resumed blob's
-hash goes on from the state that hashing its prefix again has left, so the check at the end covers
-all of it.
+Memory is constant: each piece is hashed and written as it comes. What an earlier session has left
+is hashed again before it is offered, so the check at the end covers all of the blob.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.receiver.partial import Partial, open_partial
-from ntt_backup.receiver.workspace import Ground
+from ntt_backup.blobdir.partial import Partial, open_partial
+from ntt_backup.blobdir.staging import Staging, write_all
 from ntt_backup.wire.write_messages import RESUMABLE, Large, ProtocolError
 
 if TYPE_CHECKING:
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20
-# A receiver looks around every second; what it syncs before it goes may take longer.
+# A receiver looks every second whether it is still wanted; its last sync may take longer.
 _PREDECESSOR_SECONDS = 10.0
 
 
 class Sums:
-    """The hashes of a blob that comes in pieces: the session's, and BLAKE3 as name, where that is
-    another one and can be had.
+    """The hashes of a blob that comes in pieces: the session's, and BLAKE3 as `name`, where that is
+    another one and available.
     """
 
     def __init__(self, session: Hasher, name: Hasher | None) -> None:
@@ -43,7 +42,7 @@ class Sums:
             self._name.update(data)
 
     def digest(self) -> bytes:
-        """The session's hash."""
+        """Returns the session's hash."""
         return self._session.digest()
 
     def may_be(self, name: bytes) -> bool:
@@ -52,7 +51,7 @@ class Sums:
 
 
 class LargeBlob:
-    """The blob that is coming in. fd: where to; that of partial, if there is one."""
+    """The blob that is coming in. fd: its file; that of partial, if there is one."""
 
     def __init__(self, announced: Large, fd: int, partial: Partial | None, sums: Sums) -> None:
         self.digest = announced.digest
@@ -64,7 +63,7 @@ class LargeBlob:
         self._sums = sums
 
     def write(self, raw: memoryview) -> None:
-        """The next piece. Raises OSError when it cannot be stored."""
+        """Writes the next piece. Raises OSError."""
         if self._length + len(raw) > self._size:
             raise ProtocolError(f"more than the announced {self._size} bytes")
         self._sums.update(raw)
@@ -81,7 +80,9 @@ class LargeBlob:
         return self._sums.digest() == checksum and self._sums.may_be(self.digest)
 
     def seal(self, by_file: bool) -> None:
-        """It is whole and right. A partial file stays locked until it is placed. Raises OSError."""
+        """Ends a blob that is right. A partial file stays locked until it is published. Raises
+        OSError.
+        """
         if self.partial is not None:
             self.partial.keep(self._length)
             return
@@ -92,21 +93,21 @@ class LargeBlob:
             os.close(self._fd)
 
     def interrupt(self) -> None:
-        """The connection has ended within it: keep what there is, for the next one."""
+        """Keeps what has come, for the next connection."""
         if self.partial is not None:
             with contextlib.suppress(OSError):
                 self.partial.keep(self._length)
         self.close()
 
     def close(self) -> None:
-        """Let go of it; a partial file belongs to its batch."""
+        """Closes the file; a partial file belongs to its batch."""
         if self.partial is None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
 
 
 class _Offer(NamedTuple):
-    """A partial file that was asked for: locked, cut to offset, hashed so far."""
+    """A partial file: locked, cut to offset, and hashed so far."""
 
     digest: bytes
     offset: int
@@ -117,25 +118,26 @@ class _Offer(NamedTuple):
 class Offers:
     """The answer to the last ASK_OFFSET, for the LARGE that may follow it.
 
-    begin gives the hashes of a blob, from its digest. alive is called now and then while a long
-    prefix is hashed.
+    begin returns the hashes to compute for a blob, given its digest. alive is called now and then
+    while a long prefix is hashed.
     """
 
     def __init__(
-        self, ground: Ground, begin: Callable[[bytes], Sums], alive: Callable[[], None]
+        self, staging: Staging, begin: Callable[[bytes], Sums], alive: Callable[[], None]
     ) -> None:
-        self._ground = ground
+        self._staging = staging
         self._begin = begin
         self._alive = alive
         self._offer: _Offer | None = None
 
     def make(self, digest: bytes, size: int) -> tuple[int, bytes]:
-        """From where the blob can go on, and the hash of what is there."""
+        """Returns the offset from which the blob can be resumed, and the hash of what is before."""
         self.withdraw()
         sums = self._begin(digest)
+        partial: Partial | None = None
         if size > RESUMABLE:
             self._await_predecessor()
-        partial = open_partial(self._ground, digest) if size > RESUMABLE else None
+            partial = open_partial(self._staging.incoming, digest.hex())
         if partial is None:
             return 0, sums.digest()
         try:
@@ -143,14 +145,14 @@ class Offers:
             partial.cut(offset)
             self._hash(partial, offset, sums)
         except OSError:
-            # It cannot be read: then it is no head start.
+            # What cannot be read cannot be resumed.
             partial.remove()
             return 0, self._begin(digest).digest()
         self._offer = _Offer(digest, offset, partial, sums)
         return offset, sums.digest()
 
     def take(self, announced: Large) -> tuple[Partial | None, Sums]:
-        """The partial file to go on with, if one was offered, and the hashes of what it has."""
+        """Returns the partial file to resume, if one was offered, and the hashes so far."""
         offer = self._offer
         if offer is None or offer.digest != announced.digest:
             self.withdraw()
@@ -164,7 +166,7 @@ class Offers:
         return offer.partial, sums
 
     def withdraw(self) -> None:
-        """Nobody wanted it."""
+        """Lets go of an offer that was not taken."""
         offer, self._offer = self._offer, None
         if offer is not None and offer.offset:
             offer.partial.close()
@@ -172,12 +174,12 @@ class Offers:
             offer.partial.remove()
 
     def _await_predecessor(self) -> None:
-        """What we want may be locked by a session that is about to end."""
+        """Waits for a session that is about to end: it may hold the lock of the partial file."""
         deadline = time.monotonic() + _PREDECESSOR_SECONDS
-        while self._ground.awaits_predecessor and time.monotonic() < deadline:
+        while self._staging.awaits_predecessor and time.monotonic() < deadline:
             self._alive()
             time.sleep(0.05)
-        self._ground.forget_predecessors()
+        self._staging.forget_predecessors()
 
     def _hash(self, partial: Partial, length: int, sums: Sums) -> None:
         at = 0
@@ -188,8 +190,3 @@ class Offers:
             sums.update(chunk)
             at += len(chunk)
             self._alive()
-
-
-def write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

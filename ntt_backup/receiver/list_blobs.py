@@ -1,8 +1,7 @@
 """LIST: the names below `by-hash`, in order, with their sizes, in constant memory.
 
-There may be tens of millions, so nothing is gathered: one directory `aa/bb` is read and sorted at a
-time, and since both levels are walked in order, all the names come in order. What is no blob is
-counted, and named up to a bound; a link is not followed.
+There may be tens of millions, so one directory `aa/bb` is read and sorted at a time. What is no
+blob is counted, and named up to a bound.
 
 A generator of frames: the receiver takes the next one when the last has gone out, so a client that
 reads slowly holds up the walk and fills no memory.
@@ -10,24 +9,14 @@ reads slowly holds up the walk and fills no memory.
 
 from __future__ import annotations
 
-import os
-import re
-import stat
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.syscalls import open_beneath
-from ntt_backup.receiver.workspace import Ground
+from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.walk import Tree
+from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire import read_messages
 
-if TYPE_CHECKING:
-    Entry = os.DirEntry[str]
-
-# Kinds of strays, in the order of `asking.STRAY`.
-NOT_A_BLOBID, WRONG_DIRECTORY, SYMLINK, NOT_A_FILE, UNREADABLE_DIRECTORY = range(5)
-
-_PAIR = re.compile(r"[0-9a-f]{2}")
-_BLOBID = re.compile(r"[0-9a-f]{64}")
+_KINDS = tuple(StrayKind)
 _ALIVE_EVERY = 256
 
 
@@ -35,129 +24,69 @@ class Listing:
     """One LIST. alive is called every now and then while a directory is read."""
 
     def __init__(
-        self, ground: Ground, asked: read_messages.Range, alive: Callable[[], None]
+        self, workspace: Workspace, asked: read_messages.Range, alive: Callable[[], None]
     ) -> None:
-        self._ground = ground
+        self._tree = Tree(workspace.by_hash, workspace.device)
         self._low, self._high = asked.low.hex(), asked.high.hex()
         self._most = asked.most
         self._alive = alive
-        self._names = 0
-        self._bytes = 0
         self._strays = 0
-        self._frames: list[bytes] = []  # Strays that were met and not told of yet.
-        self._page: list[tuple[bytes, int]] = []
 
     def frames(self) -> Generator[bytes, None, None]:
-        """Everything there is to say, the LISTED at its end included."""
+        """Yields the whole answer, the LISTED at its end included."""
+        count = size = 0
         more = False
-        for directory in self._directories():
-            if self._most and self._names == self._most:
-                more = True
-                break
-            found = self._blobs(directory)
-            room = self._most - self._names if self._most else len(found)
-            more = len(found) > room
-            for name, size in found[:room]:
-                self._page.append((bytes.fromhex(name), size))
-                self._names += 1
-                self._bytes += size
-                if len(self._page) == read_messages.MAX_NAMES:
-                    yield from self._told()
-            if self._frames:
-                yield from self._told()
-            if more:
-                break
-        yield from self._told()
-        yield read_messages.listed(
-            read_messages.Listed(self._names, self._bytes, self._strays, more)
-        )
-
-    def _told(self) -> Iterator[bytes]:
-        page, self._page = self._page, []
-        strays, self._frames = self._frames, []
+        page: list[tuple[bytes, int]] = []
+        try:
+            for found in self._found():
+                if self._most and count == self._most:
+                    more = True
+                    break
+                if isinstance(found, Stray):
+                    yield from self._told(found)
+                    continue
+                page.append(found)
+                count += 1
+                size += found[1]
+                if len(page) == read_messages.MAX_NAMES:
+                    yield read_messages.names(page)
+                    page = []
+        finally:
+            self._tree.close()
         if page:
             yield read_messages.names(page)
-        yield from strays
+        yield read_messages.listed(read_messages.Listed(count, size, self._strays, more))
 
-    def _directories(self) -> Iterator[str]:
-        for first in self._level("", self._low[:2], self._high[:2]):
-            low = self._low[2:4] if first == self._low[:2] else "00"
-            high = self._high[2:4] if first == self._high[:2] else "ff"
-            for second in self._level(first, low, high):
-                yield f"{first}/{second}"
-
-    def _level(self, parent: str, low: str, high: str) -> list[str]:
-        """The two-digit directories in parent, sorted; what else is there counts as a stray of
-        whoever asks for the first of them.
-        """
-        found: list[str] = []
-        for entry in self._entries(parent):
-            if _PAIR.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                if low <= entry.name <= high:
-                    found.append(entry.name)
-            elif low == "00":
-                self._stray(parent, entry)
-        return sorted(found)
-
-    def _blobs(self, directory: str) -> list[tuple[str, int]]:
-        """The blobs in one directory that were asked for, sorted, with their sizes."""
-        found: list[tuple[str, int]] = []
-        prefix = directory.replace("/", "")
-        low, high = self._low, self._high
-        # Else it was told of the strays to whoever asked for the directory's beginning.
-        whole = low <= prefix.ljust(64, "0")
-        for number, entry in enumerate(self._entries(directory)):
-            if number % _ALIVE_EVERY == 0:
-                self._alive()
-            name = entry.name
-            if not _BLOBID.fullmatch(name) or not name.startswith(prefix):
-                if whole:
-                    self._stray(directory, entry)
-            elif low <= name <= high:
+    def _found(self) -> Iterator[tuple[bytes, int] | Stray]:
+        """Yields the blobs from low to high in order, each with its size, and the strays."""
+        first, last = (f"{end[:2]}/{end[2:4]}" for end in (self._low, self._high))
+        for directory in self._tree.directories(first, last):
+            if isinstance(directory, Stray):
+                yield directory
+                continue
+            names: list[str] = []
+            for number, entry in enumerate(self._tree.entries(directory)):
+                if number % _ALIVE_EVERY == 0:
+                    self._alive()
+                if isinstance(entry, Stray):
+                    yield entry
+                elif self._low <= entry <= self._high:
+                    names.append(entry)
+            for name in sorted(names):
                 try:
-                    status = entry.stat(follow_symlinks=False)
+                    status = self._tree.lstat(f"{directory}/{name}")
                 except OSError:
                     continue  # It was moved or removed since the directory was read.
-                if stat.S_ISREG(status.st_mode):
-                    found.append((name, status.st_size))
-                else:
-                    self._stray(directory, entry)
-        return sorted(found)
+                yield bytes.fromhex(name), status.st_size
 
-    def _entries(self, path: str) -> Iterator[Entry]:
-        ground = self._ground
-        try:
-            if path:
-                fd = open_beneath(ground.by_hash, path, ground.device)
-            else:
-                fd = os.open(
-                    ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=ground.by_hash
-                )
-        except FileNotFoundError:
+    def _told(self, stray: Stray) -> Iterator[bytes]:
+        """Yields the frame for a stray, unless its directory began in the page before, or too many
+        were told. Of directories that cannot be read the client must hear in any case.
+        """
+        is_directory = stray.kind is StrayKind.UNREADABLE
+        parent = stray.path.rpartition("/")[0].replace("/", "")
+        if not is_directory and parent.ljust(len(self._low), "0") < self._low:
             return
-        except OSError:
-            self._count(UNREADABLE_DIRECTORY, path)
-            return
-        try:
-            with os.scandir(fd) as entries:
-                yield from entries
-        except OSError:
-            self._count(UNREADABLE_DIRECTORY, path)
-        finally:
-            os.close(fd)
-
-    def _stray(self, parent: str, entry: Entry) -> None:
-        if entry.is_symlink():
-            kind = SYMLINK
-        elif not entry.is_file(follow_symlinks=False):
-            kind = NOT_A_FILE
-        elif _BLOBID.fullmatch(entry.name):
-            kind = WRONG_DIRECTORY
-        else:
-            kind = NOT_A_BLOBID
-        self._count(kind, f"{parent}/{entry.name}" if parent else entry.name)
-
-    def _count(self, kind: int, path: str) -> None:
         self._strays += 1
-        if self._strays <= read_messages.MAX_STRAYS or kind == UNREADABLE_DIRECTORY:
-            self._frames.append(read_messages.stray(kind, path or "."))
+        if is_directory or self._strays <= read_messages.MAX_STRAYS:
+            yield read_messages.stray(_KINDS.index(stray.kind), stray.path)

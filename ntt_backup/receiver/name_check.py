@@ -14,8 +14,8 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
-from ntt_backup.receiver.staged_batch import Entry, NewDirectory, StagedBatch
 from ntt_backup.wire.write_messages import MISMATCH
 
 # Some 80 bytes each: far below the least that a system takes as arguments.

@@ -1,25 +1,16 @@
-"""What lies below `by-hash`, opened by the digest of its name and by nothing else.
-
-A path that is put together and opened in one go follows whatever link stands on it. Here a
-directory `aa/bb` is reached through no symlink and on the file system of `by-hash`, a file in it is
-opened without following one, without waiting for a FIFO's writer, and must be a regular file. The
-directory is kept open for the next blob: names are asked for in order. Not for several threads at
-once.
-"""
+"""Opens blobs by digest, and says in verdicts of the protocol what is wrong with them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import stat
-from binascii import hexlify
 
-from ntt_backup.blobdir.syscalls import kind_of, open_beneath
-from ntt_backup.receiver.workspace import Ground, words
+from ntt_backup.blobdir.open import BlobDirectory, NotAFile
+from ntt_backup.blobdir.syscalls import words
+from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire.read_messages import MISSING, UNREADABLE, WRONG
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 
@@ -33,42 +24,25 @@ class Trouble(Exception):
 
 
 class Stock:
-    """The blobs of one session's ground."""
+    """The blobs of one session's workspace. Not for several threads at once."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._path = ""
-        self._fd = -1
+    def __init__(self, workspace: Workspace) -> None:
+        self._blobs = BlobDirectory(workspace.by_hash, workspace.device)
+        self.close = self._blobs.close
 
     def open(self, digest: bytes) -> tuple[int, int]:
-        """(a descriptor for the caller to close, its size). Raises Trouble."""
-        name = hexlify(digest)
+        """Returns (a descriptor for the caller to close, its size). Raises Trouble."""
         try:
-            fd = os.open(name, _READ, dir_fd=self._directory(name[:2] + b"/" + name[2:4]))
+            fd, status = self._blobs.open_blob(digest.hex())
+        except NotAFile as found:
+            raise Trouble(WRONG, str(found)) from None
         except OSError as problem:
             raise trouble(problem) from None
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            raise Trouble(WRONG, f"it is {kind_of(status.st_mode)}")
         return fd, status.st_size
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._path, self._fd = "", -1
-
-    def _directory(self, path: bytes) -> int:
-        wanted = path.decode("ascii")
-        if wanted != self._path:
-            self.close()
-            self._fd = open_beneath(self._ground.by_hash, wanted, self._ground.device)
-            self._path = wanted
-        return self._fd
 
 
 def trouble(problem: OSError) -> Trouble:
-    """What an error of the system says about one blob."""
+    """Returns what an error of the system says about one blob."""
     if problem.errno == errno.ENOENT:
         return Trouble(MISSING, "it is not there")
     if problem.errno in _NOT_A_FILE:
@@ -77,7 +51,7 @@ def trouble(problem: OSError) -> Trouble:
 
 
 def forget(fd: int) -> None:
-    """Have what is read next come from the disk, and what was read not stay in memory.
+    """Has the next read come from the disk, and lets no content stay in memory.
 
     A blob that was written or read lately is in the page cache: hashing it there would prove the
     memory, not the disk, and reading all of a large backup would drive everything else out.

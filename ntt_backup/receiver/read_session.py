@@ -16,7 +16,7 @@ from ntt_backup.receiver.hash_blobs import Verifying
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.open_blob import Stock
 from ntt_backup.receiver.send_blobs import Giving
-from ntt_backup.receiver.workspace import Ground, Refusal, gone
+from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.write_messages import BLAKE3
 
@@ -33,7 +33,7 @@ class Answering:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: Workspace,
         allow: frozenset[str],
         hashes: dict[int, NewHasher],
         b3sum: B3sum | None,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator, Sequence
 
+from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
-from ntt_backup.receiver.workspace import words
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.write_messages import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
 

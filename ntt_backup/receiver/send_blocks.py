@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from hashlib import blake2b
 
+from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
-from ntt_backup.receiver.workspace import words
 from ntt_backup.wire import read_messages
 
 

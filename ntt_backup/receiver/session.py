@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ntt_backup.blobdir.publish import BatchPublisher
 from ntt_backup.blobdir.syscalls import can_syncfs
 from ntt_backup.receiver.b3sum import HOW_TO_GET, B3sum
 from ntt_backup.receiver.group_commit import Settling
 from ntt_backup.receiver.name_check import Naming
-from ntt_backup.receiver.publish import Places
 from ntt_backup.receiver.read_session import Answering
 from ntt_backup.receiver.sync_thread import Barrier
-from ntt_backup.receiver.workspace import Ground, Refusal, gone
+from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.receiver.write_session import Intake
+from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
 from ntt_backup.wire.write_messages import NAME_ALPHABET, ProtocolError
@@ -86,7 +87,7 @@ class Receiver:
         self._spoke = self._moved
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
-        self._ground: Ground | None = None
+        self._ground: Workspace | None = None
         self._by_file = False
         self._barrier: Barrier | None = None
         self._answering: Answering | None = None
@@ -201,11 +202,13 @@ class Receiver:
         if not reading and "put" not in self._terms.allow:
             raise Refusal("refused", "this receiver takes no blobs (--allow)")
         # Two spellings of one path may lead to two places, where a symlink stands before a `..`.
-        ground = Ground(self._terms.root or root, owner, run, slot, self._alive, reading)
+        root = self._terms.root or root
+        write = (root, owner, run, slot, self._alive)
+        ground = Workspace(root) if reading else WriteWorkspace(*write)
         self._ground = ground
         self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
         self._handlers = {write_messages.PING: self._ping, write_messages.BYE: self._bye}
-        if reading:
+        if not isinstance(ground, WriteWorkspace):
             terms = self._terms
             self._answering = Answering(
                 ground, terms.allow, terms.hashes, terms.b3sum, self._wake_end, self._alive
@@ -215,14 +218,14 @@ class Receiver:
             self._begin(ground, kind, by_file)
         self._ready(ground)
 
-    def _begin(self, ground: Ground, kind: int, by_file: bool) -> None:
+    def _begin(self, ground: WriteWorkspace, kind: int, by_file: bool) -> None:
         terms = self._terms
         may_replace = terms.checks_names or "replace" in terms.allow
         naming = Naming(terms.b3sum, ground.stage, self._alive) if terms.b3sum else None
         barrier = Barrier(ground, by_file, self._wake_end)
         self._settling = Settling(
             barrier,
-            Places(ground, may_replace, by_file),
+            BatchPublisher(ground.stage, ground.by_hash, ground.device, may_replace, by_file),
             ground.stage,
             kind,
             self._answer,
@@ -253,7 +256,7 @@ class Receiver:
             }
         )
 
-    def _ready(self, ground: Ground) -> None:
+    def _ready(self, ground: Workspace) -> None:
         free, total = ground.free()
         system = os.uname()
         self._say(
@@ -286,7 +289,7 @@ class Receiver:
         self._say(write_messages.offset(*self._intake.offer(payload)))
 
     def _place(self, payload: memoryview) -> None:
-        if self._ground is not None:
+        if isinstance(self._ground, WriteWorkspace):
             self._ground.place()
             self._ready(self._ground)
 

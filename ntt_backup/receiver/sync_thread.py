@@ -17,13 +17,13 @@ import threading
 from collections.abc import Collection
 
 from ntt_backup.blobdir.syscalls import open_beneath, syncfs
-from ntt_backup.receiver.workspace import Ground
+from ntt_backup.receiver.workspace import Workspace
 
 
 class Barrier:
     """One sync at a time. wake is a descriptor that gets a byte when a sync has ended."""
 
-    def __init__(self, ground: Ground, by_file: bool, wake: int) -> None:
+    def __init__(self, ground: Workspace, by_file: bool, wake: int) -> None:
         self._ground = ground
         self.by_file = by_file
         self._wake = wake

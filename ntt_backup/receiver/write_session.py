@@ -15,12 +15,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ntt_backup.blobdir.partial import open_partial
+from ntt_backup.blobdir.stage_writer import CREATE, StageWriter
+from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.large_blob import LargeBlob, Offers, Sums
 from ntt_backup.receiver.name_check import Naming
-from ntt_backup.receiver.partial import open_partial
-from ntt_backup.receiver.staged_batch import StagedBatch
-from ntt_backup.receiver.staging import CREATE, Stowage
-from ntt_backup.receiver.workspace import Ground
+from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import write_messages
 from ntt_backup.wire.write_messages import (
     BLAKE3,
@@ -55,7 +55,7 @@ class Intake:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: WriteWorkspace,
         hash: int,
         hashes: dict[int, NewHasher],
         naming: Naming | None,
@@ -71,8 +71,8 @@ class Intake:
         self._naming = naming
         self._codecs = codecs
         self._by_file = by_file
-        self._stowage = Stowage(ground, self._new_name, by_file)
-        self._offers = Offers(ground, self._begin_sums, alive)
+        self._writer = StageWriter(ground.stage, ground.by_hash, self._new_name, by_file)
+        self._offers = Offers(ground.staging, self._begin_sums, alive)
         self._on_failure = on_failure
         self._counter = 0
         self._last_number = -1
@@ -116,7 +116,7 @@ class Intake:
         batch.add(digests, len(raw) - begin)
         self._counter = batch.first + batch.blobs
         try:
-            self._stowage.put(batch, first, raw, digests, sizes, begin)
+            self._writer.put(batch, first, raw, digests, sizes, begin)
         except OSError as problem:
             self.fail(problem)
 
@@ -131,7 +131,7 @@ class Intake:
         partial, sums = self._offers.take(announced)
         room = batch.partials < _MOST_PARTIALS
         if partial is None and announced.size > RESUMABLE and room:
-            partial = open_partial(self._ground, announced.digest)
+            partial = open_partial(self._ground.staging.incoming, announced.digest.hex())
         batch.add(announced.digest, announced.size)
         self._counter = batch.first + batch.blobs
         name = batch.lay(batch.blobs - 1)

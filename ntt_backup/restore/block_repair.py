@@ -1,9 +1,7 @@
-"""A large blob that is here, but wrong, made right by the blocks that differ.
+"""Repairs a large local blob by the blocks that differ, so that the rest need not be fetched again.
 
-To fetch gigabytes again because a few bytes have rotted would be the obvious way. Here both ends
-hash block by block, and only the blocks that differ travel. The blob is put together in the
-landing's scratch space, beside the wrong one, and takes its place only when the whole hashes to its
-name.
+Both ends hash the blob block by block. It is put together in scratch space, beside the wrong one,
+and takes its place only when the whole hashes to its name.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _ASKED_AT_ONCE: Final = 1024
 
 
 def mend(session: ReadingSession, landing: Landing, digest: bytes) -> None:
-    """Put the blob together of what is here and what must be fetched.
+    """Puts the blob together from local blocks and fetched ones.
 
     If even so it does not hash to its name, the remote's is wrong too.
     """

@@ -162,9 +162,9 @@ def prove(
 
 
 def _names(tree: Tree, digits: str) -> Iterator[str]:
-    directories, _ = tree.subdirectories(digits)
-    for directory in directories:
-        yield from (entry for entry in tree.entries(directory) if isinstance(entry, str))
+    for directory in tree.directories(digits, f"{digits}/ff"):
+        if isinstance(directory, str):
+            yield from (entry for entry in tree.entries(directory) if isinstance(entry, str))
 
 
 def _judge(proof: Proof, found: tuple[Blob, object] | Failure) -> None:

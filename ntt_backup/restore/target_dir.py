@@ -1,15 +1,13 @@
-"""Where restored blobs land: a directory in which every name that is seen is complete and right.
+"""The target directory of a restore, in which every name that is seen is complete and right.
 
-Writing in place would show half a file under a good name whenever the power or the link fails. So
-content goes into scratch space below the destination under short names; once it hashes to its name
-and a sync has covered the whole batch, each file is renamed into `aa/bb/`. What stands there by
-then is either what was right before, or is replaced in that one step.
+Content goes into scratch space below the target under short names; once it hashes to its name and a
+sync has covered the whole batch, each file is published as `aa/bb/<blobid>`. A wrong blob that has
+the name is replaced in that one step.
 
 A large blob is kept by its name in `.ntt-restore/partial` until it is whole, also when the program
-is killed: what is there of it is hashed and built upon by the next call. Everything is done
-relative to descriptors of directories, and no link below the destination is followed.
+is killed: the next call hashes it and resumes there. No link below the target is followed.
 
-A `Place` is the destination, locked; each thread has a `Landing` of its own.
+A `Place` is the target, locked; each thread has a `Landing` of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,25 +23,26 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.syscalls import can_syncfs, open_beneath, syncfs
+from ntt_backup.blobdir.open import BlobDirectory, Misplaced, NotAFile, open_below
+from ntt_backup.blobdir.partial import PARTIAL
+from ntt_backup.blobdir.publish import Publisher
+from ntt_backup.blobdir.staging import remove_tree, write_all
+from ntt_backup.blobdir.syscalls import can_syncfs, syncfs
 from ntt_backup.client.read_session import failure_there, mismatch_there
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
-from ntt_backup.receiver.large_blob import write_all
 from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import RESUMABLE
+from ntt_backup.wire.write_messages import PRESENT, REFUSED, RESUMABLE
 
 SCRATCH: Final = ".ntt-restore"
 
 _CHUNK: Final = 1 << 20
 _WORTH_MENDING: Final = 1 << 20
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Place:
-    """The destination, made if only its last part is missing, and locked against a second restore.
+    """The target, made if only its last part is missing, and locked against a second restore.
 
     Raises DestinationError, LockHeld.
     """
@@ -56,53 +53,49 @@ class Place:
             self._made = not root.is_dir()
             if self._made:
                 root.mkdir(0o755)
-            self.fd = os.open(root, _DIRECTORY)
+            self.fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self.device = os.fstat(self.fd).st_dev
-            with suppress(FileExistsError):
-                os.mkdir(SCRATCH, 0o700, dir_fd=self.fd)
-            self._scratch = os.open(SCRATCH, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd)
+            self._scratch = open_below(self.fd, SCRATCH, make=0o700)
             try:
                 fcntl.flock(self._scratch, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LockHeld(f"another restore into {root} is at work") from None
-            with suppress(FileExistsError):
-                os.mkdir("partial", 0o700, dir_fd=self._scratch)
-            self.partial = os.open("partial", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._scratch)
-            for name in os.listdir(self._scratch):
-                if name != "partial":
-                    shutil.rmtree(name, dir_fd=self._scratch)
+            self.partial = open_below(self._scratch, PARTIAL, make=0o700)
+            self._empty_scratch()
 
     def stage(self, name: str) -> int:
-        """An empty directory for one thread's files."""
+        """Returns an empty directory for one thread's files, for the caller to close."""
         with destination(self.root):
-            os.mkdir(name, 0o700, dir_fd=self._scratch)
-            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._scratch)
+            return open_below(self._scratch, name, make=0o700)
 
     def sync(self) -> None:
-        """Make all that was written and named durable."""
+        """Makes all that was written and published durable."""
         with destination(self.root):
-            if can_syncfs(os.fstat(self.fd).st_dev):
+            if can_syncfs(self.device):
                 syncfs(self.fd)
             else:
                 os.sync()
 
     def close(self) -> None:
-        """Leave nothing but names that are right, and what of large blobs is worth keeping."""
+        """Leaves nothing but published blobs, and what can be resumed of large ones."""
         with suppress(OSError):
-            for name in os.listdir(self._scratch):
-                if name != "partial":
-                    shutil.rmtree(name, ignore_errors=True, dir_fd=self._scratch)
-            os.rmdir("partial", dir_fd=self._scratch)
+            self._empty_scratch()
+            os.rmdir(PARTIAL, dir_fd=self._scratch)
             os.rmdir(SCRATCH, dir_fd=self.fd)
             if self._made:
                 self.root.rmdir()  # Where nothing came, it is empty.
         for fd in (self.partial, self._scratch, self.fd):
             os.close(fd)
 
+    def _empty_scratch(self) -> None:
+        for name in os.listdir(self._scratch):
+            if name != PARTIAL:
+                remove_tree(self._scratch, name)
+
 
 @dataclass(slots=True)
 class _Large:
-    """A blob that comes in pieces: its file, and the hash of what is there of it."""
+    """A blob that comes in pieces: its file, and the hash of what has come of it."""
 
     digest: bytes
     fd: int
@@ -114,14 +107,15 @@ class _Large:
 
 
 class Landing:
-    """One thread's files on their way; see `strategy.reading.Taker`. Raises DestinationError.
+    """One thread's files on their way; see `client.read_session.Taker`. Raises DestinationError.
 
-    on_bytes is told of content as it comes.
+    on_bytes is told the length of content as it comes.
     """
 
     def __init__(self, place: Place, name: str, on_bytes: Callable[[int], None]) -> None:
         self._place = place
         self._stage = place.stage(name)
+        self._blobs = BlobDirectory(place.fd, place.device)
         self._on_bytes = on_bytes
         self._buffer = memoryview(bytearray(_CHUNK))
         self._staged: list[tuple[bytes, int, str]] = []
@@ -131,27 +125,17 @@ class Landing:
         self._again: list[bytes] = []
         self.failures: list[Failure] = []
 
-    # --- what is there already --------------------------------------------------------------------
+    # --- what the target has ----------------------------------------------------------------------
 
     def is_right(self, digest: bytes, size: int | None, *, trust_size: bool) -> bool:
-        """Whether the destination has this blob. size: what the remote has, None for unknown.
-        trust_size: a file of that size is right, whatever its content is.
+        """Whether the target has this blob. size: the remote's, None for unknown. trust_size: takes
+        a file of that size for right without reading it.
         """
-        name = digest.hex()
         try:
-            directory = open_beneath(self._place.fd, f"{name[:2]}/{name[2:4]}", self._place.device)
-        except OSError:
+            fd, status = self._blobs.open_blob(digest.hex())
+        except (OSError, NotAFile):
             return False
         try:
-            fd = os.open(name, _READ, dir_fd=directory)
-        except OSError:
-            return False
-        finally:
-            os.close(directory)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return False
             if trust_size and size is not None:
                 return status.st_size == size
             return self._hash(fd).digest() == digest
@@ -161,7 +145,7 @@ class Landing:
             os.close(fd)
 
     def has_base(self, digest: bytes) -> bool:
-        """Whether a file that is worth mending stands in this blob's place."""
+        """Whether a file that is worth mending has this blob's name."""
         try:
             with self.base(digest) as fd:
                 return os.fstat(fd).st_size >= _WORTH_MENDING
@@ -170,17 +154,14 @@ class Landing:
 
     @contextmanager
     def base(self, digest: bytes) -> Iterator[int]:
-        """A descriptor of the file in this blob's place."""
+        """Gives a descriptor of the file that has this blob's name."""
         name = digest.hex()
-        with destination(self._place.root / name[:2] / name[2:4]):
-            directory = open_beneath(self._place.fd, f"{name[:2]}/{name[2:4]}", self._place.device)
-            try:
-                fd = os.open(name, _READ, dir_fd=directory)
-            finally:
-                os.close(directory)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise DestinationError(f"{name} is no file any more")
+            with destination(self._place.root / name[:2] / name[2:4]):
+                fd, _ = self._blobs.open_blob(name)
+        except NotAFile:
+            raise DestinationError(f"{name} is no file any more") from None
+        try:
             yield fd
         finally:
             os.close(fd)
@@ -194,13 +175,13 @@ class Landing:
         return True
 
     def resume(self, digest: bytes) -> int:
-        """How many bytes of a large blob an earlier attempt has left; it is gone on from there."""
+        """Returns how many bytes of a large blob an earlier attempt has left, to resume there."""
+        name = digest.hex()
         with destination(self._place.root):
-            fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._place.partial)
+            fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._place.partial)
             hasher = self._hash(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
         self._forget_resumed()
-        name = digest.hex()
         self._resumed = _Large(digest, fd, self._place.partial, name, hasher, size, resumed=True)
         return size
 
@@ -249,7 +230,7 @@ class Landing:
         self.add(data)
 
     def add(self, data: memoryview) -> None:
-        """A piece that need not be fetched."""
+        """Adds a piece that was not fetched."""
         large = self._large
         if large is not None:
             large.hasher.update(data)
@@ -268,7 +249,7 @@ class Landing:
             with destination(self._place.root):
                 os.unlink(large.name, dir_fd=large.directory)
             if large.resumed:
-                self._again.append(large.digest)  # The part that was here may be what is wrong.
+                self._again.append(large.digest)  # The part of an earlier attempt may be wrong.
             else:
                 self.not_given(large.digest, read_messages.WRONG, mismatch_there(large.size, found))
         else:
@@ -281,39 +262,39 @@ class Landing:
         self._number += 1
         return str(self._number)
 
-    # --- giving names -----------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     def settle(self) -> int:
-        """Give everything that is whole its name; how many blobs that were."""
+        """Publishes all that is whole; returns how many blobs that were."""
         staged, self._staged = sorted(self._staged), []
         if not staged:
             return 0
         self._place.sync()
-        opened, at = -1, ""
+        publisher = Publisher(self._place.fd, self._place.device, may_replace=True)
         try:
             for digest, directory, name in staged:
-                blobid = digest.hex()
-                wanted = f"{blobid[:2]}/{blobid[2:4]}"
-                with destination(self._place.root / wanted):
-                    if wanted != at:
-                        if opened >= 0:
-                            os.close(opened)
-                        opened, at = self._directory(wanted), wanted
-                    os.rename(name, blobid, src_dir_fd=directory, dst_dir_fd=opened)
+                path = self._place.root / digest[:1].hex() / digest[1:2].hex()
+                with destination(path):
+                    taken = publisher.publish(digest, directory, name.encode())
+                    if taken is not None and taken.verdict == REFUSED:
+                        raise DestinationError(
+                            f"cannot restore into {path}",
+                            detail=f"{digest.hex()}: {taken.text}",
+                            hint="remove it, and call it again",
+                        )
+                    if taken is not None and taken.verdict == PRESENT:
+                        os.unlink(name, dir_fd=directory)
         finally:
-            if opened >= 0:
-                os.close(opened)
+            publisher.close()
         return len(staged)
 
     def again(self) -> list[bytes]:
-        """What must be asked for once more, from its beginning."""
+        """Returns the blobs that must be asked for once more, from their beginning."""
         again, self._again = self._again, []
         return again
 
     def forget(self) -> None:
-        """The connection is gone, and what was asked for is asked for again. What is there of large
-        blobs stays for `resume`.
-        """
+        """Forgets what was asked for on a connection that was lost. Large blobs can be resumed."""
         self._abandon()
         self._forget_resumed()
         self.failures.clear()
@@ -326,17 +307,8 @@ class Landing:
     def close(self) -> None:
         self._abandon()
         self._forget_resumed()
+        self._blobs.close()
         os.close(self._stage)
-
-    def _directory(self, path: str) -> int:
-        place = self._place
-        try:
-            return open_beneath(place.fd, path, place.device)
-        except FileNotFoundError:
-            for part in (path[:2], path):
-                with suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=place.fd)
-            return open_beneath(place.fd, path, place.device)
 
     def _abandon(self) -> None:
         large, self._large = self._large, None
@@ -351,10 +323,11 @@ class Landing:
 
 @contextmanager
 def destination(path: Path) -> Iterator[None]:
-    """Raise DestinationError for what the system says about the destination."""
+    """Raises DestinationError for what the system says about the target."""
     try:
         yield
-    except OSError as error:
+    except (OSError, Misplaced) as error:
+        code = error.errno if isinstance(error, OSError) else errno.ELOOP
         hints = {
             errno.ENOSPC: "free space there, and call it again: what is there is not fetched again",
             errno.EDQUOT: "raise the quota there, and call it again",
@@ -366,6 +339,6 @@ def destination(path: Path) -> Iterator[None]:
         }
         raise DestinationError(
             f"cannot restore into {path}",
-            detail=error.strerror or str(error),
-            hint=hints.get(error.errno or 0, "look at what stands there, and at its disk"),
+            detail=getattr(error, "strerror", None) or str(error),
+            hint=hints.get(code or 0, "look at what stands there, and at its disk"),
         ) from error

@@ -1,11 +1,7 @@
 """Reads blobs for sending: content and its check in one go.
 
-The obvious way is to check every blob first and to read it again when it is sent; that is twice the
-reading, and what was checked is not what is sent. Here the bytes that go out are the very bytes
-whose BLAKE3 was compared with the name. The good case is kept short: open, read, close, hash, four
-calls a blob. Only when something is odd is `Store.examine` asked what, in words.
-
- Not for several threads at once.
+The bytes that are sent are the very bytes whose BLAKE3 was compared with the name. The good case is
+kept short: open, read, close, hash. Only when something is odd does `Store.examine` find the words.
 """
 
 from __future__ import annotations
@@ -14,12 +10,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from blake3 import blake3
 
-from ntt_backup.model import Blob, Failure, Reason, relative_path
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
 
 
@@ -31,7 +27,10 @@ class TooLarge:
 
 
 class Reader:
-    """The blobs of one batch, in any order. Raises SourceError when the store is to blame."""
+    """Reads the blobs of one batch, in any order. Not for several threads at once.
+
+    Raises SourceError when the store is to blame.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,16 +39,11 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._tree.__exit__(kind, error, traceback)
+    def __exit__(self, *_: object) -> None:
+        self._tree.__exit__()
 
     def read(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
-        """Read the whole blob; its length in bytes, once its content is known to be right.
+        """Reads the whole blob; returns its length, once its content is known to be right.
 
         into must be longer than the blob: one that fills it is TooLarge.
         """
@@ -68,7 +62,7 @@ class Reader:
         return self._explain(blob, into)
 
     def _explain(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
-        """What is odd about a blob. One that is right after all, only read in parts, is read."""
+        """Returns what is odd about a blob. One that is right, but came in parts, is read."""
         examined = self._store.examine(self._tree, blob, verify=False)
         if isinstance(examined, Failure):
             return examined
@@ -81,7 +75,7 @@ class Reader:
                 while piece := os.readv(fd, (into[count:],)):
                     count += piece
         except OSError as error:
-            return self._store.failure(self._tree, blob, error)
+            return self.failure(blob, error)
         if count < len(into) and _is_right(sized, into[:count]):
             return count
         found = blake3(into[:count]).hexdigest()
@@ -89,7 +83,7 @@ class Reader:
 
     @contextmanager
     def opened(self, blob: Blob) -> Iterator[int]:
-        """A descriptor of the blob. Raises OSError."""
+        """Gives a descriptor of the blob. Raises OSError."""
         fd = self._tree.open(relative_path(blob.blobid))
         try:
             yield fd
@@ -97,11 +91,11 @@ class Reader:
             os.close(fd)
 
     def failure(self, blob: Blob, error: OSError) -> Failure:
-        """What an error while a blob was read says about it, unless that is about the store."""
+        """Returns what an error while a blob was read says about it. Raises SourceError."""
         return self._store.failure(self._tree, blob, error)
 
     def require_life(self, failed: list[Failure], *, nothing_sent: bool) -> None:
-        """Before blobs are blamed: was the store there all the while? See `Store.require_life`."""
+        """Raises SourceError if the store may be to blame: see `Store.require_life`."""
         self._store.require_life(self._tree, failed, nothing_ready=nothing_sent)
 
 

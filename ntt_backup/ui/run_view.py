@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup.audit.scan import ScanResult
-from ntt_backup.blobdir.walk import Stray
+from ntt_backup.blobdir.layout import Stray
 from ntt_backup.daemon.progress import Snapshot, View, WorkerLine
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.format import describe, duration, level_of, many, printable, size

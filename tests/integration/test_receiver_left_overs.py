@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.receiver.workspace import Ground
+from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import write_messages
 from tests.receiver_driver import FarSide, digest_of, litter, put
 
@@ -123,7 +123,7 @@ def test_there_are_signs_of_life_while_a_large_stage_is_removed(root: Path) -> N
     for number in range(1000):
         (dead / str(number)).touch()
     signs: list[int] = []
-    ground = Ground(
+    ground = WriteWorkspace(
         str(root), "0123456789ab", "run2", "0", lambda: signs.append(len(os.listdir(dead)))
     )
     ground.leave()
@@ -145,7 +145,7 @@ def test_what_leaves_a_stage_while_it_is_removed_stays_whole(root: Path) -> None
         with contextlib.suppress(FileNotFoundError):
             new.rename(place)
 
-    Ground(str(root), "0123456789ab", "run2", "0", move).leave()
+    WriteWorkspace(str(root), "0123456789ab", "run2", "0", move).leave()
 
     assert not place.exists() or len(list(place.iterdir())) == 3
     assert not (root / ".ntt-incoming").exists()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ntt_backup import catalog as catalog_api
 from ntt_backup.audit import scan as scan_module
 from ntt_backup.audit.scan import ScanResult, scan
-from ntt_backup.blobdir.walk import Stray, StrayKind
+from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.catalog import Connection, load_scan
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, relative_path

@@ -19,7 +19,7 @@ MODULES = sorted(
     str(path.relative_to(PACKAGE))
     for place in TRAVELS
     for path in PACKAGE.glob(f"{place}/*.py")
-    if path.name not in ("__init__.py", "walk.py")
+    if path.name != "__init__.py"
 )
 FOREIGN = {"blake3", "compression.zstd", "backports.zstd", "zstandard"}
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
+from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.group_commit import Settling
-from ntt_backup.receiver.staged_batch import StagedBatch
 from ntt_backup.wire import write_messages
 from ntt_backup.wire.write_messages import Receipt
 
@@ -44,7 +44,7 @@ class FakePlaces:
         self.placed: list[int] = []
         self.failing: dict[int, OSError] = {}
 
-    def place(self, batch: StagedBatch) -> set[str]:
+    def publish_batch(self, batch: StagedBatch) -> set[str]:
         if batch.number in self.failing:
             raise self.failing[batch.number]
         self.placed.append(batch.number)

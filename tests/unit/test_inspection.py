@@ -20,11 +20,12 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.blobdir.walk import CACHED_DIRECTORIES, Stray, StrayKind, Tree
+from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Reason, is_blobid, relative_path
 from ntt_backup.source import inspection as store_module
 from ntt_backup.source.inspection import Store
+from ntt_backup.source.tree import KEPT_DIRECTORIES, SourceTree
 
 NOBODY = 65534
 
@@ -174,7 +175,7 @@ def test_root_may_be_a_link(root: Path, blobs: list[Blob], tmp_path: Path) -> No
 
 
 def test_more_directories_than_are_kept_open(root: Path) -> None:
-    many = [put(root, str(number).encode()) for number in range(3 * CACHED_DIRECTORIES)]
+    many = [put(root, str(number).encode()) for number in range(3 * KEPT_DIRECTORIES)]
     before = len(os.listdir("/proc/self/fd"))
     found = Store(root).inspect([*many, *reversed(many)], verify=True)
     assert found.ready == [*many, *reversed(many)]
@@ -384,10 +385,9 @@ def test_a_directory_full_of_strays_is_walked_in_constant_memory(tmp_path: Path)
         (tmp_path / f"no blob {number}").touch()
     (tmp_path / "00" / "00").mkdir(parents=True)
     strays = 0
-    with Tree(tmp_path) as tree:
+    with SourceTree(tmp_path) as tree:
         tracemalloc.start()
         try:
-            tree.subdirectories("")
             for entry in tree.directories():
                 strays += isinstance(entry, Stray)
             peak = tracemalloc.get_traced_memory()[1]
@@ -669,8 +669,8 @@ def walk(root: Path, after: str | None = None) -> tuple[list[str], set[str], lis
     directories: list[str] = []
     blobids: set[str] = set()
     strays: list[Stray] = []
-    with Tree(root) as tree:
-        for directory in tree.directories(after):
+    with SourceTree(root) as tree:
+        for directory in tree.directories(f"{after}/" if after else ""):
             if isinstance(directory, Stray):
                 strays.append(directory)
                 continue
@@ -748,7 +748,7 @@ def test_a_file_system_that_goes_away_under_a_walk_is_no_stray(
 ) -> None:
     path = relative_path(blobs[0].blobid)
     faults.opening(path[3:5], errno.ESTALE)
-    with Tree(root) as tree:
+    with SourceTree(root) as tree:
         with pytest.raises(SourceError, match="Stale"):
             tree.lstat(path)
         with pytest.raises(SourceError, match="Stale"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.receiver.workspace import lock_file
+from ntt_backup.blobdir.partial import lock_file
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from ntt_backup.audit.scan import ScanResult
-from ntt_backup.blobdir.walk import StrayKind
+from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder

@@ -1,7 +1,6 @@
-"""One batch as the receiver holds it: which staged file has which digest, and what went otherwise.
+"""One batch in the staging directory: which file holds which blob, and which blobs went otherwise.
 
-Kept as lean as the frames are: 32 bytes a blob, one run of digests a pack, file names implied by a
-counter or by the digest.
+A blob takes 32 bytes here: file names follow from a counter or from the digest.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from binascii import hexlify
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ntt_backup.receiver.partial import Partial
-from ntt_backup.receiver.workspace import remove_tree
-from ntt_backup.wire.write_messages import DIGEST_BYTES, Exceptional
+from ntt_backup.blobdir.layout import DIGEST_BYTES
+from ntt_backup.blobdir.partial import Partial
+from ntt_backup.blobdir.staging import remove_tree
+from ntt_backup.wire.write_messages import Exceptional
 
 
 class Entry(NamedTuple):
@@ -28,8 +28,8 @@ class Entry(NamedTuple):
 
 
 class NewDirectory:
-    """A directory `aa/bb` in the making: it lies in the stage under its own name, and holds blobs
-    of the batch under their final ones, between the positions begin and end.
+    """A directory `aa/bb` in the making: it lies in the stage under a name of its own, and holds
+    blobs of the batch under their final names, between the positions begin and end.
     """
 
     __slots__ = ("begin", "end", "name", "prefix")
@@ -58,41 +58,42 @@ class StagedBatch:
         self._missing: set[int] = set()
 
     def add(self, digests: bytes, size: int) -> None:
-        """Blobs that are staged under the next names, in order; size: all of them together."""
+        """Adds the next blobs, in order. size: the bytes of all of them together."""
         self._digests += digests
         self.blobs += len(digests) // DIGEST_BYTES
         self.bytes += size
 
     @property
     def partials(self) -> int:
-        """How many partial files it holds open."""
+        """The number of partial files that it holds open."""
         return len(self._partials)
 
     def add_partial(self, partial: Partial) -> None:
-        """The blob that was added last is not in the stage, but this partial file."""
+        """Has the blob that was added last lie in this partial file, not in the stage."""
         self._partials[self.blobs - 1] = partial
 
     def except_for(self, position: int, verdict: int, text: str) -> None:
-        """The blob is not staged (any more), or not simply stored."""
+        """Gives a blob that is not staged (any more), or not simply stored, its own verdict."""
         self.exceptions.append(Exceptional(position, verdict, text))
         self._missing.add(position)
 
     def name(self, position: int) -> bytes:
+        """Returns the name of a file of its own in the stage."""
         return b"%d" % (self.first + position)
 
     def lay(self, position: int) -> bytes:
-        """The name for a blob that is staged by itself, or else is a partial file."""
+        """Returns the name for a blob that gets a file of its own, in the stage or partial."""
         self._loose.add(position)
         return self.name(position)
 
     def begin_directory(self, prefix: bytes, position: int) -> NewDirectory:
-        """One more directory in the stage, still to be made."""
+        """Adds a directory, which must still be made in the stage."""
         directory = NewDirectory(prefix, f"d{self.first + position}", position)
         self.directories.append(directory)
         return directory
 
     def entries(self, stage: int) -> Iterator[Entry]:
-        """What is staged by itself, in order of digest, so that each directory is opened once."""
+        """Yields the files of single blobs in order of digest: each directory is opened once."""
         for digest, position in sorted((self._digest(at), at) for at in self._loose):
             if position in self._missing:
                 continue
@@ -103,21 +104,21 @@ class StagedBatch:
                 yield Entry(digest, position, partial.directory, partial.name, partial)
 
     def entries_in(self, directory: NewDirectory, fd: int) -> Iterator[Entry]:
-        """What is staged in that directory, which is open as fd."""
+        """Yields the files in that directory, which is open as fd."""
         for position in range(directory.begin, directory.end):
             if position not in self._missing and position not in self._loose:
                 digest = self._digest(position)
                 yield Entry(digest, position, fd, hexlify(digest), None)
 
     def take_partial(self, position: int) -> None:
-        """The partial file of this blob was moved into place."""
+        """Forgets the partial file of this blob, if there is one: it has been published."""
         partial = self._partials.pop(position, None)
         if partial is not None:
             partial.moved()
 
     def drop(self, position: int, directory: int, name: bytes) -> None:
-        """The file of this blob is of no use any more: its partial file, or else the one of that
-        name. Raises OSError.
+        """Removes the file of this blob: its partial file, or else the one of that name. Raises
+        OSError.
         """
         partial = self._partials.pop(position, None)
         if partial is None:
@@ -126,7 +127,7 @@ class StagedBatch:
             partial.remove()
 
     def discard(self, stage: int, keep_partials: bool) -> None:
-        """Leave nothing of it in the stage, whatever was and was not placed."""
+        """Removes all that is left of it in the stage."""
         for position in self._loose:
             with contextlib.suppress(OSError):
                 os.unlink(self.name(position), dir_fd=stage)

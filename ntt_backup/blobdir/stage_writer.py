@@ -1,14 +1,12 @@
-"""Writing small blobs into the stage, so that naming them later takes the fewest system calls.
+"""Writes small blobs into the stage so that publishing them takes the fewest system calls.
 
-Most blobs are a few kilobytes, and there are millions of them, so what happens once a blob is one
-open, one write and one close, from a view of the buffer that the frame was read into.
+Most blobs are a few kilobytes, and there are millions of them: a blob is one open, one write and
+one close, from a view of the buffer that the frame was read into.
 
-A file a blob in the stage, renamed one by one, costs as much again when names are given: a rename
-each, and a directory to be made. But blobs come in the order of their digests, and a first backup
-finds hardly any of the directories there. So where `by-hash` has no `aa/bb`, one is made in the
-stage, its blobs are written under their final names, and `place` moves all of it with one rename.
-Whether it is there is looked up by a listing that may be out of date: `place` finds out, and moves
-file by file then.
+Blobs come in the order of their digests, and a first backup finds hardly any directory. So where
+`by-hash` has no `aa/bb`, one is made in the stage, its blobs are written under their final names,
+and one rename publishes all of it. Whether it exists is looked up in a listing that may be out of
+date: publishing finds out, and moves file by file then.
 """
 
 from __future__ import annotations
@@ -17,26 +15,40 @@ import errno
 import os
 import stat
 from binascii import hexlify
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ntt_backup.blobdir.layout import DIGEST_BYTES
+from ntt_backup.blobdir.staged_batch import NewDirectory, StagedBatch
+from ntt_backup.blobdir.staging import write_all
 from ntt_backup.blobdir.syscalls import DIRECTORY
-from ntt_backup.receiver.large_blob import write_all
-from ntt_backup.receiver.staged_batch import NewDirectory, StagedBatch
-from ntt_backup.receiver.workspace import Ground
-from ntt_backup.wire.write_messages import DIGEST_BYTES, MISMATCH
+from ntt_backup.wire.write_messages import MISMATCH
 
 if TYPE_CHECKING:
-    from ntt_backup.receiver.hashing import NewHasher
+    from typing import Protocol
+
+    class Hasher(Protocol):
+        def digest(self) -> bytes: ...
+
 
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Stowage:
-    """new_hasher: of BLAKE3, where there is one, to check each blob. by_file: sync each of them."""
+class StageWriter:
+    """Writes into the stage, by descriptor, what will be published in by_hash.
 
-    def __init__(self, ground: Ground, new_hasher: NewHasher | None, by_file: bool) -> None:
-        self._stage = ground.stage
-        self._vacancies = _Vacancies(ground)
+    new_hasher: of BLAKE3, to check each blob; None where there is none. by_file: syncs each file.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        by_hash: int,
+        new_hasher: Callable[[memoryview], Hasher] | None,
+        by_file: bool,
+    ) -> None:
+        self._stage = stage
+        self._missing = _MissingDirectories(stage, by_hash)
         self._new_hasher = new_hasher
         self._by_file = by_file
 
@@ -49,10 +61,10 @@ class Stowage:
         sizes: tuple[int, ...],
         at: int,
     ) -> None:
-        """Write the blobs that lie in raw from `at` on; the first has that position in the batch.
+        """Writes the blobs that lie in raw from `at` on; the first has that position in the batch.
         Raises OSError.
         """
-        # The inner loop: a blob is three system calls, and nothing is looked up twice.
+        # The inner loop: nothing is looked up twice.
         open_, write, close, stage = os.open, os.write, os.close, self._stage
         new_hasher, by_file = self._new_hasher, self._by_file
         prefix, directory = b"", -1
@@ -79,7 +91,7 @@ class Stowage:
                         fd = open_(hexlify(digest), CREATE, 0o644, dir_fd=directory)
                         new.end = position + index + 1
                     except FileExistsError:
-                        pass  # The same blob twice: the second is found to be there when placed.
+                        pass  # The same blob twice: the second will be found present.
                 if fd < 0:
                     fd = open_(batch.lay(position + index), CREATE, 0o644, dir_fd=stage)
                 try:
@@ -98,12 +110,12 @@ class Stowage:
     def _new_directory(
         self, batch: StagedBatch, prefix: bytes, position: int
     ) -> NewDirectory | None:
-        """The directory in the stage where blobs of that prefix go; None where they go into the
+        """Returns the directory in the stage for blobs of that prefix; None where they go into the
         stage itself. Raises OSError.
         """
         if batch.directories and batch.directories[-1].prefix == prefix:
             return batch.directories[-1]
-        if not self._vacancies.take(prefix):
+        if not self._missing.take(prefix):
             return None
         new = batch.begin_directory(prefix, position)
         try:
@@ -116,13 +128,14 @@ class Stowage:
         return new
 
 
-class _Vacancies:
-    """Which directories `aa/bb` are nowhere yet, as far as is known: of one `aa` at a time, since
+class _MissingDirectories:
+    """The directories `aa/bb` that are known to be missing. It remembers one `aa` at a time, since
     blobs come in order.
     """
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, stage: int, by_hash: int) -> None:
+        self._stage = stage
+        self._by_hash = by_hash
         self._above = b""
         self._names: set[str] | None = None
 
@@ -133,7 +146,7 @@ class _Vacancies:
             self._above = above
             try:
                 self._names = self._look(above.hex())
-            except OSError:  # `place` will meet it too, and tell.
+            except OSError:  # Publishing will meet it too, and tell.
                 self._names = None
         if self._names is None or name in self._names:
             return False
@@ -141,25 +154,21 @@ class _Vacancies:
         return True
 
     def _look(self, above: str) -> set[str] | None:
-        """What there is below; None where a directory that is made there would inherit what one
-        that is made in the stage does not. Raises OSError.
+        """Returns the names below; None where a directory that is made in the stage would not
+        inherit the same as one that is made below. Raises OSError.
         """
         try:
-            fd = os.open(above, DIRECTORY, dir_fd=self._ground.by_hash)
+            fd = os.open(above, DIRECTORY, dir_fd=self._by_hash)
         except FileNotFoundError:
-            found = set()
-            alike = _legacy(self._ground.by_hash) == _legacy(self._ground.stage)
-        else:
-            try:
-                found = set(os.listdir(fd))
-                alike = _legacy(fd) == _legacy(self._ground.stage)
-            finally:
-                os.close(fd)
-        return found if alike else None
+            return set() if _inherited(self._by_hash) == _inherited(self._stage) else None
+        try:
+            return set(os.listdir(fd)) if _inherited(fd) == _inherited(self._stage) else None
+        finally:
+            os.close(fd)
 
 
-def _legacy(fd: int) -> tuple[int | None, bytes]:
-    """What a new directory takes over from the one it is made in: its group, and its ACL."""
+def _inherited(fd: int) -> tuple[int | None, bytes]:
+    """Returns what a directory passes on to those made in it: its group, and its access list."""
     status = os.fstat(fd)
     group = status.st_gid if status.st_mode & stat.S_ISGID else None
     try:

@@ -1,0 +1,156 @@
+"""Opens directories and blobs below a directory, by descriptor and without following a symlink.
+
+A path that is opened in one go leads wherever a symlink on it points: whoever can write one could
+have any file of this machine read. So each level is opened from the descriptor of the one above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections import OrderedDict
+
+from ntt_backup.blobdir.layout import kind_of, relative_path
+from ntt_backup.blobdir.syscalls import DIRECTORY, open_beneath
+
+# O_NONBLOCK: opening a FIFO or a device that stands where a blob should must not wait.
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NOATIME = getattr(os, "O_NOATIME", 0)
+
+
+class NotAFile(Exception):
+    """A blob's name belongs to something else. mode: its `st_mode`."""
+
+    def __init__(self, mode: int) -> None:
+        super().__init__(f"it is {kind_of(mode)}")
+        self.mode = mode
+
+
+class Misplaced(Exception):
+    """A directory of ours is a symlink, no directory at all, or on another file system."""
+
+
+class BlobDirectory:
+    """A directory of blobs, by a descriptor that stays the caller's. Not for several threads.
+
+    Directories below it go by their path, "aa" or "aa/bb"; "" is the directory itself. At most
+    `kept` of them stay open. device: the file system on which all of them must lie; None where a
+    prefix may be on another disk.
+    """
+
+    def __init__(self, fd: int, device: int | None = None, kept: int = 2) -> None:
+        self.fd = fd
+        self._device = device
+        self._kept = kept
+        self._opened: OrderedDict[str, int] = OrderedDict()
+
+    def close(self) -> None:
+        """Closes the directories that are kept open."""
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    def directory(self, path: str, make: bool = False) -> int:
+        """Returns a descriptor that is kept here. make: makes what is missing. Raises OSError."""
+        if not path:
+            return self.fd
+        fd = self._opened.get(path)
+        if fd is not None:
+            self._opened.move_to_end(path)
+            return fd
+        parent, _, name = path.rpartition("/")
+        above = self.directory(parent, make)
+        try:
+            fd = self._open_directory(above, name, make)
+        except OSError as error:
+            raise self.error_at(path, error) from None
+        self._opened[path] = fd
+        if len(self._opened) > self._kept:
+            os.close(self._opened.popitem(last=False)[1])
+        return fd
+
+    def open(self, path: str) -> int:
+        """Returns a descriptor of whatever lies at path, for the caller to close.
+
+        Raises OSError whose `filename` is the part of path that could not be opened.
+        """
+        parent, _, name = path.rpartition("/")
+        directory = self.directory(parent)
+        try:
+            return open_untouched(name, FILE, directory)
+        except OSError as error:
+            raise self.error_at(path, error) from None
+
+    def open_blob(self, blobid: str) -> tuple[int, os.stat_result]:
+        """Returns a descriptor for the caller to close, and its status. Raises NotAFile, OSError,
+        and ValueError for what is no blobid.
+        """
+        fd = self.open(relative_path(blobid))
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotAFile(status.st_mode)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, status
+
+    def lstat(self, path: str) -> os.stat_result:
+        """Returns the status of what lies at path, without following a link. Raises OSError."""
+        parent, _, name = path.rpartition("/")
+        directory = self.directory(parent)
+        try:
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            raise self.error_at(path, error) from None
+
+    def error_at(self, path: str, error: OSError) -> Exception:
+        """Returns what is raised for an error at path."""
+        error.filename = path
+        return error
+
+    def _open_directory(self, above: int, name: str, make: bool) -> int:
+        try:
+            return self._open_level(above, name)
+        except FileNotFoundError:
+            if not make:
+                raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=above)
+        return self._open_level(above, name)
+
+    def _open_level(self, above: int, name: str) -> int:
+        if self._device is None:
+            return open_untouched(name, DIRECTORY, above)
+        return open_beneath(above, name, self._device)
+
+
+def open_untouched(path: str, flags: int, directory: int | None = None) -> int:
+    """Opens without touching the access time where that is permitted: to the owner, and to root."""
+    try:
+        return os.open(path, flags | _NOATIME, dir_fd=directory)
+    except PermissionError as error:
+        if error.errno != errno.EPERM:
+            raise
+    return os.open(path, flags, dir_fd=directory)
+
+
+def open_below(root: int, name: str, device: int | None = None, make: int | None = None) -> int:
+    """Opens a directory of ours in root; make: makes it with that mode where it is missing.
+
+    Raises Misplaced and OSError. device: the file system on which it must lie.
+    """
+    if make is not None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, make, dir_fd=root)
+    try:
+        fd = os.open(name, DIRECTORY, dir_fd=root)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise Misplaced(f"{name} is a symlink, or no directory") from None
+        raise
+    if device is not None and os.fstat(fd).st_dev != device:
+        os.close(fd)
+        raise Misplaced(f"{name} is on another file system than the root")
+    return fd

@@ -1,0 +1,174 @@
+"""Large blobs that outlive their connection: the bytes that have arrived, and how many are durable.
+
+A blob of 20 GB at 12 MB/s takes half an hour; starting again with every cut of the link might mean
+never finishing. So it is written to `.ntt-incoming/partial/<hex>`, locked by its session, and the
+length that has been synced is noted in `<hex>.mark`. The file's own length would not do: after a
+crash of this machine it may cover blocks that never reached the disk. The mark needs no sync: an
+old mark is a smaller one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+
+from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.open import Misplaced, open_below
+
+PARTIAL = "partial"
+
+_MARK = ".mark"
+_MARK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KEPT_SECONDS = 7 * 86400
+
+
+class Partial:
+    """The partial file of one blob, open and locked."""
+
+    def __init__(self, directory: int, blobid: str, fd: int) -> None:
+        self.directory = directory
+        self.name = blobid.encode("ascii")
+        self.fd = fd
+        self._mark = blobid + _MARK
+
+    def durable(self) -> int:
+        """Returns how many of its bytes are known to be on the disk."""
+        try:
+            fd = os.open(self._mark, os.O_RDONLY | _MARK_FLAGS, dir_fd=self.directory)
+        except OSError:
+            return 0
+        try:
+            text = os.read(fd, 32)
+        finally:
+            os.close(fd)
+        if not text.endswith(b"\n") or not text[:-1].isdigit():
+            return 0
+        noted = int(text)
+        return noted if noted <= os.fstat(self.fd).st_size else 0
+
+    def cut(self, length: int) -> None:
+        """Cuts the file to that length, where writing goes on."""
+        if length == 0:
+            self._forget_mark()
+        os.ftruncate(self.fd, length)
+        os.lseek(self.fd, length, os.SEEK_SET)
+
+    def keep(self, length: int) -> None:
+        """Makes the first length bytes durable, and notes that they are. Raises OSError."""
+        os.fdatasync(self.fd)
+        flags = os.O_WRONLY | os.O_CREAT | _MARK_FLAGS
+        fd = os.open(self._mark, flags, 0o644, dir_fd=self.directory)
+        try:
+            # Of one width and written over the last one, so that a kill leaves one or the other.
+            os.write(fd, b"%020d\n" % length)
+        finally:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Removes the file and its mark."""
+        # The name is still this file's: only the holder of its lock moves or removes it.
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self.directory)
+        self.moved()
+
+    def moved(self) -> None:
+        """Forgets the file, which has been published. By now its name may be another session's."""
+        self._forget_mark()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file, and of its lock."""
+        os.close(self.fd)
+        os.close(self.directory)
+
+    def _forget_mark(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._mark, dir_fd=self.directory)
+
+
+def open_partial(incoming: int, blobid: str) -> Partial | None:
+    """Returns the partial file of a blob; None where another session writes it, or its directory
+    cannot be used.
+    """
+    try:
+        directory = open_below(incoming, PARTIAL, make=0o755)
+    except (OSError, Misplaced):
+        return None
+    fd: int | None = None
+    with contextlib.suppress(OSError):
+        fd = lock_file(directory, blobid, create=True)
+    if fd is None:
+        os.close(directory)
+        return None
+    return Partial(directory, blobid, fd)
+
+
+def remove_useless(incoming: int, by_hash: int) -> None:
+    """Removes the partial files that nobody can resume, or has resumed for a week. Those in use are
+    locked.
+    """
+    with contextlib.suppress(OSError, Misplaced):
+        directory = open_below(incoming, PARTIAL)
+        try:
+            names = set(os.listdir(directory))
+            for name in names:
+                with contextlib.suppress(OSError):
+                    _remove_if_useless(directory, name, names, by_hash)
+        finally:
+            os.close(directory)
+
+
+def _remove_if_useless(directory: int, name: str, names: set[str], by_hash: int) -> None:
+    if name.endswith(_MARK):
+        # Without a lock: a mark that is lost costs time, no more.
+        if name[: -len(_MARK)] not in names:
+            os.unlink(name, dir_fd=directory)
+        return
+    changed = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
+    resumable = name + _MARK in names and not _is_published(name, by_hash)
+    if changed < time.time() - _KEPT_SECONDS or (is_blobid(name) and not resumable):
+        lock = lock_file(directory, name, create=False)
+        if lock is not None:
+            os.unlink(name, dir_fd=directory)
+            os.close(lock)
+            os.unlink(name + _MARK, dir_fd=directory)
+
+
+def _is_published(blobid: str, by_hash: int) -> bool:
+    try:
+        status = os.stat(relative_path(blobid), dir_fd=by_hash, follow_symlinks=False)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode)
+
+
+def lock_file(directory: int, name: str, create: bool) -> int | None:
+    """Returns a regular file, open and locked, that still has this name; None where another session
+    holds it or something else has that name. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for _ in range(20):
+        fd = os.open(name, flags | (os.O_CREAT if create else 0), 0o644, dir_fd=directory)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                break
+            # The last holder of the lock may have published the file, or removed it.
+            with contextlib.suppress(FileNotFoundError):
+                named = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if os.path.samestat(named, found):
+                    return fd
+        except BlockingIOError:
+            break
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        fd = -1
+    if fd >= 0:
+        os.close(fd)
+    return None

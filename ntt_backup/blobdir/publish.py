@@ -1,0 +1,167 @@
+"""Publishes staged files: gives them their names in a blob directory, never over good content.
+
+A plain `rename` would replace whatever has the name, and a look before it would race. So the kernel
+is asked to rename only to a free name (`renameat2`). Where it is taken, equal content is kept; what
+differs is replaced only for a caller that knows which of the two is right.
+
+The caller syncs the content before it is published, and the directories afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from binascii import hexlify
+from typing import NamedTuple
+
+from ntt_backup.blobdir.layout import kind_of
+from ntt_backup.blobdir.open import FILE, BlobDirectory
+from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
+from ntt_backup.blobdir.syscalls import DIRECTORY, rename_new, words
+from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED
+
+_CHUNK = 1 << 18
+# These say something about the one name; every other error is about the disk or the account, and
+# fails the batch as a whole.
+_OF_ONE_NAME = frozenset((errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EPERM, errno.ENXIO))
+
+
+class Taken(NamedTuple):
+    """The name was not free. verdict: PRESENT, REPLACED or REFUSED."""
+
+    verdict: int
+    text: str
+
+
+class Publisher:
+    """Puts files into a blob directory. It keeps open the directories that were used last, until it
+    is closed; `entered` are the paths of all that were used.
+
+    may_replace: content that differs from what is staged is known to be wrong. by_file: syncs what
+    is found present too, because no sync of the whole file system follows.
+    """
+
+    def __init__(self, by_hash: int, device: int, may_replace: bool, by_file: bool = False) -> None:
+        self._target = BlobDirectory(by_hash, device)
+        self._may_replace = may_replace
+        self._by_file = by_file
+        self.entered: set[str] = set()
+
+    def close(self) -> None:
+        """Closes the directories that are open."""
+        self._target.close()
+
+    def publish(self, digest: bytes, directory: int, name: bytes) -> Taken | None:
+        """Gives a staged file its name; None where that was free. Raises OSError.
+
+        A file that is not published, because its content is PRESENT or it is REFUSED, stays staged.
+        """
+        blobid = hexlify(digest)
+        prefix = blobid[:4].decode("ascii")
+        target = self._target.directory(f"{prefix[:2]}/{prefix[2:]}", make=True)
+        self.entered.update((prefix[:2], f"{prefix[:2]}/{prefix[2:]}"))
+        try:
+            rename_new(directory, name, target, blobid)
+            return None
+        except FileExistsError:
+            mode = os.stat(blobid, dir_fd=target, follow_symlinks=False).st_mode
+        found = kind_of(mode)
+        if stat.S_ISREG(mode):
+            try:
+                if self._same(directory, name, target, blobid):
+                    return Taken(PRESENT, "")
+            except PermissionError as problem:
+                return Taken(REFUSED, words(problem))
+            found = "other content"
+        if not self._may_replace or stat.S_ISDIR(mode):
+            return Taken(REFUSED, f"{found} stands in its place")
+        os.rename(name, blobid, src_dir_fd=directory, dst_dir_fd=target)
+        return Taken(REPLACED, f"{found} stood there")
+
+    def move(self, prefix: bytes, directory: int, name: str) -> bool:
+        """Publishes a directory `aa/bb` with all that is in it, where there is none. False where
+        that cannot be: what is wrong is met again, and told, file by file.
+        """
+        above, below = prefix[:1].hex(), prefix[1:].hex()
+        try:
+            target = self._target.directory(above, make=True)
+            rename_new(directory, name.encode("ascii"), target, below.encode("ascii"))
+        except OSError:
+            return False
+        self.entered.update((above, f"{above}/{below}"))
+        return True
+
+    def _same(self, directory: int, name: bytes, target: int, blobid: bytes) -> bool:
+        staged = os.open(name, FILE, dir_fd=directory)
+        try:
+            found = os.open(blobid, FILE, dir_fd=target)
+            try:
+                if os.fstat(staged).st_size != os.fstat(found).st_size:
+                    return False
+                while True:
+                    chunk = os.read(staged, _CHUNK)
+                    if chunk != os.read(found, _CHUNK):
+                        return False
+                    if not chunk:
+                        break
+                if self._by_file:
+                    os.fsync(found)
+                return True
+            finally:
+                os.close(found)
+        finally:
+            os.close(staged)
+
+
+class BatchPublisher(Publisher):
+    """Publishes the batches of one session, staged in the directory stage."""
+
+    def __init__(
+        self, stage: int, by_hash: int, device: int, may_replace: bool, by_file: bool
+    ) -> None:
+        super().__init__(by_hash, device, may_replace, by_file)
+        self._stage = stage
+
+    def publish_batch(self, batch: StagedBatch) -> set[str]:
+        """Publishes every staged blob of the batch; returns the directories that must be synced.
+
+        New directories go first, each as a whole: a file of its own may belong in one of them.
+        Raises OSError when the batch fails as a whole; what is published by then is right.
+        """
+        self.entered = set()
+        try:
+            for new in batch.directories:
+                if not self.move(new.prefix, self._stage, new.name):
+                    self._publish_files_of(batch, new)
+            for entry in batch.entries(self._stage):
+                self._publish_entry(batch, entry)
+        finally:
+            self.close()
+        return self.entered
+
+    def _publish_files_of(self, batch: StagedBatch, new: NewDirectory) -> None:
+        fd = os.open(new.name, DIRECTORY, dir_fd=self._stage)
+        try:
+            for entry in batch.entries_in(new, fd):
+                self._publish_entry(batch, entry)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            os.rmdir(new.name, dir_fd=self._stage)
+
+    def _publish_entry(self, batch: StagedBatch, entry: Entry) -> None:
+        try:
+            taken = self.publish(entry.digest, entry.directory, entry.name)
+        except OSError as problem:
+            if problem.errno not in _OF_ONE_NAME:
+                raise
+            taken = Taken(REFUSED, words(problem))
+        if taken is None or taken.verdict == REPLACED:
+            batch.take_partial(entry.position)
+        else:
+            with contextlib.suppress(OSError):  # The end of the session removes it too.
+                batch.drop(entry.position, entry.directory, entry.name)
+        if taken is not None:
+            batch.except_for(entry.position, *taken)
