@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from ntt_backup.blobdir.layout import kind_of, relative_path
 from ntt_backup.blobdir.syscalls import DIRECTORY, open_beneath
@@ -21,11 +22,7 @@ _NOATIME = getattr(os, "O_NOATIME", 0)
 
 
 class NotAFile(Exception):
-    """A blob's name belongs to something else. mode: its `st_mode`."""
-
-    def __init__(self, mode: int) -> None:
-        super().__init__(f"it is {kind_of(mode)}")
-        self.mode = mode
+    """A blob's name belongs to something else, of the kind that is said."""
 
 
 class Misplaced(Exception):
@@ -37,7 +34,7 @@ class BlobDirectory:
 
     Directories below it go by their path, "aa" or "aa/bb"; "" is the directory itself. At most
     `kept` of them stay open. device: the file system on which all of them must lie; None where a
-    prefix may be on another disk.
+    prefix may be on another disk. Methods raise OSError.
     """
 
     def __init__(self, fd: int, device: int | None = None, kept: int = 2) -> None:
@@ -52,7 +49,7 @@ class BlobDirectory:
             os.close(self._opened.popitem()[1])
 
     def directory(self, path: str, make: bool = False) -> int:
-        """Returns a descriptor that is kept here. make: makes what is missing. Raises OSError."""
+        """Returns a descriptor that is kept here. make: makes what is missing."""
         if not path:
             return self.fd
         fd = self._opened.get(path)
@@ -62,7 +59,13 @@ class BlobDirectory:
         parent, _, name = path.rpartition("/")
         above = self.directory(parent, make)
         try:
-            fd = self._open_directory(above, name, make)
+            try:
+                fd = self._open_level(above, name)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                make_directory(above, name, 0o755)
+                fd = self._open_level(above, name)
         except OSError as error:
             raise self.error_at(path, error) from None
         self._opened[path] = fd
@@ -73,7 +76,7 @@ class BlobDirectory:
     def open(self, path: str) -> int:
         """Returns a descriptor of whatever lies at path, for the caller to close.
 
-        Raises OSError whose `filename` is the part of path that could not be opened.
+        The `filename` of its OSError is the part of path that could not be opened.
         """
         parent, _, name = path.rpartition("/")
         directory = self.directory(parent)
@@ -86,18 +89,17 @@ class BlobDirectory:
         """Returns a descriptor for the caller to close, and its status. Raises NotAFile, OSError,
         and ValueError for what is no blobid.
         """
-        fd = self.open(relative_path(blobid))
-        try:
+        with contextlib.ExitStack() as otherwise:
+            fd = self.open(relative_path(blobid))
+            otherwise.callback(os.close, fd)
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise NotAFile(status.st_mode)
-        except BaseException:
-            os.close(fd)
-            raise
+                raise NotAFile(f"it is {kind_of(status.st_mode)}")
+            otherwise.pop_all()
         return fd, status
 
     def lstat(self, path: str) -> os.stat_result:
-        """Returns the status of what lies at path, without following a link. Raises OSError."""
+        """Returns the status of what lies at path, without following a link."""
         parent, _, name = path.rpartition("/")
         directory = self.directory(parent)
         try:
@@ -110,20 +112,19 @@ class BlobDirectory:
         error.filename = path
         return error
 
-    def _open_directory(self, above: int, name: str, make: bool) -> int:
-        try:
-            return self._open_level(above, name)
-        except FileNotFoundError:
-            if not make:
-                raise
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=above)
-        return self._open_level(above, name)
-
     def _open_level(self, above: int, name: str) -> int:
         if self._device is None:
             return open_untouched(name, DIRECTORY, above)
         return open_beneath(above, name, self._device)
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Closes a descriptor in the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_untouched(path: str, flags: int, directory: int | None = None) -> int:
@@ -136,21 +137,21 @@ def open_untouched(path: str, flags: int, directory: int | None = None) -> int:
     return os.open(path, flags, dir_fd=directory)
 
 
-def open_below(root: int, name: str, device: int | None = None, make: int | None = None) -> int:
-    """Opens a directory of ours in root; make: makes it with that mode where it is missing.
+def make_directory(parent: int, name: str, mode: int) -> None:
+    """Makes a directory where it is missing. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=parent)
 
-    Raises Misplaced and OSError. device: the file system on which it must lie.
-    """
-    if make is not None:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, make, dir_fd=root)
+
+def open_below(root: int, name: str, device: int | None = None) -> int:
+    """Opens a directory of ours in root. Raises Misplaced, OSError. device: where it must lie."""
     try:
         fd = os.open(name, DIRECTORY, dir_fd=root)
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENOTDIR):
             raise Misplaced(f"{name} is a symlink, or no directory") from None
         raise
-    if device is not None and os.fstat(fd).st_dev != device:
+    if device not in (None, os.fstat(fd).st_dev):
         os.close(fd)
         raise Misplaced(f"{name} is on another file system than the root")
     return fd

@@ -16,7 +16,7 @@ import stat
 import time
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
-from ntt_backup.blobdir.open import Misplaced, open_below
+from ntt_backup.blobdir.open import Misplaced, closing, make_directory, open_below
 
 PARTIAL = "partial"
 
@@ -37,16 +37,12 @@ class Partial:
     def durable(self) -> int:
         """Returns how many of its bytes are known to be on the disk."""
         try:
-            fd = os.open(self._mark, os.O_RDONLY | _MARK_FLAGS, dir_fd=self.directory)
+            flags = os.O_RDONLY | _MARK_FLAGS
+            with closing(os.open(self._mark, flags, dir_fd=self.directory)) as fd:
+                text = os.read(fd, 32)
         except OSError:
             return 0
-        try:
-            text = os.read(fd, 32)
-        finally:
-            os.close(fd)
-        if not text.endswith(b"\n") or not text[:-1].isdigit():
-            return 0
-        noted = int(text)
+        noted = int(text) if text.endswith(b"\n") and text[:-1].isdigit() else 0
         return noted if noted <= os.fstat(self.fd).st_size else 0
 
     def cut(self, length: int) -> None:
@@ -60,12 +56,9 @@ class Partial:
         """Makes the first length bytes durable, and notes that they are. Raises OSError."""
         os.fdatasync(self.fd)
         flags = os.O_WRONLY | os.O_CREAT | _MARK_FLAGS
-        fd = os.open(self._mark, flags, 0o644, dir_fd=self.directory)
-        try:
+        with closing(os.open(self._mark, flags, 0o644, dir_fd=self.directory)) as fd:
             # Of one width and written over the last one, so that a kill leaves one or the other.
             os.write(fd, b"%020d\n" % length)
-        finally:
-            os.close(fd)
 
     def remove(self) -> None:
         """Removes the file and its mark."""
@@ -93,32 +86,26 @@ def open_partial(incoming: int, blobid: str) -> Partial | None:
     """Returns the partial file of a blob; None where another session writes it, or its directory
     cannot be used.
     """
-    try:
-        directory = open_below(incoming, PARTIAL, make=0o755)
-    except (OSError, Misplaced):
-        return None
-    fd: int | None = None
-    with contextlib.suppress(OSError):
+    with contextlib.ExitStack() as otherwise, contextlib.suppress(OSError, Misplaced):
+        make_directory(incoming, PARTIAL, 0o755)
+        directory = open_below(incoming, PARTIAL)
+        otherwise.callback(os.close, directory)
         fd = lock_file(directory, blobid, create=True)
-    if fd is None:
-        os.close(directory)
-        return None
-    return Partial(directory, blobid, fd)
+        if fd is not None:
+            otherwise.pop_all()
+            return Partial(directory, blobid, fd)
+    return None
 
 
 def remove_useless(incoming: int, by_hash: int) -> None:
     """Removes the partial files that nobody can resume, or has resumed for a week. Those in use are
     locked.
     """
-    with contextlib.suppress(OSError, Misplaced):
-        directory = open_below(incoming, PARTIAL)
-        try:
-            names = set(os.listdir(directory))
-            for name in names:
-                with contextlib.suppress(OSError):
-                    _remove_if_useless(directory, name, names, by_hash)
-        finally:
-            os.close(directory)
+    with contextlib.suppress(OSError, Misplaced), closing(open_below(incoming, PARTIAL)) as fd:
+        names = set(os.listdir(fd))
+        for name in names:
+            with contextlib.suppress(OSError):
+                _remove_if_useless(fd, name, names, by_hash)
 
 
 def _remove_if_useless(directory: int, name: str, names: set[str], by_hash: int) -> None:
@@ -151,24 +138,20 @@ def lock_file(directory: int, name: str, create: bool) -> int | None:
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for _ in range(20):
-        fd = os.open(name, flags | (os.O_CREAT if create else 0), 0o644, dir_fd=directory)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as otherwise:
+            fd = os.open(name, flags | (os.O_CREAT if create else 0), 0o644, dir_fd=directory)
+            otherwise.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                break
+                return None
             # The last holder of the lock may have published the file, or removed it.
             with contextlib.suppress(FileNotFoundError):
                 named = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if os.path.samestat(named, found):
+                    otherwise.pop_all()
                     return fd
-        except BlockingIOError:
-            break
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-        fd = -1
-    if fd >= 0:
-        os.close(fd)
     return None

@@ -17,7 +17,7 @@ from binascii import hexlify
 from typing import NamedTuple
 
 from ntt_backup.blobdir.layout import kind_of
-from ntt_backup.blobdir.open import FILE, BlobDirectory
+from ntt_backup.blobdir.open import FILE, BlobDirectory, closing
 from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
 from ntt_backup.blobdir.syscalls import DIRECTORY, rename_new, words
 from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED
@@ -94,25 +94,18 @@ class Publisher:
         return True
 
     def _same(self, directory: int, name: bytes, target: int, blobid: bytes) -> bool:
-        staged = os.open(name, FILE, dir_fd=directory)
-        try:
-            found = os.open(blobid, FILE, dir_fd=target)
-            try:
-                if os.fstat(staged).st_size != os.fstat(found).st_size:
+        ours = os.open(name, FILE, dir_fd=directory)
+        with closing(ours), closing(os.open(blobid, FILE, dir_fd=target)) as found:
+            if os.fstat(ours).st_size != os.fstat(found).st_size:
+                return False
+            chunk = None
+            while chunk != b"":
+                chunk = os.read(ours, _CHUNK)
+                if chunk != os.read(found, _CHUNK):
                     return False
-                while True:
-                    chunk = os.read(staged, _CHUNK)
-                    if chunk != os.read(found, _CHUNK):
-                        return False
-                    if not chunk:
-                        break
-                if self._by_file:
-                    os.fsync(found)
-                return True
-            finally:
-                os.close(found)
-        finally:
-            os.close(staged)
+            if self._by_file:
+                os.fsync(found)
+            return True
 
 
 class BatchPublisher(Publisher):
@@ -142,12 +135,9 @@ class BatchPublisher(Publisher):
         return self.entered
 
     def _publish_files_of(self, batch: StagedBatch, new: NewDirectory) -> None:
-        fd = os.open(new.name, DIRECTORY, dir_fd=self._stage)
-        try:
+        with closing(os.open(new.name, DIRECTORY, dir_fd=self._stage)) as fd:
             for entry in batch.entries_in(new, fd):
                 self._publish_entry(batch, entry)
-        finally:
-            os.close(fd)
         with contextlib.suppress(OSError):
             os.rmdir(new.name, dir_fd=self._stage)
 

@@ -35,7 +35,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StageWriter:
-    """Writes into the stage, by descriptor, what will be published in by_hash.
+    """Writes what will be published in by_hash into stage; both are descriptors.
 
     new_hasher: of BLAKE3, to check each blob; None where there is none. by_file: syncs each file.
     """
@@ -129,9 +129,7 @@ class StageWriter:
 
 
 class _MissingDirectories:
-    """The directories `aa/bb` that are known to be missing. It remembers one `aa` at a time, since
-    blobs come in order.
-    """
+    """The directories `aa/bb` known to be missing: of one `aa`, since blobs come in order."""
 
     def __init__(self, stage: int, by_hash: int) -> None:
         self._stage = stage

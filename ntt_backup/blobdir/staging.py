@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from ntt_backup.blobdir.open import open_below
+from ntt_backup.blobdir.open import closing, make_directory, open_below
 from ntt_backup.blobdir.partial import PARTIAL, lock_file, remove_useless
 from ntt_backup.blobdir.syscalls import DIRECTORY
 
@@ -24,6 +24,8 @@ _LOCK = "lock"
 # A check or a bench of the tar strategy that was killed leaves these; younger ones may be alive.
 _SCRATCH = ".ntt-check-"
 _SCRATCH_SECONDS = 3600
+# A receiver looks every second whether it is still wanted; its last sync may take longer.
+_PREDECESSOR_SECONDS = 10.0
 _ALIVE_EVERY = 256
 # The name of a directory that is being removed begins with this.
 _TAKEN = "-"
@@ -33,7 +35,7 @@ class Staging:
     """The staging directory `stage` within `incoming`, both by descriptor.
 
     root and by_hash are descriptors of the caller's, on that device. alive is called now and then
-    while leftovers are removed. Raises Misplaced, OSError.
+    in what takes long. Raises Misplaced, OSError.
     """
 
     def __init__(
@@ -59,17 +61,17 @@ class Staging:
         """Whether a newer session of the same worker has asked this one to end."""
         return os.fstat(self._lock).st_nlink == 0
 
-    @property
-    def awaits_predecessor(self) -> bool:
-        """Whether a session that was asked to end is still alive, and holds its locks."""
-        for name in self._predecessors:
-            with contextlib.suppress(OSError):
-                os.stat(name, dir_fd=self.incoming, follow_symlinks=False)
-                return True
-        return False
-
-    def forget_predecessors(self) -> None:
-        """Waits for no other session any more."""
+    def await_predecessors(self) -> None:
+        """Waits, for some seconds, until the sessions that were asked to end hold no lock."""
+        deadline = time.monotonic() + _PREDECESSOR_SECONDS
+        while self._predecessors and time.monotonic() < deadline:
+            try:
+                os.stat(self._predecessors[-1], dir_fd=self.incoming, follow_symlinks=False)
+            except OSError:
+                self._predecessors.pop()
+            else:
+                self._alive()
+                time.sleep(0.05)
         self._predecessors.clear()
 
     def remove(self) -> None:
@@ -92,22 +94,24 @@ class Staging:
         # begins takes a directory without a lock for a dead one's.
         for _ in range(20):
             with contextlib.suppress(FileNotFoundError):
-                self.incoming = open_below(self._root, INCOMING, device, make=0o755)
-                try:
-                    if self._make_stage():
-                        return
-                except FileNotFoundError:
-                    raise
-                except OSError:
-                    self._remove()
-                    raise
+                make_directory(self._root, INCOMING, 0o755)
+                self.incoming = open_below(self._root, INCOMING, device)
+                if self._make_stage():
+                    return
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), INCOMING)
 
     def _make_stage(self) -> bool:
         """Whether it was made, and both it and its lock still have their names."""
-        self.stage = open_below(self.incoming, self._name, make=0o700)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._lock = os.open(_LOCK, flags, 0o600, dir_fd=self.stage)
+        try:
+            make_directory(self.incoming, self._name, 0o700)
+            self.stage = open_below(self.incoming, self._name)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(_LOCK, flags, 0o600, dir_fd=self.stage)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            self._remove()
+            raise
         with contextlib.suppress(OSError):  # Some network file systems have no locks.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         named = os.stat(self._name, dir_fd=self.incoming, follow_symlinks=False)
@@ -132,11 +136,8 @@ class Staging:
 
     def _supersede(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            stage = os.open(name, DIRECTORY, dir_fd=self.incoming)
-            try:
+            with closing(os.open(name, DIRECTORY, dir_fd=self.incoming)) as stage:
                 os.unlink(_LOCK, dir_fd=stage)
-            finally:
-                os.close(stage)
             self._predecessors.append(name)
 
     def _is_old_directory(self, name: str) -> bool:
@@ -146,21 +147,15 @@ class Staging:
 
 def _is_dead(incoming: int, name: str) -> bool:
     try:
-        stage = os.open(name, DIRECTORY, dir_fd=incoming)
-    except OSError:
-        return False
-    try:
-        lock = lock_file(stage, _LOCK, create=False)
+        with closing(os.open(name, DIRECTORY, dir_fd=incoming)) as stage:
+            lock = lock_file(stage, _LOCK, create=False)
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    finally:
-        os.close(stage)
-    if lock is None:
-        return False
-    os.close(lock)
-    return True
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
 
 
 def remove_tree(parent: int, name: str, alive: Callable[[], None] = lambda: None) -> None:
@@ -171,8 +166,7 @@ def remove_tree(parent: int, name: str, alive: Callable[[], None] = lambda: None
     emptied here. So each gets another name first, by which nobody looks for it.
     """
     with contextlib.suppress(OSError):
-        fd = os.open(name, DIRECTORY, dir_fd=parent)
-        try:
+        with closing(os.open(name, DIRECTORY, dir_fd=parent)) as fd:
             with os.scandir(fd) as found:
                 entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
             for number, (below, is_directory) in enumerate(entries):
@@ -184,8 +178,6 @@ def remove_tree(parent: int, name: str, alive: Callable[[], None] = lambda: None
                         os.unlink(below, dir_fd=fd)
                 if number % _ALIVE_EVERY == 0:
                     alive()
-        finally:
-            os.close(fd)
         os.rmdir(name, dir_fd=parent)
 
 

@@ -33,13 +33,6 @@ class _OpenHow(ctypes.Structure):
 _HOW = _OpenHow(DIRECTORY, 0, _RESOLVE)
 
 
-def _libc() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True)
-    except OSError:
-        return None
-
-
 def _function(name: str, *arguments: Any) -> Any:
     function = getattr(_LIBC, name, None)
     if function is not None:
@@ -48,17 +41,17 @@ def _function(name: str, *arguments: Any) -> Any:
     return function
 
 
-def _linux() -> tuple[int, int]:
-    """Returns the version of the running Linux kernel, (0, 0) for another system."""
+def _linux() -> tuple[int, ...]:
+    """Returns the version of the running Linux kernel, nothing for another system."""
     system = os.uname()
-    major, _, rest = system.release.partition(".")
-    minor = rest.partition(".")[0].partition("-")[0]
-    if system.sysname != "Linux" or not major.isdigit() or not minor.isdigit():
-        return 0, 0
-    return int(major), int(minor)
+    version = re.match(r"(\d+)\.(\d+)", system.release)
+    return tuple(map(int, version.groups())) if version and system.sysname == "Linux" else ()
 
 
-_LIBC = _libc()
+try:
+    _LIBC: Any = ctypes.CDLL(None, use_errno=True)
+except OSError:
+    _LIBC = None
 _SYNCFS = _function("syncfs", ctypes.c_int)
 _RENAMEAT2 = _function(
     "renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
@@ -132,45 +125,32 @@ def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
     os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
 
-def open_beneath(directory: int, path: str, device: int) -> int:
-    """Opens a directory below another one, through no symlink and on that device only.
+def open_beneath(directory: int, name: str, device: int) -> int:
+    """Opens a directory in another one, through no symlink and on that device only.
 
     Raises OSError: ELOOP or ENOTDIR for a symlink, EXDEV for another device.
     """
-    if _SYSCALL is not None and "openat2" not in _missing:
-        for _ in range(100):
-            fd = _SYSCALL(
-                ctypes.c_long(_OPENAT2),
-                ctypes.c_int(directory),
-                ctypes.c_char_p(path.encode()),
-                ctypes.byref(_HOW),
-                ctypes.c_size_t(ctypes.sizeof(_HOW)),
-            )
-            if fd >= 0:
-                return int(fd)
-            number = ctypes.get_errno()
-            if number in _LACKING:
-                _missing.add("openat2")
-                break
-            # EAGAIN: something was renamed meanwhile, and the kernel wants to be asked again.
-            if number not in (errno.EAGAIN, errno.EINTR):
-                raise OSError(number, os.strerror(number), path)
-    return _open_by_steps(directory, path, device)
-
-
-def _open_by_steps(directory: int, path: str, device: int) -> int:
-    current = os.dup(directory)
-    try:
-        for name in path.split("/"):
-            below = os.open(name, DIRECTORY, dir_fd=current)
-            os.close(current)
-            current = below
-            if os.fstat(current).st_dev != device:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-    except BaseException:
-        os.close(current)
-        raise
-    return current
+    while _SYSCALL is not None and "openat2" not in _missing:
+        fd = _SYSCALL(
+            ctypes.c_long(_OPENAT2),
+            ctypes.c_int(directory),
+            ctypes.c_char_p(name.encode()),
+            ctypes.byref(_HOW),
+            ctypes.c_size_t(ctypes.sizeof(_HOW)),
+        )
+        if fd >= 0:
+            return int(fd)
+        number = ctypes.get_errno()
+        if number in _LACKING:
+            _missing.add("openat2")
+        # EAGAIN: something was renamed meanwhile, and the kernel wants to be asked again.
+        elif number not in (errno.EAGAIN, errno.EINTR):
+            raise OSError(number, os.strerror(number), name)
+    fd = os.open(name, DIRECTORY, dir_fd=directory)
+    if os.fstat(fd).st_dev != device:
+        os.close(fd)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+    return fd
 
 
 def words(problem: OSError) -> str:

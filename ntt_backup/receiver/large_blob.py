@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.partial import Partial, open_partial
 from ntt_backup.blobdir.staging import Staging, write_all
 from ntt_backup.wire.write_messages import RESUMABLE, Large, ProtocolError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20
-# A receiver looks every second whether it is still wanted; its last sync may take longer.
-_PREDECESSOR_SECONDS = 10.0
 
 
 class Sums:
@@ -86,11 +84,9 @@ class LargeBlob:
         if self.partial is not None:
             self.partial.keep(self._length)
             return
-        try:
+        with closing(self._fd):
             if by_file:
                 os.fsync(self._fd)
-        finally:
-            os.close(self._fd)
 
     def interrupt(self) -> None:
         """Keeps what has come, for the next connection."""
@@ -136,7 +132,7 @@ class Offers:
         sums = self._begin(digest)
         partial: Partial | None = None
         if size > RESUMABLE:
-            self._await_predecessor()
+            self._staging.await_predecessors()
             partial = open_partial(self._staging.incoming, digest.hex())
         if partial is None:
             return 0, sums.digest()
@@ -172,14 +168,6 @@ class Offers:
             offer.partial.close()
         elif offer is not None:
             offer.partial.remove()
-
-    def _await_predecessor(self) -> None:
-        """Waits for a session that is about to end: it may hold the lock of the partial file."""
-        deadline = time.monotonic() + _PREDECESSOR_SECONDS
-        while self._staging.awaits_predecessor and time.monotonic() < deadline:
-            self._alive()
-            time.sleep(0.05)
-        self._staging.forget_predecessors()
 
     def _hash(self, partial: Partial, length: int, sums: Sums) -> None:
         at = 0

@@ -16,7 +16,8 @@ import queue
 import threading
 from collections.abc import Collection
 
-from ntt_backup.blobdir.syscalls import open_beneath, syncfs
+from ntt_backup.blobdir.open import BlobDirectory
+from ntt_backup.blobdir.syscalls import syncfs
 from ntt_backup.receiver.workspace import Workspace
 
 
@@ -75,11 +76,11 @@ class Barrier:
         if not self.by_file:
             syncfs(self._fd)
             return
-        for path in sorted(directories, reverse=True):
-            fd = open_beneath(self._ground.by_hash, path, self._ground.device)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        blobs = BlobDirectory(self._ground.by_hash, self._ground.device)
+        try:
+            for path in sorted(directories, reverse=True):
+                os.fsync(blobs.directory(path))
+        finally:
+            blobs.close()
         os.fsync(self._ground.by_hash)
         os.fsync(self._ground.root)  # by-hash itself may be new.

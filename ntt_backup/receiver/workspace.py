@@ -7,6 +7,8 @@ again, so nothing that is swapped meanwhile leads elsewhere.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ntt_backup.blobdir.layout import BY_HASH
 from ntt_backup.blobdir.open import Misplaced, open_below
@@ -34,8 +36,6 @@ class Workspace:
     blobs are looked for. Raises Refusal.
     """
 
-    superseded = False
-
     def __init__(self, root: str) -> None:
         try:
             self._path = root.encode("utf-8", "surrogateescape")
@@ -43,15 +43,19 @@ class Workspace:
         except (OSError, ValueError) as problem:
             said = words(problem) if isinstance(problem, OSError) else str(problem)
             raise Refusal("root", said) from None
-        self.placed = True
-        try:
-            self.by_hash = open_below(self.root, BY_HASH)
-        except FileNotFoundError:
-            self.placed = False
-            self.by_hash = os.dup(self.root)
-        except (OSError, Misplaced) as problem:
-            raise refusal(problem, BY_HASH) from None
+        with refused(BY_HASH):
+            try:
+                self.by_hash = open_below(self.root, BY_HASH)
+                self.placed = True
+            except FileNotFoundError:
+                self.by_hash = os.dup(self.root)
+                self.placed = False
         self.device = os.fstat(self.by_hash).st_dev
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer session has asked this one to end; never for one that reads."""
+        return False
 
     def free(self) -> tuple[int, int]:
         """Returns (free, total) bytes, as this account may use them."""
@@ -78,10 +82,14 @@ class Workspace:
         os.close(self.root)
 
 
-def refusal(problem: OSError | Misplaced, name: str) -> Refusal:
-    """Returns the refusal for a directory of ours that cannot be opened or made."""
-    if isinstance(problem, Misplaced):
-        return Refusal("place", str(problem))
-    return (
-        gone(name) if isinstance(problem, FileNotFoundError) else Refusal("storage", words(problem))
-    )
+@contextmanager
+def refused(name: str) -> Iterator[None]:
+    """Raises Refusal where a directory of ours cannot be opened or made."""
+    try:
+        yield
+    except Misplaced as problem:
+        raise Refusal("place", str(problem)) from None
+    except FileNotFoundError:
+        raise gone(name) from None
+    except OSError as problem:
+        raise Refusal("storage", words(problem)) from None

@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable
 
 from ntt_backup.blobdir.layout import BY_HASH
-from ntt_backup.blobdir.open import Misplaced, open_below
+from ntt_backup.blobdir.open import Misplaced, make_directory, open_below
 from ntt_backup.blobdir.staging import INCOMING, Staging
-from ntt_backup.blobdir.syscalls import words
-from ntt_backup.receiver.workspace import Refusal, Workspace, refusal
+from ntt_backup.receiver.workspace import Workspace, refused
 
 
 class WriteWorkspace(Workspace):
@@ -29,21 +28,19 @@ class WriteWorkspace(Workspace):
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(root)
-        if self.device != os.fstat(self.root).st_dev:
-            raise Refusal("place", f"{BY_HASH} is on another file system than the root")
-        if not os.access(".", os.W_OK | os.X_OK, dir_fd=self.by_hash):
-            read_only = os.statvfs(self.by_hash).f_flag & os.ST_RDONLY
-            denied = errno.EROFS if read_only else errno.EACCES
-            raise Refusal("storage", words(OSError(denied, "", BY_HASH)))
-        try:
+        with refused(BY_HASH):
+            if self.device != os.fstat(self.root).st_dev:
+                raise Misplaced(f"{BY_HASH} is on another file system than the root")
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=self.by_hash):
+                read_only = os.statvfs(self.by_hash).f_flag & os.ST_RDONLY
+                raise OSError(errno.EROFS if read_only else errno.EACCES, "", BY_HASH)
+        with refused(INCOMING):
             session = (owner, run, slot)
             self.staging = Staging(self.root, self.by_hash, self.device, session, alive)
-        except (OSError, Misplaced) as problem:
-            raise refusal(problem, INCOMING) from None
         self.stage = self.staging.stage
 
     @property
-    def superseded(self) -> bool:  # type: ignore[override]
+    def superseded(self) -> bool:
         """Whether a newer session of the same worker has asked this one to end."""
         return self.staging.superseded
 
@@ -53,10 +50,9 @@ class WriteWorkspace(Workspace):
         """
         if self.placed:
             return
-        try:
-            made = open_below(self.root, BY_HASH, self.device, make=0o755)
-        except (OSError, Misplaced) as problem:
-            raise refusal(problem, BY_HASH) from None
+        with refused(BY_HASH):
+            make_directory(self.root, BY_HASH, 0o755)
+            made = open_below(self.root, BY_HASH, self.device)
         os.dup2(made, self.by_hash, inheritable=False)
         os.close(made)
         self.placed = True

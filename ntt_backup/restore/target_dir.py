@@ -23,7 +23,14 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.open import BlobDirectory, Misplaced, NotAFile, open_below
+from ntt_backup.blobdir.open import (
+    BlobDirectory,
+    Misplaced,
+    NotAFile,
+    closing,
+    make_directory,
+    open_below,
+)
 from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staging import remove_tree, write_all
@@ -55,18 +62,21 @@ class Place:
                 root.mkdir(0o755)
             self.fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self.device = os.fstat(self.fd).st_dev
-            self._scratch = open_below(self.fd, SCRATCH, make=0o700)
+            make_directory(self.fd, SCRATCH, 0o700)
+            self._scratch = open_below(self.fd, SCRATCH)
             try:
                 fcntl.flock(self._scratch, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LockHeld(f"another restore into {root} is at work") from None
-            self.partial = open_below(self._scratch, PARTIAL, make=0o700)
+            make_directory(self._scratch, PARTIAL, 0o700)
+            self.partial = open_below(self._scratch, PARTIAL)
             self._empty_scratch()
 
     def stage(self, name: str) -> int:
         """Returns an empty directory for one thread's files, for the caller to close."""
         with destination(self.root):
-            return open_below(self._scratch, name, make=0o700)
+            os.mkdir(name, 0o700, dir_fd=self._scratch)
+            return open_below(self._scratch, name)
 
     def sync(self) -> None:
         """Makes all that was written and published durable."""
@@ -121,7 +131,6 @@ class Landing:
         self._staged: list[tuple[bytes, int, str]] = []
         self._number = 0
         self._large: _Large | None = None
-        self._resumed: _Large | None = None
         self._again: list[bytes] = []
         self.failures: list[Failure] = []
 
@@ -133,16 +142,12 @@ class Landing:
         """
         try:
             fd, status = self._blobs.open_blob(digest.hex())
+            with closing(fd):
+                if trust_size and size is not None:
+                    return status.st_size == size
+                return self._hash(fd).digest() == digest
         except (OSError, NotAFile):
             return False
-        try:
-            if trust_size and size is not None:
-                return status.st_size == size
-            return self._hash(fd).digest() == digest
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
 
     def has_base(self, digest: bytes) -> bool:
         """Whether a file that is worth mending has this blob's name."""
@@ -161,10 +166,8 @@ class Landing:
                 fd, _ = self._blobs.open_blob(name)
         except NotAFile:
             raise DestinationError(f"{name} is no file any more") from None
-        try:
+        with closing(fd):
             yield fd
-        finally:
-            os.close(fd)
 
     def has_part(self, digest: bytes) -> bool:
         """Whether an earlier attempt has left a part of this blob."""
@@ -176,13 +179,13 @@ class Landing:
 
     def resume(self, digest: bytes) -> int:
         """Returns how many bytes of a large blob an earlier attempt has left, to resume there."""
+        self._abandon()
         name = digest.hex()
         with destination(self._place.root):
             fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._place.partial)
             hasher = self._hash(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
-        self._forget_resumed()
-        self._resumed = _Large(digest, fd, self._place.partial, name, hasher, size, resumed=True)
+        self._large = _Large(digest, fd, self._place.partial, name, hasher, size, resumed=True)
         return size
 
     def _hash(self, fd: int) -> blake3:
@@ -200,22 +203,19 @@ class Landing:
             self.not_given(digest, read_messages.WRONG, mismatch_there(len(content), found))
             return
         name = self._next_name()
-        with destination(self._place.root):
-            fd = os.open(name, _WRITE | os.O_EXCL, 0o644, dir_fd=self._stage)
-            try:
-                write_all(fd, content)
-            finally:
-                os.close(fd)
+        flags = _WRITE | os.O_EXCL
+        with (
+            destination(self._place.root),
+            closing(os.open(name, flags, 0o644, dir_fd=self._stage)) as fd,
+        ):
+            write_all(fd, content)
         self._staged.append((digest, self._stage, name))
 
     def begin(self, large: read_messages.Large) -> None:
+        resumed = self._large
+        if resumed is not None and (resumed.digest, resumed.size) == (large.digest, large.offset):
+            return
         self._abandon()
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None:
-            if resumed.digest == large.digest and resumed.size == large.offset:
-                self._large = resumed
-                return
-            os.close(resumed.fd)
         lasting = large.size > RESUMABLE
         directory = self._place.partial if lasting else self._stage
         name = large.digest.hex() if lasting else self._next_name()
@@ -296,7 +296,6 @@ class Landing:
     def forget(self) -> None:
         """Forgets what was asked for on a connection that was lost. Large blobs can be resumed."""
         self._abandon()
-        self._forget_resumed()
         self.failures.clear()
         for _, directory, name in self._staged:
             if directory == self._stage:
@@ -306,7 +305,6 @@ class Landing:
 
     def close(self) -> None:
         self._abandon()
-        self._forget_resumed()
         self._blobs.close()
         os.close(self._stage)
 
@@ -314,11 +312,6 @@ class Landing:
         large, self._large = self._large, None
         if large is not None:
             os.close(large.fd)
-
-    def _forget_resumed(self) -> None:
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None:
-            os.close(resumed.fd)
 
 
 @contextmanager

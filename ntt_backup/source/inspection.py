@@ -71,7 +71,7 @@ class Store:
             return list(blobs)
         try:
             with self.tree() as tree:
-                return [blob if blob.size is not None else _measured(tree, blob) for blob in blobs]
+                return [_measured(tree, blob) for blob in blobs]
         except SourceError:
             return list(blobs)
 
@@ -113,8 +113,8 @@ class Store:
             return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
         try:
             fd, status = tree.open_blob(blobid)
-        except NotAFile as found:
-            return _no_file(blob, relative_path(blobid), _kind(found.mode))
+        except NotAFile:
+            return _not_a_file(tree, blob, relative_path(blobid))
         except OSError as error:
             return self.failure(tree, blob, error)
         try:
@@ -150,7 +150,7 @@ class Store:
             return Failure(blob.blobid, Reason.MISSING, f"{path}: {said}")
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             # ENOTDIR is also said for a link where a directory is wanted, ENXIO for a socket.
-            return _no_file(blob, path, _kind_at(tree, path))
+            return _not_a_file(tree, blob, path)
         return Failure(blob.blobid, Reason.UNREADABLE, f"{path}: {said}")
 
     def require_life(
@@ -185,6 +185,8 @@ def _stamp_at(tree: SourceTree, blob: Blob) -> Stamp | None:
 
 
 def _measured(tree: SourceTree, blob: Blob) -> Blob:
+    if blob.size is not None:
+        return blob
     try:
         status = tree.lstat(relative_path(blob.blobid))
     except (OSError, ValueError):
@@ -192,16 +194,10 @@ def _measured(tree: SourceTree, blob: Blob) -> Blob:
     return Blob(blob.blobid, status.st_size) if stat.S_ISREG(status.st_mode) else blob
 
 
-def _no_file(blob: Blob, path: str, kind: str) -> Failure:
-    return Failure(blob.blobid, Reason.NOT_A_FILE, f"{path} is {kind}")
-
-
-def _kind_at(tree: SourceTree, path: str) -> str:
+def _not_a_file(tree: SourceTree, blob: Blob, path: str) -> Failure:
     try:
-        return _kind(tree.lstat(path).st_mode)
+        mode = tree.lstat(path).st_mode
+        kind = kind_of(mode) + (", which is not followed" if stat.S_ISLNK(mode) else "")
     except OSError:
-        return "gone by now"
-
-
-def _kind(mode: int) -> str:
-    return kind_of(mode) + (", which is not followed" if stat.S_ISLNK(mode) else "")
+        kind = "gone by now"
+    return Failure(blob.blobid, Reason.NOT_A_FILE, f"{path} is {kind}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, overload
+from typing import NoReturn, cast
 
 import pytest
 from blake3 import blake3
@@ -123,25 +123,15 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
 
 
-class Switching(Sequence[Blob]):
+def switching(blobs: list[Blob], action: Callable[[], None]) -> Sequence[Blob]:
     """Blobs whose reading does something to the store half-way."""
 
-    def __init__(self, blobs: list[Blob], action: Callable[[], None], at: int = 1) -> None:
-        self._blobs = blobs
-        self._action = action
-        self._at = at
+    def read() -> Iterator[Blob]:
+        yield blobs[0]
+        action()
+        yield from blobs[1:]
 
-    @overload
-    def __getitem__(self, index: int) -> Blob: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Blob]: ...
-    def __getitem__(self, index: int | slice) -> Blob | Sequence[Blob]:
-        if index == self._at:
-            self._action()
-        return self._blobs[index]
-
-    def __len__(self) -> int:
-        return len(self._blobs)
+    return cast(Sequence[Blob], read())
 
 
 def reasons(store: Store, blobs: Sequence[Blob], *, verify: bool = True) -> dict[str, Reason]:
@@ -163,18 +153,15 @@ def test_good_blobs_are_ready_in_order_with_their_true_size(
     assert found.failed == []
 
 
-def test_nothing_asked_nothing_found(root: Path) -> None:
-    found = Store(root).inspect([], verify=True)
-    assert (found.ready, found.failed) == ([], [])
-
-
-def test_root_may_be_a_link(root: Path, blobs: list[Blob], tmp_path: Path) -> None:
+def test_a_root_that_is_a_symlink_is_followed(
+    root: Path, blobs: list[Blob], tmp_path: Path
+) -> None:
     link = tmp_path / "link"
     link.symlink_to(root)
     assert Store(link).inspect(blobs, verify=True).ready == blobs
 
 
-def test_more_directories_than_are_kept_open(root: Path) -> None:
+def test_inspect_leaves_no_descriptor_open_however_many_directories_it_meets(root: Path) -> None:
     many = [put(root, str(number).encode()) for number in range(3 * KEPT_DIRECTORIES)]
     before = len(os.listdir("/proc/self/fd"))
     found = Store(root).inspect([*many, *reversed(many)], verify=True)
@@ -253,15 +240,6 @@ def test_each_bad_blob_is_failed_for_its_own_reason_and_no_neighbour_with_it(
         assert corrupt in found.ready
 
 
-def test_missing_tells_how_far_the_way_went(root: Path, blobs: list[Blob]) -> None:
-    place(root, blobs[0]).unlink()
-    other = Blob(blobs[1].blobid[:4] + "0" * 60)
-    found = Store(root).inspect([blobs[0], other, blobs[2]], verify=True)
-    assert [one.detail for one in found.failed] == [
-        f"{relative_path(one.blobid)}: No such file or directory" for one in (blobs[0], other)
-    ]
-
-
 def make_fifo(path: Path) -> str:
     os.mkfifo(path)
     return "a FIFO"
@@ -286,14 +264,7 @@ def make_link(path: Path) -> str:
     return "a symbolic link, which is not followed"
 
 
-def make_dangling_link(path: Path) -> str:
-    path.symlink_to("nowhere")
-    return "a symbolic link, which is not followed"
-
-
-@pytest.mark.parametrize(
-    "make", [make_fifo, make_socket, make_directory, make_link, make_dangling_link]
-)
+@pytest.mark.parametrize("make", [make_fifo, make_socket, make_directory, make_link])
 def test_what_is_no_file_is_failed_and_never_waited_for(
     root: Path, blobs: list[Blob], make: Callable[[Path], str]
 ) -> None:
@@ -321,15 +292,6 @@ def test_links_for_directories_are_not_followed(
     assert failure.reason is Reason.NOT_A_FILE
     assert failure.detail == f"{name} is a symbolic link, which is not followed"
     assert found.ready
-
-
-def test_a_file_in_the_place_of_a_directory(root: Path, blobs: list[Blob]) -> None:
-    (root / "ff").mkdir(exist_ok=True)
-    (root / "ff" / "00").write_bytes(b"")
-    found = Store(root).inspect([Blob("ff00" + "0" * 60), blobs[0]], verify=True)
-    assert [(one.reason, one.detail) for one in found.failed] == [
-        (Reason.NOT_A_FILE, "ff/00 is a regular file")
-    ]
 
 
 def test_unreadable_file_and_directory(open_root: Path) -> None:
@@ -400,19 +362,16 @@ def test_a_directory_full_of_strays_is_walked_in_constant_memory(tmp_path: Path)
 # --- when the store is away -----------------------------------------------------------------------
 
 
-def test_root_that_is_missing(tmp_path: Path) -> None:
+def test_a_root_that_is_missing_or_a_file_is_the_stores_trouble(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="No such file or directory") as caught:
         Store(tmp_path / "gone").probe()
     assert "source.root" in caught.value.hint
-
-
-def test_root_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SourceError, match="Not a directory"):
         Store(tmp_path / "file").probe()
 
 
-def test_root_that_is_unreadable(open_root: Path) -> None:
+def test_a_root_that_is_unreadable_is_the_stores_trouble(open_root: Path) -> None:
     open_root.chmod(0)
     with unprivileged(), pytest.raises(SourceError, match="Permission denied") as caught:
         Store(open_root).probe()
@@ -458,7 +417,7 @@ def test_a_disk_unmounted_in_the_middle_of_a_batch_fails_no_blob(
 
     gone = [Blob("0" * 64), Blob("1" * 64)]
     with pytest.raises(SourceError, match="is empty"):
-        Store(root).inspect(Switching(gone, unmount), verify=True)
+        Store(root).inspect(switching(gone, unmount), verify=True)
 
 
 def test_what_was_read_before_a_disk_was_unmounted_counts(
@@ -471,7 +430,7 @@ def test_what_was_read_before_a_disk_was_unmounted_counts(
             root.rename(tmp_path / name)
             root.mkdir()
 
-        found = Store(root).inspect(Switching([known, Blob("0" * 64)], unmount), verify=True)
+        found = Store(root).inspect(switching([known, Blob("0" * 64)], unmount), verify=True)
         assert (found.failed[-1].blobid, found.failed[-1].reason) == ("0" * 64, Reason.MISSING)
         root.rmdir()
         (tmp_path / f"unmounted {number}").rename(root)
@@ -490,7 +449,7 @@ def test_a_disk_mounted_in_the_middle_of_a_batch_fails_no_blob(
 
     store = Store(root)
     with pytest.raises(SourceError, match="was replaced"):
-        store.inspect(Switching(blobs, mount), verify=True)
+        store.inspect(switching(blobs, mount), verify=True)
     assert store.inspect(blobs, verify=True).ready == blobs
 
 
@@ -533,8 +492,15 @@ def test_a_store_of_links_fails_no_blob(root: Path, blobs: list[Blob], tmp_path:
     assert "bind mounts" in caught.value.hint
 
 
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT])
-@pytest.mark.parametrize("at", ["root", "prefix", "blob", "content"])
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [
+        ("root", errno.ESTALE),
+        ("prefix", errno.ENOTCONN),
+        ("blob", errno.ENODEV),
+        ("content", errno.ETIMEDOUT),
+    ],
+)
 def test_a_file_system_that_is_away_fails_no_blob(
     root: Path, blobs: list[Blob], faults: Faults, code: int, at: str
 ) -> None:
@@ -580,16 +546,9 @@ def test_probe_says_what_is_there(root: Path) -> None:
     assert Store(root).probe() == "2 prefix directories"
 
 
-def test_probe_takes_a_new_store_with_one_empty_prefix(root: Path) -> None:
+def test_probe_accepts_a_new_store_with_one_empty_prefix(root: Path) -> None:
     (root / "00").mkdir()
     assert Store(root).probe() == "1 prefix directory"
-
-
-def test_probe_refuses_an_empty_root_and_says_both_ways_out(root: Path) -> None:
-    with pytest.raises(SourceError, match="is empty") as caught:
-        Store(root).probe()
-    assert "mount" in caught.value.hint
-    assert "00/" in caught.value.hint
 
 
 def test_probe_of_a_wrong_root_says_so_whatever_stands_there(root: Path) -> None:
@@ -599,6 +558,7 @@ def test_probe_of_a_wrong_root_says_so_whatever_stands_there(root: Path) -> None
     with pytest.raises(SourceError, match="is empty: no directory there has two") as caught:
         Store(root).probe()
     assert "source.root" in caught.value.hint
+    assert "00/" in caught.value.hint
     (root / "0a").symlink_to("/usr/bin")
     (root / "zz").symlink_to("/usr/bin")
     with pytest.raises(SourceError, match="symbolic links"):
@@ -618,19 +578,7 @@ def test_measure_of_a_store_that_is_away_leaves_sizes_unknown(tmp_path: Path) ->
     assert Store(tmp_path / "unmounted").measure(blobs) == blobs
 
 
-def test_measure_does_not_touch_the_store_when_all_is_known(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    store = Store(tmp_path / "root")
-    (tmp_path / "root").rmdir()
-    assert store.measure([Blob("0" * 64, 7)]) == [Blob("0" * 64, 7)]
-
-
 # --- altered --------------------------------------------------------------------------------------
-
-
-def test_blobs_left_alone_are_not_altered(root: Path, blobs: list[Blob]) -> None:
-    store = Store(root)
-    assert store.altered(store.inspect(blobs, verify=True)) == []
 
 
 def test_blobs_rewritten_replaced_or_gone_are_altered(root: Path, blobs: list[Blob]) -> None:
@@ -638,6 +586,7 @@ def test_blobs_rewritten_replaced_or_gone_are_altered(root: Path, blobs: list[Bl
     asked = [Blob("0" * 64), *blobs[1:]]
     for verify in (True, False):
         found = store.inspect(asked, verify=verify)
+        assert store.altered(found) == []
         rewritten, replaced, gone = (place(root, blob) for blob in blobs[1:4])
         status = rewritten.stat()
         rewritten.write_bytes(b"y" * status.st_size)
@@ -720,7 +669,7 @@ def test_walk_finds_every_blob_and_names_every_stray(root: Path, blobs: list[Blo
     }
 
 
-def test_walk_goes_round_directories_it_cannot_read(open_root: Path) -> None:
+def test_walk_skips_directories_it_cannot_read_and_names_them(open_root: Path) -> None:
     kept = put_as(open_root, "ab" * 32, b"")
     for closed in ("cd" * 32, "ef" * 32):
         put_as(open_root, closed, b"")
