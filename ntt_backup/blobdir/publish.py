@@ -14,7 +14,6 @@ import errno
 import os
 import stat
 from binascii import hexlify
-from typing import NamedTuple
 
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.blobdir.open import FILE, BlobDirectory, closing
@@ -26,13 +25,6 @@ _CHUNK = 1 << 18
 # These say something about the one name; every other error is about the disk or the account, and
 # fails the batch as a whole.
 _OF_ONE_NAME = frozenset((errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EPERM, errno.ENXIO))
-
-
-class Taken(NamedTuple):
-    """The name was not free. verdict: PRESENT, REPLACED or REFUSED."""
-
-    verdict: int
-    text: str
 
 
 class Publisher:
@@ -53,10 +45,11 @@ class Publisher:
         """Closes the directories that are open."""
         self._target.close()
 
-    def publish(self, digest: bytes, directory: int, name: bytes) -> Taken | None:
-        """Gives a staged file its name; None where that was free. Raises OSError.
+    def publish(self, digest: bytes, directory: int, name: bytes) -> tuple[int, str] | None:
+        """Gives a staged file its name. Raises OSError.
 
-        A file that is not published, because its content is PRESENT or it is REFUSED, stays staged.
+        Returns None where the name was free, else a verdict and a text: REPLACED, or else PRESENT
+        or REFUSED, and the file stays staged.
         """
         blobid = hexlify(digest)
         prefix = blobid[:4].decode("ascii")
@@ -71,14 +64,14 @@ class Publisher:
         if stat.S_ISREG(mode):
             try:
                 if self._same(directory, name, target, blobid):
-                    return Taken(PRESENT, "")
+                    return (PRESENT, "")
             except PermissionError as problem:
-                return Taken(REFUSED, words(problem))
+                return (REFUSED, words(problem))
             found = "other content"
         if not self._may_replace or stat.S_ISDIR(mode):
-            return Taken(REFUSED, f"{found} stands in its place")
+            return (REFUSED, f"{found} stands in its place")
         os.rename(name, blobid, src_dir_fd=directory, dst_dir_fd=target)
-        return Taken(REPLACED, f"{found} stood there")
+        return (REPLACED, f"{found} stood there")
 
     def move(self, prefix: bytes, directory: int, name: str) -> bool:
         """Publishes a directory `aa/bb` with all that is in it, where there is none. False where
@@ -107,18 +100,8 @@ class Publisher:
                 os.fsync(found)
             return True
 
-
-class BatchPublisher(Publisher):
-    """Publishes the batches of one session, staged in the directory stage."""
-
-    def __init__(
-        self, stage: int, by_hash: int, device: int, may_replace: bool, by_file: bool
-    ) -> None:
-        super().__init__(by_hash, device, may_replace, by_file)
-        self._stage = stage
-
-    def publish_batch(self, batch: StagedBatch) -> set[str]:
-        """Publishes every staged blob of the batch; returns the directories that must be synced.
+    def publish_batch(self, batch: StagedBatch, stage: int) -> set[str]:
+        """Publishes every blob of a batch in the stage; returns the directories to be synced.
 
         New directories go first, each as a whole: a file of its own may belong in one of them.
         Raises OSError when the batch fails as a whole; what is published by then is right.
@@ -126,20 +109,20 @@ class BatchPublisher(Publisher):
         self.entered = set()
         try:
             for new in batch.directories:
-                if not self.move(new.prefix, self._stage, new.name):
-                    self._publish_files_of(batch, new)
-            for entry in batch.entries(self._stage):
+                if not self.move(new.prefix, stage, new.name):
+                    self._publish_files_of(batch, new, stage)
+            for entry in batch.entries(stage):
                 self._publish_entry(batch, entry)
         finally:
             self.close()
         return self.entered
 
-    def _publish_files_of(self, batch: StagedBatch, new: NewDirectory) -> None:
-        with closing(os.open(new.name, DIRECTORY, dir_fd=self._stage)) as fd:
+    def _publish_files_of(self, batch: StagedBatch, new: NewDirectory, stage: int) -> None:
+        with closing(os.open(new.name, DIRECTORY, dir_fd=stage)) as fd:
             for entry in batch.entries_in(new, fd):
                 self._publish_entry(batch, entry)
         with contextlib.suppress(OSError):
-            os.rmdir(new.name, dir_fd=self._stage)
+            os.rmdir(new.name, dir_fd=stage)
 
     def _publish_entry(self, batch: StagedBatch, entry: Entry) -> None:
         try:
@@ -147,8 +130,8 @@ class BatchPublisher(Publisher):
         except OSError as problem:
             if problem.errno not in _OF_ONE_NAME:
                 raise
-            taken = Taken(REFUSED, words(problem))
-        if taken is None or taken.verdict == REPLACED:
+            taken = (REFUSED, words(problem))
+        if taken is None or taken[0] == REPLACED:
             batch.take_partial(entry.position)
         else:
             with contextlib.suppress(OSError):  # The end of the session removes it too.

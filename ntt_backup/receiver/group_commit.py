@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ntt_backup.blobdir.publish import BatchPublisher
+from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver.sync_thread import Barrier
@@ -35,7 +35,7 @@ class Settling:
     def __init__(
         self,
         barrier: Barrier,
-        places: BatchPublisher,
+        places: Publisher,
         stage: int,
         hash: int,
         answer: Callable[[Receipt], None],
@@ -99,7 +99,7 @@ class Settling:
         del self._written[:count]
         for batch in batches:
             try:
-                self._directories |= self._places.publish_batch(batch)
+                self._directories |= self._places.publish_batch(batch, self._stage)
             except OSError as problem:
                 self.fail(batch, problem)
             else:

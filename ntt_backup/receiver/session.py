@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.publish import BatchPublisher
+from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.syscalls import can_syncfs
 from ntt_backup.receiver.b3sum import HOW_TO_GET, B3sum
 from ntt_backup.receiver.group_commit import Settling
@@ -225,7 +225,7 @@ class Receiver:
         barrier = Barrier(ground, by_file, self._wake_end)
         self._settling = Settling(
             barrier,
-            BatchPublisher(ground.stage, ground.by_hash, ground.device, may_replace, by_file),
+            Publisher(ground.by_hash, ground.device, may_replace, by_file),
             ground.stage,
             kind,
             self._answer,

@@ -276,13 +276,13 @@ class Landing:
                 path = self._place.root / digest[:1].hex() / digest[1:2].hex()
                 with destination(path):
                     taken = publisher.publish(digest, directory, name.encode())
-                    if taken is not None and taken.verdict == REFUSED:
+                    if taken is not None and taken[0] == REFUSED:
                         raise DestinationError(
                             f"cannot restore into {path}",
-                            detail=f"{digest.hex()}: {taken.text}",
+                            detail=f"{digest.hex()}: {taken[1]}",
                             hint="remove it, and call it again",
                         )
-                    if taken is not None and taken.verdict == PRESENT:
+                    if taken is not None and taken[0] == PRESENT:
                         os.unlink(name, dir_fd=directory)
         finally:
             publisher.close()

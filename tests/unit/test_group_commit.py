@@ -44,7 +44,7 @@ class FakePlaces:
         self.placed: list[int] = []
         self.failing: dict[int, OSError] = {}
 
-    def publish_batch(self, batch: StagedBatch) -> set[str]:
+    def publish_batch(self, batch: StagedBatch, stage: int) -> set[str]:
         if batch.number in self.failing:
             raise self.failing[batch.number]
         self.placed.append(batch.number)
