@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
-from ntt_backup.blobdir.layout import Stray, StrayKind, is_prefix, relative_path
-from ntt_backup.blobdir.open import open_untouched
+from blake3 import blake3
+
+from ntt_backup.blobdir.layout import (
+    Stray,
+    StrayKind,
+    is_blobid,
+    is_prefix,
+    kind_of,
+    relative_path,
+)
+from ntt_backup.blobdir.open import NotAFile, open_untouched
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.errors import SourceError
 from ntt_backup.format import many
+from ntt_backup.model import Blob, Failure, Reason
 
+READ_SIZE: Final = 1024**2
 KEPT_DIRECTORIES: Final = 128
+# Device, inode, size and time of modification: they tell one state of a file from another. Not the
+# time of change: that moves when another program makes a hard link to a blob.
+Stamp = tuple[int, int, int, int]
+
+# A blob that fails for one of these does not prove that the store can be read.
+_NO_SIGN_OF_LIFE: Final = {Reason.MISSING, Reason.UNREADABLE, Reason.NOT_A_FILE}
 _SAMPLED_PREFIXES: Final = 32
 _SAMPLED_BLOBS: Final = 8
 # Errors for a file system that is away, and for a process or a machine that has run dry.
@@ -50,6 +68,7 @@ class SourceTree(Tree):
         except OSError as error:
             raise self._unusable(error) from error
         super().__init__(fd, kept=KEPT_DIRECTORIES)
+        self._buffer: memoryview | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -59,25 +78,98 @@ class SourceTree(Tree):
         os.close(self.fd)
 
     @property
-    def identity(self) -> tuple[int, int]:
+    def _identity(self) -> tuple[int, int]:
         """Device and inode of the root: they tell whether a path still leads to it."""
         status = os.fstat(self.fd)
         return status.st_dev, status.st_ino
 
     def error_at(self, path: str, error: OSError) -> Exception:
-        self.blame(error)
+        self._blame(error)
         return super().error_at(path, error)
 
     def unreadable(self, path: str, error: OSError) -> Stray:
         if not path:
             raise self._unusable(error) from error
-        self.blame(error)
+        self._blame(error)
         return super().unreadable(path, error)
 
-    def blame(self, error: OSError) -> None:
+    def _blame(self, error: OSError) -> None:
         """Raises SourceError for an error that is about the store, not about one entry."""
         if error.errno in _ABOUT_THE_STORE:
             raise self._unusable(error) from error
+
+    def examine(self, blob: Blob, *, verify: bool) -> tuple[Blob, Stamp] | Failure:
+        """Returns one blob with its true size and its state, or what is wrong with it."""
+        blobid = blob.blobid
+        if not is_blobid(blobid):
+            return Failure(blobid, Reason.BAD_BLOBID, "not 64 lowercase hex digits")
+        try:
+            fd, status = self.open_blob(blobid)
+        except NotAFile:
+            return self._not_a_file(blob, relative_path(blobid))
+        except OSError as error:
+            return self.failure(blob, error)
+        try:
+            if blob.size is not None and blob.size != status.st_size:
+                detail = f"{status.st_size} bytes in the store, {blob.size} expected"
+                return Failure(blobid, Reason.WRONG_SIZE, detail)
+            if not verify:
+                return Blob(blobid, status.st_size), stamp(status)
+            digest, size = self._hash(fd)
+        except OSError as error:
+            return self.failure(blob, error)
+        finally:
+            os.close(fd)
+        if digest != blobid:
+            return Failure(blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {digest}")
+        return Blob(blobid, size), stamp(status)
+
+    def failure(self, blob: Blob, error: OSError) -> Failure:
+        """Returns what an error says about one blob. Raises SourceError for the store's own."""
+        self._blame(error)
+        said = error.strerror or str(error)
+        path = str(error.filename or relative_path(blob.blobid))
+        if error.errno == errno.ENOENT:
+            return Failure(blob.blobid, Reason.MISSING, f"{path}: {said}")
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            # ENOTDIR is also said for a link where a directory is wanted, ENXIO for a socket.
+            return self._not_a_file(blob, path)
+        return Failure(blob.blobid, Reason.UNREADABLE, f"{path}: {said}")
+
+    def _not_a_file(self, blob: Blob, path: str) -> Failure:
+        try:
+            mode = self.lstat(path).st_mode
+            kind = kind_of(mode) + (", which is not followed" if stat.S_ISLNK(mode) else "")
+        except OSError:
+            kind = "gone by now"
+        return Failure(blob.blobid, Reason.NOT_A_FILE, f"{path} is {kind}")
+
+    def _hash(self, fd: int) -> tuple[str, int]:
+        """Returns BLAKE3 and length. No mmap: a file cut short meanwhile would be a SIGBUS."""
+        buffer = self._buffer = self._buffer or memoryview(bytearray(READ_SIZE))
+        hasher = blake3()
+        size = 0
+        while count := os.readv(fd, [buffer]):
+            hasher.update(buffer[:count])
+            size += count
+        return hasher.hexdigest(), size
+
+    def require_life(self, failed: Sequence[Failure], *, nothing_sent: bool) -> None:
+        """Raises SourceError if these failures may be the store's own: none of a batch could be
+        read and nothing else can, or another disk lies at the root by now.
+
+        A blob that was read through this tree is a sign of life.
+        """
+        reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
+        if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
+            return
+        with SourceTree(self.root) as now:
+            now.sign_of_life()
+            if now._identity != self._identity:
+                raise SourceError(
+                    f"the store {self.root} was replaced while it was read",
+                    hint="a disk was mounted or unmounted there: start again when it is in place",
+                )
 
     def sign_of_life(self) -> str:
         """Looks at some blobs: one must be readable, or at least none refused. Returns a few words
@@ -150,3 +242,8 @@ class SourceTree(Tree):
             detail=error.strerror or str(error),
             hint=hints.get(error.errno or 0, "look at its disk or mount, then start again"),
         )
+
+
+def stamp(status: os.stat_result) -> Stamp:
+    """Returns the state of a file."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
