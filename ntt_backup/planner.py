@@ -1,9 +1,8 @@
-"""Every decision that needs no database and no network: ranges, cutting, waiting, splitting, ETA.
+"""Every decision that needs no database and no network: ranges, cutting, splitting, ETA.
 
-These are the rules an operator argues about ("why was this batch split?", "why does it wait a
-minute?"), so they are pure functions of plain values: they can be read in one sitting and tested
-with thousands of generated cases. The worker and the coordinator act on what is returned here and
-decide nothing themselves.
+These are the rules an operator argues about ("why was this batch split?"), so they are pure
+functions of plain values: they can be read in one sitting and tested with thousands of generated
+cases. The worker and the coordinator act on what is returned here and decide nothing themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, zip_longest
+from typing import Protocol
 
 from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
 
@@ -22,7 +22,6 @@ PARTS = 16
 WORTH_SHARING = 256
 # How many blobs must have been tried before the store is blamed for what cannot be read.
 ENOUGH_TRIED = 1000
-_LEAST_SPOONFUL = 4096
 
 
 @cache
@@ -100,57 +99,10 @@ def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
     return len(blobs)
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Exponential backoff with full jitter, in seconds: uniform in (0, min(cap, base * 2**(n-1))].
+class Waits(Protocol):
+    """Says how long to wait before a further attempt; see `client.backoff.Backoff`."""
 
-    Full jitter, because all workers lose the same link at the same moment and must not come back at
-    the same moment. A tenth of the ceiling is kept as a floor so that no wait is none.
-    """
-
-    base: float
-    cap: float
-
-    def wait(self, attempt: int, random: Callable[[], float]) -> float:
-        """attempt counts from 1; random() is uniform in [0, 1)."""
-        ceiling = min(self.cap, self.base * 2.0 ** min(attempt - 1, 60))
-        return ceiling * (0.1 + 0.9 * random())
-
-
-class OutageClock:
-    """How long to wait while a side is away, and when to stop waiting.
-
-    limit: seconds since the first failure after which `next_wait` says None; None: never.
-    """
-
-    def __init__(self, backoff: Backoff, limit: float | None, random: Callable[[], float]) -> None:
-        self._backoff = backoff
-        self._limit = limit
-        self._random = random
-        self._since: float | None = None
-        self.attempt = 0
-
-    def next_wait(self, now: float) -> float | None:
-        """Count one more failure; seconds to wait, or None when the limit is passed."""
-        if self._since is None:
-            self._since = now
-        if self._limit is not None and now - self._since >= self._limit:
-            return None
-        self.attempt += 1
-        return self._backoff.wait(self.attempt, self._random)
-
-    def lasted(self, now: float) -> float:
-        """Seconds since the first failure that nothing good came after; 0 where there is none."""
-        return 0.0 if self._since is None else now - self._since
-
-    def over(self) -> None:
-        """The side has answered: the next failure is a new outage."""
-        self.answered()
-        self.attempt = 0
-
-    def answered(self) -> None:
-        """The side is there, but nothing came of it: the waits grow on."""
-        self._since = None
+    def wait(self, attempt: int, random: Callable[[], float], /) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +131,7 @@ Decision = Retry | Split | GiveUp
 
 
 def after_rejection(
-    batch: Batch, detail: str, attempts: int, backoff: Backoff, random: Callable[[], float]
+    batch: Batch, detail: str, attempts: int, backoff: Waits, random: Callable[[], float]
 ) -> Decision:
     """What to do with a batch that the remote (or the local tar) refused for itself.
 
@@ -237,39 +189,6 @@ class Suspicion:
         bad = sum(one for _, one in self._seen)
         shares = ((unreadable, tried), (bad, lately))
         return lately >= ENOUGH_TRIED and all(some > self._max_share * of for some, of in shares)
-
-
-class Throttle:
-    """A token bucket for what several senders send together: how many bytes one may send now.
-
-    Its state is two figures that all of them see, so that it is the same bucket for each, and none
-    waits while another goes on: since when tokens have gathered, in monotonic seconds, and how many
-    bytes were sent by all. It holds what may go in a quarter of a second, and gives it out in
-    spoonfuls that are worth a packet of ssh's: in crumbs of thirty bytes, what ssh adds to each
-    would double the traffic. All senders may take a spoonful at the same instant; what that is too
-    much is missing from the next.
-    """
-
-    def __init__(self, bytes_per_second: float, senders: int) -> None:
-        self._rate = bytes_per_second
-        least = min(bytes_per_second, _LEAST_SPOONFUL)
-        self.spoonful = max(bytes_per_second / 20 / senders, least)
-        self.burst = max(bytes_per_second / 4, least)
-
-    def since(self, since: float, now: float, sent: int) -> float:
-        """Since when tokens count: later than before where more have gathered than it holds."""
-        return max(since, now - (self.burst + sent) / self._rate)
-
-    def allowance(self, since: float, now: float, sent: int) -> int:
-        """Bytes that may be sent at this moment; 0 for none."""
-        return int(self.spoonful) if self._missing(since, now, sent) <= 0 else 0
-
-    def delay(self, since: float, now: float, sent: int) -> float:
-        """Seconds until something may be sent again, if nobody sends meanwhile; always some."""
-        return max(1e-3, self._missing(since, now, sent) / self._rate)
-
-    def _missing(self, since: float, now: float, sent: int) -> float:
-        return self.spoonful + sent - (now - since) * self._rate
 
 
 class RateWindow:

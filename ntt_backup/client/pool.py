@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from ntt_backup import identity
+from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.read_session import Reach, ReadingSession
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import RemoteConfig
@@ -34,7 +35,6 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.wire import read_messages
 
 T = TypeVar("T")

@@ -25,6 +25,7 @@ from typing import Any, Final
 import sdnotify
 
 from ntt_backup import __version__, identity
+from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.daemon import preflight
@@ -36,7 +37,6 @@ from ntt_backup.daemon.run_history import RunBook
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
-from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.upload.worker_main import Orders
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
-from ntt_backup.planner import Backoff
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import Child
 from ntt_backup.upload.worker_main import GO, Orders, work

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.catalog.worker_session import CatalogSession
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
     BackupError,
@@ -37,7 +38,6 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.planner import (
-    Backoff,
     GiveUp,
     Retry,
     after_link_loss,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from dataclasses import replace
 
@@ -11,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, BlobRange, Reason
 from ntt_backup.planner import (
     ENOUGH_TRIED,
     PARTS,
     RANGES,
-    Backoff,
     GiveUp,
-    OutageClock,
     RateWindow,
     Retry,
     Split,
     Suspicion,
-    Throttle,
     after_link_loss,
     after_rejection,
     claim_order,
@@ -257,64 +254,7 @@ def test_a_batch_too_large_for_the_link_gets_smaller_until_it_fits() -> None:
     assert sends < 1000
 
 
-# --- waiting --------------------------------------------------------------------------------------
-
-fractions = st.floats(0, 1, exclude_max=True)
-
-
-@given(
-    st.floats(0.01, 60),
-    st.floats(0.01, 3600),
-    st.integers(1, 10_000),
-    st.lists(fractions, min_size=2),
-)
-def test_a_wait_is_never_none_and_never_above_the_ceiling(
-    base: float, cap: float, attempt: int, draws: list[float]
-) -> None:
-    backoff = Backoff(base, max(base, cap))
-    for draw in draws:
-        wait = backoff.wait(attempt, lambda draw=draw: draw)
-        assert 0 < wait <= min(backoff.cap, base * 2.0 ** min(attempt - 1, 1000))
-
-
-@given(fractions)
-def test_waits_double_until_the_cap(draw: float) -> None:
-    backoff = Backoff(base=1, cap=60)
-    waits = [backoff.wait(attempt, lambda: draw) for attempt in range(1, 12)]
-    assert waits[1] == pytest.approx(2 * waits[0])
-    assert waits[5] == pytest.approx(32 * waits[0])
-    assert waits[6:] == [waits[6]] * 5
-
-
-def test_waits_differ_with_chance_so_that_workers_do_not_come_back_together() -> None:
-    assert AT_ONCE.wait(3, lambda: 0.1) != AT_ONCE.wait(3, lambda: 0.9)
-
-
-def test_an_outage_ends_the_patience_after_its_limit_and_not_before() -> None:
-    clock = OutageClock(AT_ONCE, limit=100, random=half)
-    assert clock.next_wait(1000.0) is not None
-    assert clock.next_wait(1099.9) is not None
-    assert clock.next_wait(1100.0) is None
-
-
-def test_without_a_limit_patience_has_no_end() -> None:
-    clock = OutageClock(AT_ONCE, limit=None, random=half)
-    assert all(clock.next_wait(now) is not None for now in range(0, 10**9, 10**7))
-
-
-def test_an_answer_ends_the_outage_so_the_next_one_counts_from_its_own_start() -> None:
-    clock = OutageClock(AT_ONCE, limit=100, random=half)
-    first = clock.next_wait(0.0)
-    clock.next_wait(99.0)
-    assert clock.attempt == 2
-    clock.over()
-    assert clock.attempt == 0
-    assert clock.next_wait(150.0) == first
-    assert clock.next_wait(249.0) is not None
-
-
-def test_a_limit_of_zero_means_no_patience_at_all() -> None:
-    assert OutageClock(AT_ONCE, limit=0, random=half).next_wait(5.0) is None
+# --- suspicion ------------------------------------------------------------------------------------
 
 
 @given(
@@ -348,79 +288,6 @@ def test_few_blobs_or_a_share_of_one_make_no_suspect() -> None:
 
 
 # --- rates ----------------------------------------------------------------------------------------
-
-
-class Bucket:
-    """What several senders see of one throttle, as they ask in turn."""
-
-    def __init__(self, rate: float, senders: int) -> None:
-        self.throttle = Throttle(rate, senders)
-        self.since = -math.inf
-        self.sent = 0
-
-    def take(self, now: float, fraction: float = 1.0) -> int:
-        """Ask at a time, and send so much of what may be sent."""
-        self.since = self.throttle.since(self.since, now, self.sent)
-        amount = int(self.throttle.allowance(self.since, now, self.sent) * fraction)
-        self.sent += amount
-        return amount
-
-    def delay(self, now: float) -> float:
-        return self.throttle.delay(self.since, now, self.sent)
-
-
-@given(st.floats(4, 1e9), st.lists(st.tuples(st.floats(0, 3), fractions), min_size=1, max_size=60))
-def test_a_throttle_never_lets_more_through_in_any_window_than_the_rate_and_one_burst(
-    rate: float, steps: list[tuple[float, float]]
-) -> None:
-    now, bucket = 0.0, Bucket(rate, 4)
-    sent: list[tuple[float, int]] = []
-    for pause, fraction in steps:
-        now += pause
-        sent.append((now, bucket.take(now, 1 - fraction)))
-    for first, (start, _) in enumerate(sent):
-        for last in range(first, len(sent)):
-            passed = sum(amount for _, amount in sent[first : last + 1])
-            most = bucket.throttle.burst + (sent[last][0] - start) * rate
-            assert passed <= most * (1 + 1e-9) + 1e-6
-
-
-@given(st.floats(4, 1e9), st.integers(1, 256))
-def test_after_the_delay_of_a_throttle_something_may_be_sent(rate: float, senders: int) -> None:
-    bucket = Bucket(rate, senders)
-    while bucket.take(0.0):
-        pass
-    delay = bucket.delay(0.0)
-    assert delay > 0
-    assert bucket.take(delay * (1 + 1e-6)) >= 1
-
-
-def test_a_throttle_is_used_up_and_no_more_in_packets_worth_sending() -> None:
-    now, packets, bucket = 0.0, 0, Bucket(12e6, 4)
-    while now < 100:
-        packets += bucket.take(now) > 0
-        now += bucket.delay(now)
-    assert bucket.sent / now == pytest.approx(12e6, rel=0.02)
-    assert bucket.sent / packets > 100_000
-
-
-def test_a_pause_of_all_gathers_one_burst() -> None:
-    bucket = Bucket(1e6, 2)
-    for now in (0.0, 3600.0):
-        before = bucket.sent
-        while bucket.take(now):
-            pass
-        assert 0 < bucket.sent - before <= bucket.throttle.burst
-
-
-@pytest.mark.parametrize("rate", [1024, 20_000, 1e6, 100e6])
-def test_nothing_is_sent_in_crumbs(rate: float) -> None:
-    """ssh makes a packet of each, which costs some forty bytes more."""
-    now, bucket = 0.0, Bucket(rate, 4)
-    while now < 10:
-        amount = bucket.take(now)
-        assert amount == 0 or amount >= min(rate, 4096)
-        now += 1e-3
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
+from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.pool import FRUITLESS, Reader
 from ntt_backup.client.read_session import ReadingSession
 from ntt_backup.errors import BackupError, RemoteUnreachable
-from ntt_backup.planner import Backoff, OutageClock
 
 Work = Callable[[ReadingSession], str]
 LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")
