@@ -8,7 +8,7 @@ from pathlib import Path
 import blake3
 import pytest
 
-from ntt_backup.client.forced_command import RECEIVER, write
+from ntt_backup.cli.forced_command import RECEIVER, write
 from tests.sshd import RemoteDir, Sshd
 
 CHECKING = ("blake3", "b3sum", "none")

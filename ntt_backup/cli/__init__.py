@@ -289,7 +289,7 @@ def run(
 @click.pass_obj
 def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     """Make ready a key that can do nothing on the remote but back up."""
-    from ntt_backup.client import forced_command
+    from ntt_backup.cli import forced_command
 
     if not show and write is None:
         raise click.UsageError("say --print, --write FILE, or both")

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ntt_backup.client import handshake
+from ntt_backup.client import connection
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.channel import PATIENCE_FACTOR, Channel
 from ntt_backup.client.error_text import explain_gone
@@ -99,7 +99,7 @@ class ReadingSession:
         self._channel = Channel(reach.transport, command)
         try:
             timeout = reach.transport.connect_timeout
-            self.banner = handshake.greet(self._channel, program, timeout)
+            self.banner = connection.greet(self._channel, program, timeout)
             self._hello()
         except BaseException:
             self.abort()
@@ -299,7 +299,7 @@ class ReadingSession:
 
     def _hello(self) -> None:
         reach = self._reach
-        self._send(handshake.hello(reach, self.banner, sync="syncfs", reading=1))
+        self._send(connection.hello(reach, self.banner, sync="syncfs", reading=1))
         kind, payload = self._next()
         if kind != write_messages.READY:
             raise self._nonsense("no READY")
@@ -328,7 +328,7 @@ class ReadingSession:
                     continue
                 self.answers += 1
                 if found[0] == write_messages.ERROR:
-                    raise handshake.refusal(*write_messages.read_error(found[1]))
+                    raise connection.refusal(*write_messages.read_error(found[1]))
                 if found[0] not in (write_messages.BUSY, write_messages.PONG):
                     return found
             except write_messages.ProtocolError as error:

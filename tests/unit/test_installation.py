@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.cli.forced_command import key_line, steps, write
 from ntt_backup.client.bootstrap import standalone
-from ntt_backup.client.forced_command import key_line, steps, write
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
 

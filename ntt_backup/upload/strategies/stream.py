@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ntt_backup.client import handshake
+from ntt_backup.client import connection
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.error_text import explain_batch, explain_gone
 from ntt_backup.errors import BackupError, BatchRejected, SourceError
@@ -74,7 +74,7 @@ class StreamSession(PipelinedSession[_Flight]):
         self._offset: tuple[int, bytes] | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
         try:
-            self.banner = handshake.greet(self._channel, program, plan.transport.connect_timeout)
+            self.banner = connection.greet(self._channel, program, plan.transport.connect_timeout)
             self._codec = compression.choose(plan.run.codec, self.banner.codecs)
             self._sums = self.banner.hash == "sha256"
             self._packer = Packer(self._codec, checksum=self._sums)
@@ -137,7 +137,7 @@ class StreamSession(PipelinedSession[_Flight]):
     def hello(self) -> dict[str, write_messages.Field]:
         """Have the far side open its root, with or without by-hash; what it says about itself."""
         plan = self._plan
-        return self._await_ready(handshake.hello(plan, self.banner, sync=plan.sync))
+        return self._await_ready(connection.hello(plan, self.banner, sync=plan.sync))
 
     def place(self) -> None:
         """Have it make by-hash."""
@@ -314,7 +314,7 @@ class StreamSession(PipelinedSession[_Flight]):
         elif kind == write_messages.READY and self._ready is None:
             self._ready = write_messages.read_fields(payload)
         elif kind == write_messages.ERROR:
-            raise self._broken(handshake.refusal(*write_messages.read_error(payload)))
+            raise self._broken(connection.refusal(*write_messages.read_error(payload)))
         elif kind not in (write_messages.PONG, write_messages.BUSY):
             raise self._nonsense(f"a frame of type {kind} out of order")
 

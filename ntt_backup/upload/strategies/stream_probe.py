@@ -13,9 +13,9 @@ import time
 from typing import Final
 
 from ntt_backup.format import many
+from ntt_backup.upload.strategies.probe import Deadline, trial
 from ntt_backup.upload.strategies.session import Facts, SessionPlan
 from ntt_backup.upload.strategies.stream import StreamSession
-from ntt_backup.upload.strategies.trial_blobs import Deadline, trial
 from ntt_backup.wire import write_messages
 
 _NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 there)"

@@ -26,9 +26,9 @@ from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteCannotStore
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Receipt
+from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Deadline, trial
 from ntt_backup.upload.strategies.session import Facts, SessionPlan
 from ntt_backup.upload.strategies.tar import TarSession
-from ntt_backup.upload.strategies.trial_blobs import TRIAL_SECONDS, Deadline, trial
 
 _STEM: Final = ".ntt-check-"
 _ASKING: Final = "its system and free space"
