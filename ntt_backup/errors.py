@@ -103,10 +103,19 @@ class RemoteUnreachable(RemoteError):
     retryable = True
 
 
-class RemoteNonsense(RemoteUnreachable):
-    """What came from the remote cannot be an answer. Retried, as after a lost link, but not for
-    ever: a far side that is broken says the same each time.
+class ProtocolViolation(RemoteUnreachable):
+    """The remote sent what the protocol does not allow. Retried as after a lost link, but not for
+    ever: a remote that is broken sends the same each time.
     """
+
+    def __init__(
+        self,
+        message: str = "the remote violates the protocol",
+        *,
+        detail: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, detail=detail, hint=hint)
 
 
 class RemoteDenied(RemoteError):

@@ -27,7 +27,7 @@ from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import Connection
 from ntt_backup.catalog.check_results import record_checks
 from ntt_backup.catalog.selection import Row, rows_in
-from ntt_backup.client.pool import FarSide, Reader
+from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.model import BlobRange, Failure, Reason, is_blobid, relative_path
@@ -99,14 +99,14 @@ def reconcile(
 
     on_difference is told of each: what it is, the blobid or path, and a word on it.
     """
-    far = FarSide(settings, "reconcile", ("list",), on_outage)
+    pool = SessionPool(settings, "reconcile", ("list",), on_outage)
     store = Store(settings.source.root)
     store.probe()
-    reader = far.reader("0")
+    session = pool.session("0")
     try:
         with store.tree() as tree:
-            work = _Work(conn, settings.target, tree, reader, apply, on_difference)
-            if apply and far.is_empty():
+            work = _Work(conn, settings.target, tree, session, apply, on_difference)
+            if apply and pool.is_empty():
                 raise RemoteUnreachable(
                     "by-hash on the remote is empty",
                     hint="is its disk mounted? Nothing was marked; without --apply the rest is"
@@ -117,7 +117,7 @@ def reconcile(
                 on_progress(work.seen)
             return work.end()
     finally:
-        reader.close()
+        session.close()
 
 
 class _Work:
@@ -126,14 +126,14 @@ class _Work:
         conn: Connection,
         target: str,
         tree: Tree,
-        reader: Reader,
+        session: ReconnectingSession,
         apply: bool,
         on_difference: Callable[[Difference, str, str], None],
     ) -> None:
         self._conn = conn
         self._target = target
         self._tree = tree
-        self._reader = reader
+        self._session = session
         self._apply = apply
         self._on_difference = on_difference
         self._started = time.monotonic()
@@ -187,7 +187,7 @@ class _Work:
     def _there(self, prefix: str) -> Iterator[tuple[str, int]]:
         low = int(prefix.ljust(64, "0"), 16)
         high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
-        for page in self._reader.names(low, high, on_stray=self._stray_there):
+        for page in self._session.names(low, high, on_stray=self._stray_there):
             self.seen.on_remote += len(page)
             yield from ((digest.hex(), size) for digest, size in page)
 

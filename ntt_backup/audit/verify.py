@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from ntt_backup.audit.check_methods import (
     Checked,
-    Desk,
+    CheckQueue,
     Job,
     download,
     hash_here,
@@ -31,7 +31,7 @@ from ntt_backup.audit.check_methods import (
 )
 from ntt_backup.catalog import Connection
 from ntt_backup.catalog.check_results import Checks, record_checks
-from ntt_backup.client.pool import Crew, FarSide
+from ntt_backup.client.pool import SessionPool, run_threads
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
@@ -65,7 +65,7 @@ class Question:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far. total: how many blobs were to be checked; complete: all of
+    """What a check has found so pool. total: how many blobs were to be checked; complete: all of
     them were. requeued: how many are pending again. wrong: how many for each reason, failures: the
     first of them.
     """
@@ -94,10 +94,10 @@ def verify_remote(
 ) -> Findings:
     """Check what is copied to the target. Raises BackupError; what was found before is recorded."""
     fetching = question.way == "download"
-    far = FarSide(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
-    session = far.greet()
+    pool = SessionPool(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
+    session = pool.open_first()
     if not fetching and not session.banner.can_hash:
-        far.close()
+        pool.close()
         raise Unsupported(
             "the remote cannot hash: it has no BLAKE3",
             detail=f"receiver {session.banner.version}, Python {session.banner.python}",
@@ -105,14 +105,14 @@ def verify_remote(
             " docs/operations.md), or let `ntt-backup-remote verify --download` fetch every blob"
             " and hash it here",
         )
-    desk = Desk(2 * question.workers, far.cancelled, far.wake)
+    jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
     work = download if fetching else hash_there
     try:
-        inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, far)
-        far.crew(question.workers, lambda reader: work(reader, desk), inquiry.step)
+        inquiry = _Inquiry(conn, settings.target, question, jobs, on_progress, pool)
+        pool.run(question.workers, lambda session: work(session, jobs), inquiry.step)
         return inquiry.end()
     finally:
-        far.close()
+        pool.close()
 
 
 def verify_store(
@@ -125,31 +125,31 @@ def verify_store(
     """Check the store's own blobs, and change nothing. Raises BackupError."""
     root = settings.source.root
     stop, news = threading.Event(), threading.Event()
-    desk = Desk(2 * question.workers, lambda: None, news.set)
-    inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, None)
+    jobs = CheckQueue(2 * question.workers, lambda: None, news.set)
+    inquiry = _Inquiry(conn, settings.target, question, jobs, on_progress, None)
     try:
-        Crew(question.workers, lambda _: hash_here(root, desk), stop, news).run(inquiry.step)
+        run_threads(question.workers, lambda _: hash_here(root, jobs), inquiry.step, stop, news)
     finally:
-        desk.close()
+        jobs.close()
     return inquiry.end()
 
 
 class _Inquiry:
-    """Feeds the crew from the catalog, and records what comes back. far is None for the store."""
+    """Feeds the threads from the catalog, and records what comes back. pool: None for the store."""
 
     def __init__(
         self,
         conn: Connection,
         target: str,
         question: Question,
-        desk: Desk,
+        jobs: CheckQueue,
         on_progress: Callable[[Findings], None],
-        far: FarSide | None,
+        pool: SessionPool | None,
     ) -> None:
         self._conn = conn
         self._target = target
-        self._desk = desk
-        self._far = far
+        self._jobs = jobs
+        self._pool = pool
         self._on_progress = on_progress
         self._started = time.monotonic()
         self._limit = question.max_duration
@@ -159,7 +159,7 @@ class _Inquiry:
             prefix=question.prefix,
             older_than=question.older_than,
             fraction=question.fraction,
-            local=far is None,
+            local=pool is None,
         )
         self.found = Findings(total=self._checks.total)
         self._ahead: list[Blob] = []
@@ -170,14 +170,14 @@ class _Inquiry:
         self._recorded = self._started
 
     def step(self) -> None:
-        """Called again and again while the crew is at work."""
-        for checked in self._desk.done():
+        """Called again and again while the threads are at work."""
+        for checked in self._jobs.done():
             self._take(checked)
-        while not self._desk.full and (job := self._next_job()):
-            self._desk.put(job)
+        while not self._jobs.full and (job := self._next_job()):
+            self._jobs.put(job)
         now = time.monotonic()
         if self._exhausted and not self._ahead:
-            self._desk.close()
+            self._jobs.close()
         due = now - self._recorded > _RECORD_SECONDS
         if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
             self._record()
@@ -185,8 +185,8 @@ class _Inquiry:
         self._on_progress(self.found)
 
     def end(self) -> Findings:
-        """Once the crew is done."""
-        for checked in self._desk.done():
+        """Once the threads are done."""
+        for checked in self._jobs.done():
             self._take(checked)
         self._record()
         self.found.complete = self.found.checked >= self.found.total
@@ -226,16 +226,16 @@ class _Inquiry:
         self._recorded = time.monotonic()
         right, lost = self._right, self._lost
         self._right, self._lost = [], []
-        if self._far is None:
+        if self._pool is None:
             return
         self._alive = self._alive or bool(right)
         if lost and not self._alive:
-            self._require_life(self._far)
+            self._require_life(self._pool)
         self.found.requeued += record_checks(self._conn, self._target, right, lost)
 
-    def _require_life(self, far: FarSide) -> None:
+    def _require_life(self, pool: SessionPool) -> None:
         """Nothing was right so far: the remote must have any blob at all."""
-        if far.is_empty():
+        if pool.is_empty():
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
                 detail=f"looked for {many(self.found.checked, 'blob')} that should be there",

@@ -22,8 +22,8 @@ from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.process.interrupts import Interrupts
-from ntt_backup.upload.strategies.session import Facts
-from ntt_backup.upload.strategies.tar_probe import Lodging
+from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
 
 _SECONDS: Final = 60.0
 _TURN: Final = """
@@ -83,7 +83,7 @@ def scratch(
     """Make the directory, and remove it whatever happens; warn is told where that fails."""
     stem = f".ntt-check-{identity.owner(settings)}"
     path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
-    lodging = Lodging(Ssh(settings.remote), settings.remote.path, stem, path)
+    lodging = ScratchDirectory(Ssh(settings.remote), settings.remote.path, stem, path)
     try:
         made = Scratch(settings, path, lodging.facts)
         made.turn()
@@ -93,7 +93,7 @@ def scratch(
             _remove(lodging, path, warn)
 
 
-def _remove(lodging: Lodging, path: str, warn: Callable[[str], None]) -> None:
+def _remove(lodging: ScratchDirectory, path: str, warn: Callable[[str], None]) -> None:
     try:
         lodging.close()
     except BackupError as error:

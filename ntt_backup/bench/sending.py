@@ -15,11 +15,12 @@ from pathlib import Path
 from ntt_backup.bench import plain
 from ntt_backup.bench.reach import transport, wire_bytes
 from ntt_backup.bench.tasks import Answer, Fetch, Item, Send
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies import Outcome, Session, open_session
-from ntt_backup.upload.strategies.session import SessionPlan
+from ntt_backup.upload.strategies import open_session
+from ntt_backup.upload.strategies.session import Outcome, Session
 
 
 class SendJob:
@@ -60,18 +61,15 @@ class SendJob:
 
     def _by_session(self, strategy: str) -> None:
         task = self._task
-        plan = SessionPlan(
+        spec = SessionSpec(
             transport=self._transport,
-            store=Store(task.store),
             root=task.root,
             owner="bench",
             run_id="bench",
             slot=task.slot,
             run=task.run.model_copy(update={"codec": task.codec}) if task.codec else task.run,
-            pace=None,
-            on_bytes=lambda _: None,
         )
-        session = open_session(strategy, plan)
+        session = open_session(strategy, spec, Store(task.store))
         try:
             for number, items in enumerate(task.batches):
                 blobs = tuple(Blob(item.blobid, item.size) for item in items)

@@ -29,6 +29,7 @@ from ntt_backup.bench.scratch import Scratch, scratch
 from ntt_backup.bench.tasks import Answer, Fetch, Item, Reach, Send
 from ntt_backup.bench.view import StepView
 from ntt_backup.bench.ways import PLAIN, Way
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import Settings
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
@@ -37,7 +38,6 @@ from ntt_backup.model import Blob, total_size
 from ntt_backup.process.interrupts import Interrupts
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_session
-from ntt_backup.upload.strategies.session import SessionPlan
 
 _CLASS_SHARE: Final = 4
 _CLASS_BLOBS: Final = 5000
@@ -221,19 +221,16 @@ def _possible(settings: Settings, options: Options, place: Scratch, found: Findi
 def _refusal(settings: Settings, way: Way, place: Scratch) -> str:
     """Why the remote cannot be sent to by this way's strategy; nothing where it can."""
     run = settings.run.model_copy(update={"codec": way.codec}) if way.codec else settings.run
-    plan = SessionPlan(
+    spec = SessionSpec(
         transport=Ssh(settings.remote),
-        store=Store(settings.source.root),
         root=place.root,
         owner="bench",
         run_id="bench",
         slot="0",
         run=run,
-        pace=None,
-        on_bytes=lambda _: None,
     )
     try:
-        open_session(way.strategy or "", plan).close()
+        open_session(way.strategy or "", spec, Store(settings.source.root)).close()
     except RemoteDenied as error:
         return str(error)
     return ""

@@ -1,14 +1,14 @@
 """One remote command as a two-way channel: bytes go out, bytes come back, and silence has an end.
 
-Whoever talks to a remote has the same four troubles: an account whose startup files print before
-our command speaks; two pipes that both fill up when nobody reads; a link that stalls without
-breaking; an ssh that ends and takes its last words with it. They are met here once, for the small
-questions (`shell.ask`) as for the sessions that carry batches for days.
+Four troubles are met here once, for small questions (`shell.ask`) as for sessions that last days:
+an account whose startup files print before our command does; two pipes that both fill up when
+nobody reads; a link that stalls without breaking; an ssh that ends and takes its last words with
+it.
 
-Everything is one step around poll(2): write what the pipe takes, read what has come, keep the end
-of stderr. A channel whose far side reads no more still gives what was said before the end. What ssh
-prints before the greeting may be a banner that says anything, so its words explain a failure only
-until the greeting has come; whatever ends the channel later is a lost connection.
+Each step is one poll(2): write what the pipe takes, read what has come, keep the end of stderr.
+Where the remote reads no more, what it said before the end is still heard. What ssh prints before
+the greeting may be a banner that says anything, so its words explain a failure only until the
+greeting has come; later the end of the channel is a lost connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
 from ntt_backup.process.pipeline import Child, start, wait_for, write
 
 NOISE_LIMIT: Final = 256 * 1024
-# Signs of life buy time, but not for ever: a sync that hangs shows them, too.
+# Signs of life are waited for so many times as long as silence: a sync that hangs shows them, too.
 PATIENCE_FACTOR: Final = 10
 _CLOSE_SECONDS: Final = 10.0
 _LINGER_SECONDS: Final = 2.0
@@ -35,7 +35,9 @@ _RECEIVER: Final = re.compile(rb"^NTT-RECEIVE \d")
 class Channel:
     """A running remote command. Raises SourceError where its local process cannot be started.
 
-    pace limits what is sent. on_bytes is told of bytes as they are handed over.
+    pace limits what is sent; on_bytes is told how many bytes were sent. heard: when something last
+    came back, in monotonic seconds. lingers: whether, after `close`, another process on the remote
+    held the connection open.
     """
 
     def __init__(
@@ -48,27 +50,26 @@ class Channel:
     ) -> None:
         self._transport = transport
         self._pace = pace
-        self._on_bytes = on_bytes
+        self.on_bytes = on_bytes
         self._child: Final[Child] = start(transport.argv(command), env=transport.environment())
         self._reads = True
         self._greeted = False
         self._ahead = b""
         self.heard = time.monotonic()
-        """When something last came back, in monotonic seconds."""
         self.lingers = False
-        """Whether something there held it open after the far side's last word."""
+        self.ended = False
 
     # --- before the greeting ----------------------------------------------------------------------
 
     def greet(
         self, script: bytes, greeting: re.Pattern[bytes], timeout: float, *, doing: str
     ) -> re.Match[bytes]:
-        """Send script; the first line that is a greeting. What stands before it is skipped.
+        """Send script, and return the match of the first line that is a greeting. What comes before
+        it is skipped. doing names what was wanted, for the errors.
 
-        doing names what was wanted, for the errors.
-        Raises RemoteUnreachable when none has come after timeout seconds, RemoteDenied for noise
-        without end or a receiver that nobody asked for, and what `Transport.explain` says when the
-        command ends instead.
+        Raises RemoteUnreachable when no greeting has come after timeout seconds, RemoteDenied for
+        noise without end or a receiver that nobody asked for, and what `Transport.explain` returns
+        when the command ends instead.
         """
         deadline = time.monotonic() + timeout
         pending = memoryview(script)
@@ -121,11 +122,11 @@ class Channel:
         patience: float,
         beside: Iterable[int] = (),
     ) -> None:
-        """Hand all of data over; what comes back meanwhile goes to hear.
+        """Send all of data; what comes back meanwhile goes to hear. A wait ends early when one of
+        the descriptors beside is readable.
 
-        patience: see `is_silent`, counted from when something last went out. Raises
-        RemoteUnreachable for a stall, or for the end of the channel; then everything that was said
-        before has been heard.
+        patience: see `is_silent`, counted from when something was last sent. Raises
+        RemoteUnreachable for a stall or the end of the channel, after all that came was heard.
         """
         moved = time.monotonic()
         while data:
@@ -155,7 +156,7 @@ class Channel:
     def hear(
         self, hear: Callable[[bytes], None], timeout: float, *, beside: Iterable[int] = ()
     ) -> None:
-        """Wait up to timeout seconds for what comes back, or for life on one of beside.
+        """Wait up to timeout seconds for data, which goes to hear, or for one of beside.
 
         Raises RemoteUnreachable at the end of the channel.
         """
@@ -166,7 +167,7 @@ class Channel:
             hear(data)
 
     def read(self, timeout: float, beside: Iterable[int] = ()) -> bytes | None:
-        """What has come within timeout seconds: b"" at the end, None where nothing has."""
+        """Return what has come within timeout seconds: b"" at the end, None for nothing."""
         if self._ahead:
             data, self._ahead = self._ahead, b""
             return data
@@ -174,14 +175,14 @@ class Channel:
         return self._read()
 
     def is_silent(self, since: float, patience: float, now: float) -> bool:
-        """Whether nothing has come back for patience seconds, counted from since on, or nothing
-        but signs of life for ten times as long.
+        """Return whether, counted from since, nothing has come for patience seconds, or nothing but
+        signs of life for ten times as long.
         """
         waited = now - since
         return now - max(since, self.heard) > patience or waited > PATIENCE_FACTOR * patience
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
-        """The far side reads no more: hear what it still said, then raise what became of it."""
+        """Hear what a remote that reads no more still said, then raise what became of it."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             self.hear(hear, left)
@@ -190,7 +191,7 @@ class Channel:
     def _poll(self, writing: list[int], timeout: float, beside: Iterable[int]) -> None:
         wait_for(reading=[*self._child.fds, *beside], writing=writing, timeout=timeout)
         self._child.drain_stderr()
-        self._on_bytes(0)  # It waits, but it lives.
+        self.on_bytes(0)  # It waits, but it lives.
 
     def _write(self, chunk: memoryview) -> int:
         try:
@@ -199,7 +200,7 @@ class Channel:
             self._reads = False
             return 0
         if sent:
-            self._on_bytes(sent)
+            self.on_bytes(sent)
             if self._pace is not None:
                 self._pace.spend(sent)
         return sent
@@ -218,15 +219,15 @@ class Channel:
         return self._child.stderr.text
 
     def end_input(self) -> None:
-        """Nothing more will be sent."""
+        """Tell the remote that nothing more will be sent."""
         self._child.close_stdin()
 
     def wait(self, timeout: float) -> int | None:
-        """The local process's exit status; None if it still runs after timeout seconds."""
+        """Return the local process's exit status; None if it still runs after timeout seconds."""
         return self._child.wait(timeout)
 
     def lost(self, said: bytes = b"") -> BackupError:
-        """The error for a channel that has ended. said: what came where an answer was expected;
+        """Return the error for a channel that has ended. said: what came instead of an answer;
         /usr/sbin/nologin, for one, speaks on stdout.
         """
         status = self._child.wait(_LAST_WORDS_SECONDS)
@@ -240,11 +241,11 @@ class Channel:
         )
 
     def close(self, last_word: bytes = b"") -> None:
-        """Nothing more will be sent: let it end in good order, for a bounded time.
+        """End the input, and wait a bounded time for the end in good order.
 
-        last_word is what the far side says when it has done all that was its own. ssh does not end
-        before everything there has let go of the connection, and a process that a login has left
-        behind may never do that: after the word it is not waited for (see `lingers`).
+        last_word is what the remote says when its work is done. ssh does not end before every
+        process on the remote has let go of the connection, and one that a login has left behind may
+        never do that: after the last word it is not waited for (see `lingers`).
         """
         self.end_input()
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -261,5 +262,6 @@ class Channel:
         self.abort()
 
     def abort(self) -> None:
-        """End it now. Never raises."""
+        """End the channel now. Never raises."""
+        self.ended = True
         self._child.kill()

@@ -1,36 +1,45 @@
-"""From a connection to a receiver that is ready: the banners, and what the two sides agree on.
+"""A connection to the receiver on the remote: greeting, hello, frames, and what violates them.
 
 There are two beginnings. An account with a shell runs our loader, which asks for the receiver's
-program; a forced command (`ntt-backup-receive`) runs the installed one, whatever we asked for. The
-loader's line is the only difference, so the program is sent when it has been seen, and not before.
+program; a forced command (`ntt-backup-receive`) runs the installed one, whatever was asked for. The
+loader's line is the only difference, so the program is sent only after that line.
 
- The lines are described in docs/protocol.md.
+The put session and the read session are built on it. See docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ntt_backup import __version__
+from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
+from ntt_backup.client.throttle import Pace
+from ntt_backup.client.transport import Transport
+from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
     BackupError,
+    ProtocolViolation,
     RemoteCannotStore,
     RemoteDenied,
-    RemoteNonsense,
     RemoteUnreachable,
     Unsupported,
 )
 from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import PROTOCOL, banner_sum
+from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire.write_messages import PROTOCOL, Field, ProtocolError, banner_sum
 
 _LINE: Final = re.compile(rb"^NTT-(LOADER|RECEIVE) (\d{1,9}) (\S.*)$")
+_DOING: Final = "starting the receiver"
 _OLDEST_PYTHON: Final = (3, 8)
 _NO_PYTHON: Final = re.compile(r"python3?: .*not found|python3: No such file", re.IGNORECASE)
-# The last line of what a Python without ctypes or zlib, or one that broke, says about our program.
+# The last line that a broken Python, or one without ctypes or zlib, prints about our program.
 _NO_PROGRAM: Final = re.compile(
     r"^(\w+\.)?(ImportError|ModuleNotFoundError|SyntaxError|AttributeError):"
 )
@@ -38,9 +47,41 @@ _HINT: Final = "install python3 (3.8 or newer) there, or set run.strategy to tar
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """What a session is opened with.
+
+    root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
+    run and slot the session within it: together they name its workspace on the remote, so that the
+    next session can remove what a dead one left. pace limits what is sent.
+
+    on_bytes is told how many bytes were handed to the transport (none, as a sign of life while
+    nothing can go), and right before it on_content how much content of blobs they carry; less than
+    zero for content that has to be sent again, so that the sum is what was stored and what is under
+    way. cancelled is called while an answer is waited for, and may raise. sync: how the receiver
+    makes a batch durable (`syncfs`, or `fsync` a file).
+    """
+
+    transport: Transport
+    root: str
+    owner: str
+    run_id: str
+    slot: str
+    run: RunSettings
+    pace: Pace | None = None
+    on_bytes: Callable[[int], None] = lambda _: None
+    on_content: Callable[[int], None] = lambda _: None
+    cancelled: Callable[[], None] = lambda: None
+    sync: str = "syncfs"
+
+    def channel(self, command: str) -> Channel:
+        """Start the remote command, under this limit."""
+        return Channel(self.transport, command, pace=self.pace, on_bytes=self.on_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Banner:
     """What the receiver says about itself. hashes and codecs are in its order of preference.
-    checking: what it checks names with, `blake3` itself, the program `b3sum`, or `none`.
+    checking: what it checks names with: `blake3`, the program `b3sum`, or `none`.
     """
 
     version: str
@@ -52,7 +93,7 @@ class Banner:
 
     @property
     def hash(self) -> str:
-        """The one to use: BLAKE3 proves the name itself, so it goes before all others."""
+        """The hash of the session: BLAKE3 proves the name itself, so it goes first."""
         return "blake3" if "blake3" in self.hashes else "sha256"
 
     @property
@@ -61,68 +102,150 @@ class Banner:
         return self.checking != "none"
 
 
-class Caller(Protocol):
-    """Who asks for which root: what both kinds of session name themselves by."""
+class Connection:
+    """A receiver that has greeted. lengths: the frames that it may send, each with its bounds.
 
-    @property
-    def root(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def slot(self) -> str: ...
-
-
-def hello(caller: Caller, banner: Banner, **more: write_messages.Field) -> bytes:
-    """The HELLO frame. more: what only one kind of session says."""
-    fields: dict[str, write_messages.Field] = {
-        "protocol": PROTOCOL,
-        "root": caller.root,
-        "owner": caller.owner,
-        "run": caller.run_id,
-        "slot": caller.slot,
-        "hash": banner.hash,
-        **more,
-    }
-    return write_messages.fields(write_messages.HELLO, fields)
-
-
-def greet(channel: Channel, program: bytes, patience: float) -> Banner:
-    """Have the receiver started. Raises Unsupported where no Python there can run it, RemoteDenied
-    for one that speaks another protocol, and what `Channel.greet` raises.
+    Raises Unsupported where the remote's Python cannot run the receiver, RemoteDenied for a
+    receiver of another protocol, and what `Channel.greet` raises. received counts frames.
     """
-    doing = "starting the receiver"
-    try:
-        said = channel.greet(b"", _LINE, patience, doing=doing)
-        if said[1] == b"LOADER":
-            _require_python(_pairs(said[3]).get("python", ""))
-            said = _start(channel, program, patience, doing)
-    except RemoteDenied as error:
-        if _NO_PYTHON.search(error.detail):
-            raise Unsupported(
-                "the remote has no python3", detail=error.detail, hint=_HINT
-            ) from error
-        raise
-    return _banner(said)
+
+    def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
+        command, program = bundle()
+        self.spec = spec
+        self.received = 0
+        self._inbox = Inbox(lengths)
+        self.channel = spec.channel(command)
+        try:
+            self.banner = _banner(self._start(program))
+        except BaseException:
+            self.abort()
+            raise
+
+    def open(self, **more: Field) -> None:
+        """Have the receiver open the root, which must hold by-hash. more: see `hello`."""
+        with self.checked():
+            if not self.hello(**more).get("placed"):
+                raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
+
+    def hello(self, **more: Field) -> dict[str, Field]:
+        """Have the receiver open the root, and return what its READY says. more: fields of HELLO
+        that only one kind of session sends.
+        """
+        spec = self.spec
+        fields: dict[str, Field] = {
+            "protocol": PROTOCOL,
+            "root": spec.root,
+            "owner": spec.owner,
+            "run": spec.run_id,
+            "slot": spec.slot,
+            "hash": self.banner.hash,
+            "sync": spec.sync,
+            **more,
+        }
+        return self._ready(write_messages.fields(write_messages.HELLO, fields))
+
+    def place(self) -> None:
+        """Have the receiver make by-hash."""
+        self._ready(write_messages.frame(write_messages.PLACE))
+
+    def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
+        """Send a small frame; what comes meanwhile goes to hear."""
+        self.channel.send(memoryview(frame), hear, patience=self.spec.run.stall_timeout)
+
+    def frames(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Yield the frames that data completes, other than signs of life. A payload holds until the
+        next frame is asked for. Raises what an ERROR frame means, and ProtocolError.
+        """
+        rest = memoryview(data)
+        while rest:
+            space = self._inbox.space()
+            count = min(len(space), len(rest))
+            space[:count] = rest[:count]
+            self._inbox.filled(count)
+            rest = rest[count:]
+            while (frame := self._inbox.next()) is not None:
+                self.received += 1
+                kind, payload = frame
+                if kind == write_messages.ERROR:
+                    raise _refusal(*write_messages.read_error(payload))
+                if kind not in (write_messages.PONG, write_messages.BUSY):
+                    yield frame
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """End the connection for an error; a ProtocolError is raised as ProtocolViolation."""
+        try:
+            yield
+        except ProtocolError as error:
+            self.abort()
+            raise ProtocolViolation(detail=str(error)[:200]) from error
+        except Exception:
+            self.abort()
+            raise
+
+    def close(self) -> None:
+        """End the connection in good order, in bounded time; end it at once if it was lost."""
+        if self.channel.ended:
+            return
+        try:
+            self.send(write_messages.frame(write_messages.BYE), lambda _: None)
+        except BackupError:
+            self.abort()
+        else:
+            self.channel.close(write_messages.frame(write_messages.LEFT))
+
+    def abort(self) -> None:
+        """End the connection now. Never raises."""
+        self.channel.abort()
+
+    def _start(self, program: bytes) -> re.Match[bytes]:
+        patience = self.spec.transport.connect_timeout
+        try:
+            said = self.channel.greet(b"", _LINE, patience, doing=_DOING)
+        except RemoteDenied as error:
+            if _NO_PYTHON.search(error.detail):
+                raise Unsupported(
+                    "the remote has no python3", detail=error.detail, hint=_HINT
+                ) from error
+            raise
+        if said[1] != b"LOADER":
+            return said
+        _require_python(_pairs(said[3]).get("python", ""))
+        try:
+            return self.channel.greet(program, _LINE, patience, doing=_DOING)
+        except RemoteUnreachable as error:
+            if _NO_PROGRAM.search(error.detail):
+                raise Unsupported(
+                    "the remote's python3 cannot run the receiver",
+                    detail=error.detail,
+                    hint="install all of Python's standard library there, not python3-minimal"
+                    " alone, or set run.strategy to tar",
+                ) from error
+            raise
+
+    def _ready(self, frame: bytes) -> dict[str, Field]:
+        said: list[dict[str, Field]] = []
+
+        def take(data: bytes) -> None:
+            for kind, payload in self.frames(data):
+                if kind != write_messages.READY or said:
+                    raise ProtocolError(f"a frame of type {kind} instead of READY")
+                said.append(write_messages.read_fields(payload))
+
+        with self.checked():
+            self.send(frame, take)
+            asked = time.monotonic()
+            # The receiver may first remove what dead sessions have left.
+            limit = self.spec.transport.connect_timeout
+            while not said and not self.channel.is_silent(asked, limit, time.monotonic()):
+                self.channel.hear(take, 1.0)
+            if not said:
+                raise ProtocolError("no READY")
+        return said[0]
 
 
-def _start(channel: Channel, program: bytes, patience: float, doing: str) -> re.Match[bytes]:
-    try:
-        return channel.greet(program, _LINE, patience, doing=doing)
-    except RemoteUnreachable as error:
-        if _NO_PROGRAM.search(error.detail):
-            raise Unsupported(
-                "the remote's python3 cannot run the receiver",
-                detail=error.detail,
-                hint="install all of Python's standard library there, not python3-minimal alone, or"
-                " set run.strategy to tar",
-            ) from error
-        raise
-
-
-def refusal(code: str, text: str) -> BackupError:
-    """What an ERROR frame means here."""
+def _refusal(code: str, text: str) -> BackupError:
+    """Return the error that an ERROR frame means."""
     if code == "gone":
         return explain_gone(text)
     if code == "root":
@@ -137,19 +260,19 @@ def refusal(code: str, text: str) -> BackupError:
         )
     if code == "refused":
         return RemoteDenied(
-            "the receiver there refuses",
+            "the receiver on the remote refuses",
             detail=text,
             hint="see the forced command of our key in the remote's authorized_keys: its --root,"
             " --allow and --require",
         )
     if code == "protocol":
-        # The banner has settled the version: what arrives there is not what was sent.
-        return RemoteNonsense(
-            "the receiver there does not understand what reaches it",
+        # The banner has settled the version: what arrives is not what was sent.
+        return ProtocolViolation(
+            "the receiver on the remote does not understand what reaches it",
             detail=text,
-            hint="if this happens again: something between here and there alters what it carries",
+            hint="if this happens again: something on the way alters what it carries",
         )
-    return RemoteNonsense("the receiver there gave up", detail=f"{code}: {text}")
+    return ProtocolViolation("the receiver on the remote gave up", detail=f"{code}: {text}")
 
 
 def _banner(said: re.Match[bytes]) -> Banner:
@@ -160,7 +283,7 @@ def _banner(said: re.Match[bytes]) -> Banner:
     version = pairs.get("version", "unknown")
     if int(said[2]) != PROTOCOL:
         raise RemoteDenied(
-            "the receiver installed there speaks another protocol",
+            "the receiver on the remote speaks another protocol",
             detail=f"it is version {version} with protocol {int(said[2])};"
             f" we are version {__version__} with protocol {PROTOCOL}",
             hint="install the same version of ntt-backup at both ends",

@@ -1,15 +1,10 @@
-"""A session that reads what lies on the remote: names, verdicts of hashes, and contents.
+"""A session that reads from the remote: names, verdicts of hashes, and contents.
 
-The same connection as the one that sends: the same ssh, the same receiver, which travels along or
-stands behind a forced command. What it may ask is another matter, and so is who waits for whom:
-here the caller asks, sometimes a few questions ahead, and takes the answers as they come.
+It uses the same ssh and the same receiver as a session that sends. The caller asks, sometimes a few
+questions ahead, and takes the answers in the order of asking.
 
-Nothing that arrives is believed for what it is called. Contents are handed on with the digest they
-were asked by, for the caller to check; an answer to what was not asked ends the session, which the
-caller then opens anew.
-
-The protocol is docs/protocol.md. Opened by `farside`, driven by `checking`, `restore` and
-`mending`.
+Contents are handed on with the digest they were asked by, for the caller to check; an answer to
+what was not asked ends the session.
 """
 
 from __future__ import annotations
@@ -17,22 +12,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ntt_backup.client import connection
-from ntt_backup.client.bootstrap import bundle
-from ntt_backup.client.channel import PATIENCE_FACTOR, Channel
-from ntt_backup.client.error_text import explain_gone
-from ntt_backup.client.transport import Transport
-from ntt_backup.config import RunSettings
-from ntt_backup.errors import BackupError, RemoteNonsense, RemoteUnreachable, Unsupported
+from ntt_backup.client.channel import PATIENCE_FACTOR
+from ntt_backup.client.connection import Banner, Connection, SessionSpec
+from ntt_backup.errors import RemoteUnreachable, Unsupported
 from ntt_backup.model import Failure, Reason
-from ntt_backup.wire import read_messages, write_messages
-from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire import read_messages
+from ntt_backup.wire.write_messages import ProtocolError
 
 _POLL_SECONDS: Final = 0.5
+_NO_REASON: Final = "no reason given"
 _REASONS: Final = {
     read_messages.MISSING: Reason.REMOTE_MISSING,
     read_messages.WRONG: Reason.REMOTE_CORRUPT,
@@ -42,75 +32,61 @@ _REASONS: Final = {
 _MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.SUM_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What a session is opened with; see `session.SessionPlan`. cancelled is asked now and then,
-    and raises where the session shall end.
-    """
-
-    transport: Transport
-    root: str
-    owner: str
-    run_id: str
-    slot: str
-    run: RunSettings
-    cancelled: Callable[[], None]
-
-
-class Taker(Protocol):
-    """Takes the answer for a GET: one of the first, second and last for each digest. Views hold
-    only during the call.
+class ContentSink(Protocol):
+    """Takes the answer for a GET: for each digest `whole`, `begin` to `end`, or `not_given`. Views
+    hold only during the call.
     """
 
     def whole(self, digest: bytes, content: memoryview) -> None: ...
     def begin(self, large: read_messages.Large) -> None: ...
     def piece(self, data: memoryview) -> None: ...
     def end(self, problem: str) -> None:
-        """problem: why it broke off, nothing where it is complete."""
+        """problem: why it broke off, "" where it is complete."""
         ...
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
 
 
-def failure_there(blobid: str, verdict: int, text: str) -> Failure:
-    """What a verdict of the far side, or about what came from it, says of one blob."""
+def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
+    """Return the failure that a verdict about the remote's copy of a blob means."""
     return Failure(blobid, _REASONS[verdict], text)
 
 
-def mismatch_there(size: int, found: bytes) -> str:
-    """What is wrong with content there that does not hash to its name."""
+def hash_mismatch(size: int, found: bytes) -> str:
+    """Return the words for content on the remote that does not hash to its name."""
     return f"{size} bytes there hash to {found.hex()}"
 
 
-class ReadingSession:
-    """One connection. Methods raise BackupError; a session that has raised is of no use any more.
+class ReadSession:
+    """A connection for questions. Methods raise BackupError; the session has ended then.
 
-    answers counts the frames that came, settled the pieces of work that its user is done with.
+    settled counts the pieces of work that its user is done with.
     """
 
-    def __init__(self, reach: Reach) -> None:
-        command, program = bundle()
-        self._reach = reach
-        self._inbox = Inbox(read_messages.TO_CLIENT)
-        self._unread: deque[memoryview] = deque()
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
         self._asked: deque[tuple[bytes, ...]] = deque()
-        self.answers = 0
+        self._unread: deque[bytes] = deque()
+        self._frames: Iterator[tuple[int, memoryview]] = iter(())
         self.settled = 0
-        self._channel = Channel(reach.transport, command)
-        try:
-            timeout = reach.transport.connect_timeout
-            self.banner = connection.greet(self._channel, program, timeout)
-            self._hello()
-        except BaseException:
-            self.abort()
-            raise
+        self._connection = Connection(spec, read_messages.TO_CLIENT)
+        self._connection.open(reading=1)
+
+    @property
+    def banner(self) -> Banner:
+        return self._connection.banner
+
+    @property
+    def answers(self) -> int:
+        """How many frames have come."""
+        return self._connection.received
 
     def require(self, word: str) -> None:
         """Raise Unsupported where the receiver may not do this: `list`, `verify` or `get`."""
         if word not in self.banner.allowed:
             allowed = ",".join(sorted(self.banner.allowed))
             raise Unsupported(
-                f"the receiver there may not {word}",
+                f"the receiver on the remote may not {word}",
                 detail=f"its --allow lists {allowed}",
                 hint=f"add {word} to --allow in the line of our key in authorized_keys there, or"
                 " use another key (remote.identity_file)",
@@ -126,244 +102,196 @@ class ReadingSession:
         most: int = 0,
         on_stray: Callable[[int, str], None] = lambda kind, path: None,
     ) -> Iterator[list[tuple[bytes, int]] | read_messages.Listed]:
-        """Pages of names and sizes, in order; the sum of all at the end."""
-        self._send(read_messages.listing(low, high, most))
-        with self._sense():
-            last = b""
-            count = strays = 0
+        """Yield pages of names and sizes, in order, then the sum of all. most: 0 for all names."""
+        last = b""
+        count = strays = 0
+        with self._connection.checked():
+            self._send(read_messages.listing(low, high, most))
             while True:
                 kind, payload = self._next()
                 if kind == read_messages.NAMES:
                     page = list(read_messages.read_names(payload))
-                    previous = last
                     for digest, _ in page:
-                        if (digest <= previous and previous) or not low <= digest <= high:
-                            raise self._nonsense("names out of order")
-                        previous = digest
-                    last = previous
+                        if (digest <= last and last) or not low <= digest <= high:
+                            raise ProtocolError("names out of order")
+                        last = digest
                     count += len(page)
                     if most and count > most:
-                        raise self._nonsense("more names than were asked for")
+                        raise ProtocolError("more names than were asked for")
                     yield page
                 elif kind == read_messages.STRAY:
                     strays += 1
                     if strays > read_messages.MAX_STRAYS + read_messages.MAX_DIRECTORIES:
-                        raise self._nonsense("strays without end")
+                        raise ProtocolError("strays without end")
                     on_stray(*read_messages.read_stray(payload))
                 elif kind == read_messages.LISTED:
                     yield read_messages.read_listed(payload)
                     return
                 else:
-                    raise self._nonsense(f"a frame of type {kind} within a listing")
+                    raise ProtocolError(f"a frame of type {kind} within a listing")
 
     def ask_verdicts(self, digests: Sequence[bytes]) -> None:
-        """Have these hashed there; `verdicts` has the answers, in the order of asking."""
-        self._send(read_messages.verifying(digests))
+        """Have the remote hash these; `verdicts` returns the answers, in the order of asking."""
+        with self._connection.checked():
+            self._send(read_messages.verifying(digests))
         self._asked.append(tuple(digests))
 
     def verdicts(self) -> read_messages.Verdicts:
-        kind, payload = self._next()
-        if kind != read_messages.VERDICTS:
-            raise self._nonsense(f"a frame of type {kind} for a verdict")
-        with self._sense():
+        """Return the answer for one `ask_verdicts`."""
+        with self._connection.checked():
+            kind, payload = self._next()
+            if kind != read_messages.VERDICTS:
+                raise ProtocolError(f"a frame of type {kind} for a verdict")
             found = read_messages.read_verdicts(payload)
-        if found.asked != len(self._asked.popleft()):
-            raise self._nonsense("verdicts for another number of blobs")
-        return found
+            if found.asked != len(self._asked.popleft()):
+                raise ProtocolError("verdicts for another number of blobs")
+            return found
 
     def ask_contents(self, digests: Sequence[bytes], offset: int = 0) -> None:
-        """Have these sent, each once; `contents` takes the answers, in the order of asking."""
+        """Have the remote send these, each once; `contents` takes the answers, in the order of
+        asking. offset: where to begin, for a single blob.
+        """
         once = tuple(dict.fromkeys(digests))
-        self._send(read_messages.getting(once, offset))
+        with self._connection.checked():
+            self._send(read_messages.getting(once, offset))
         self._asked.append(once)
 
-    def contents(self, taker: Taker) -> None:
-        """Take all that was asked for with one `ask_contents`."""
+    def contents(self, sink: ContentSink) -> None:
+        """Hand over all that was asked for with one `ask_contents`."""
         waiting = set(self._asked.popleft())
 
-        def answered(digest: bytes) -> bytes:
+        def awaited(digest: bytes) -> bytes:
             if digest not in waiting:
-                raise self._nonsense("a blob that was not asked for")
+                raise ProtocolError("a blob that was not asked for")
             waiting.remove(digest)
             return digest
 
         large: read_messages.Large | None = None
         at = 0
-        with self._sense():
+        with self._connection.checked():
             while True:
                 kind, payload = self._next()
                 if kind == read_messages.PIECE and large is not None:
                     piece = read_messages.read_piece(payload)
                     at += len(piece)
                     if at > large.size:
-                        raise self._nonsense("more of a blob than was announced")
-                    taker.piece(piece)
+                        raise ProtocolError("more of a blob than was announced")
+                    sink.piece(piece)
                 elif kind == read_messages.END and large is not None:
-                    status, text = read_messages.read_end(payload)
-                    if status == read_messages.COMPLETE and at != large.size:
-                        raise self._nonsense("less of a blob than was announced")
-                    taker.end((text or "no reason given") if status == read_messages.BROKEN else "")
+                    problem = _problem(payload)
+                    if not problem and at != large.size:
+                        raise ProtocolError("less of a blob than was announced")
+                    sink.end(problem)
                     large = None
                 elif large is not None:
-                    raise self._nonsense(f"a frame of type {kind} within a blob")
+                    raise ProtocolError(f"a frame of type {kind} within a blob")
                 elif kind == read_messages.CONTENTS:
                     for digest, content in read_messages.read_contents(payload):
-                        taker.whole(answered(digest), content)
+                        sink.whole(awaited(digest), content)
                 elif kind == read_messages.LARGE:
                     large = read_messages.read_large(payload)
-                    answered(large.digest)
+                    awaited(large.digest)
                     at = large.offset
-                    taker.begin(large)
+                    sink.begin(large)
                 elif kind == read_messages.NOT_GIVEN:
                     digest, verdict, text = read_messages.read_not_given(payload)
-                    taker.not_given(answered(digest), verdict, text)
+                    sink.not_given(awaited(digest), verdict, text)
                 elif kind == read_messages.GIVEN and not waiting:
                     return
                 else:
-                    raise self._nonsense(f"a frame of type {kind} among contents")
+                    raise ProtocolError(f"a frame of type {kind} among contents")
 
     def sums(
         self, digest: bytes, not_given: Callable[[bytes, int, str], None]
     ) -> tuple[int, bytes] | None:
-        """(size, hashes of all its blocks joined) of a blob there; None once not_given was told."""
-        self._send(read_messages.summing(digest))
+        """Return a blob's size and the hashes of all its blocks joined; None where it is not given,
+        after not_given was told why.
+        """
         found = bytearray()
         size = 0
         refused = False
-        with self._sense():
-            while True:
-                kind, payload = self._next()
+        with self._connection.checked():
+            for kind, payload in self._answers(read_messages.summing(digest)):
                 if kind == read_messages.BLOCK_SUMS:
                     size, some = read_messages.read_block_sums(payload)
                     found += some
                     if len(found) > _MAX_SUMS:
-                        raise self._nonsense("hashes without end")
+                        raise ProtocolError("hashes without end")
                 elif kind == read_messages.NOT_GIVEN:
                     _, verdict, text = read_messages.read_not_given(payload)
                     not_given(digest, verdict, text)
                     refused = True
-                elif kind == read_messages.GIVEN:
-                    break
                 else:
-                    raise self._nonsense(f"a frame of type {kind} among hashes of blocks")
-        if refused:
-            return None
-        if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.SUM_BYTES:
-            raise self._nonsense("another number of hashes than of blocks")
-        return size, bytes(found)
+                    raise ProtocolError(f"a frame of type {kind} among hashes of blocks")
+            if refused:
+                return None
+            if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.SUM_BYTES:
+                raise ProtocolError("another number of hashes than of blocks")
+            return size, bytes(found)
 
     def blocks(
         self, digest: bytes, size: int, numbers: Sequence[int], take: Callable[[memoryview], None]
     ) -> str:
-        """Have take called for each of these blocks of a blob of that size, in order; what went
-        wrong, or nothing.
+        """Have take called for each of these blocks of a blob of that size, in order. Returns what
+        went wrong, or "".
         """
-        self._send(read_messages.getting_blocks(digest, numbers))
         lengths = deque(
             min(read_messages.BLOCK_BYTES, size - n * read_messages.BLOCK_BYTES) for n in numbers
         )
         problem = ""
-        with self._sense():
-            while True:
-                kind, payload = self._next()
+        with self._connection.checked():
+            for kind, payload in self._answers(read_messages.getting_blocks(digest, numbers)):
                 if kind == read_messages.PIECE:
                     piece = read_messages.read_piece(payload)
                     if not lengths or len(piece) != lengths.popleft():
-                        raise self._nonsense("a block that was not asked for")
+                        raise ProtocolError("a block that was not asked for")
                     take(piece)
                 elif kind == read_messages.END:
-                    status, text = read_messages.read_end(payload)
-                    problem = (text or "no reason given") if status else ""
+                    problem = _problem(payload)
                 elif kind == read_messages.NOT_GIVEN:
-                    problem = read_messages.read_not_given(payload)[2] or "no reason given"
-                elif kind == read_messages.GIVEN:
-                    break
+                    problem = read_messages.read_not_given(payload)[2] or _NO_REASON
                 elif kind != read_messages.LARGE:
-                    raise self._nonsense(f"a frame of type {kind} among blocks")
-        if lengths and not problem:
-            raise self._nonsense("fewer blocks than were asked for")
+                    raise ProtocolError(f"a frame of type {kind} among blocks")
+            if lengths and not problem:
+                raise ProtocolError("fewer blocks than were asked for")
         return problem
 
     def close(self) -> None:
-        try:
-            self._send(write_messages.frame(write_messages.BYE))
-        except BackupError:
-            return
-        self._channel.close(write_messages.frame(write_messages.LEFT))
+        """End the session in good order, in bounded time."""
+        self._connection.close()
 
     def abort(self) -> None:
-        """End it now. Never raises."""
-        self._channel.abort()
+        """End the session now. Never raises."""
+        self._connection.abort()
 
-    # --- the connection ---------------------------------------------------------------------------
-
-    def _hello(self) -> None:
-        reach = self._reach
-        self._send(connection.hello(reach, self.banner, sync="syncfs", reading=1))
-        kind, payload = self._next()
-        if kind != write_messages.READY:
-            raise self._nonsense("no READY")
-        if not write_messages.read_fields(payload).get("placed"):
-            raise explain_gone(f"{reach.root}/by-hash: no such directory")
+    # --- frames -----------------------------------------------------------------------------------
 
     def _send(self, frame: bytes) -> None:
-        try:
-            patience = self._reach.run.stall_timeout
-            self._channel.send(memoryview(frame), self._keep, patience=patience)
-        except BackupError:
-            self.abort()
-            raise
+        self._connection.send(frame, self._unread.append)
 
-    def _keep(self, data: bytes) -> None:
-        self._unread.append(memoryview(data))
+    def _answers(self, question: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Send a question, and yield the frames up to GIVEN."""
+        self._send(question)
+        while (frame := self._next())[0] != read_messages.GIVEN:
+            yield frame
 
     def _next(self) -> tuple[int, memoryview]:
-        """The next frame that is not a sign of life; its payload holds until the one after it."""
+        """Return the next frame; its payload holds until the one after it."""
         asked = time.monotonic()
-        while True:
-            try:
-                found = self._inbox.next()
-                if found is None:
-                    self._fill(asked)
-                    continue
-                self.answers += 1
-                if found[0] == write_messages.ERROR:
-                    raise connection.refusal(*write_messages.read_error(found[1]))
-                if found[0] not in (write_messages.BUSY, write_messages.PONG):
-                    return found
-            except write_messages.ProtocolError as error:
-                raise self._nonsense(str(error)) from error
-            except BackupError:
-                self.abort()
-                raise
+        while (frame := next(self._frames, None)) is None:
+            self._spec.cancelled()
+            if not self._unread:
+                self._connection.channel.hear(self._unread.append, _POLL_SECONDS)
+            self._require_life(asked)
+            if self._unread:
+                self._frames = self._connection.frames(self._unread.popleft())
+        return frame
 
-    @contextmanager
-    def _sense(self) -> Iterator[None]:
-        """End the session for what cannot be understood."""
-        try:
-            yield
-        except write_messages.ProtocolError as error:
-            raise self._nonsense(str(error)) from error
-
-    def _fill(self, asked: float) -> None:
-        self._reach.cancelled()
-        if not self._unread:
-            self._channel.hear(self._keep, _POLL_SECONDS)
-        self._require_hope(asked)
-        if not self._unread:
-            return
-        data = self._unread.popleft()
-        space = self._inbox.space()
-        count = min(len(space), len(data))
-        space[:count] = data[:count]
-        self._inbox.filled(count)
-        if count < len(data):
-            self._unread.appendleft(data[count:])
-
-    def _require_hope(self, asked: float) -> None:
-        """Silence has an end, and so have signs of life with no answer after them."""
-        run, now = self._reach.run, time.monotonic()
-        if not self._unread and now - max(asked, self._channel.heard) > run.stall_timeout:
+    def _require_life(self, asked: float) -> None:
+        """Raise RemoteUnreachable after silence, or after signs of life without an answer."""
+        run, now = self._spec.run, time.monotonic()
+        heard = self._connection.channel.heard
+        if not self._unread and now - max(asked, heard) > run.stall_timeout:
             said = f"nothing came for {run.stall_timeout:.0f} s"
         elif now - asked > PATIENCE_FACTOR * run.receipt_timeout:
             said = f"nothing but signs of life came for {now - asked:.0f} s"
@@ -371,6 +299,8 @@ class ReadingSession:
             return
         raise RemoteUnreachable("the remote does not answer", detail=said)
 
-    def _nonsense(self, said: str) -> BackupError:
-        self.abort()
-        return RemoteNonsense("the remote answers nonsense", detail=said[:200])
+
+def _problem(payload: memoryview) -> str:
+    """Return why an END ends a blob early; "" where it is complete."""
+    status, text = read_messages.read_end(payload)
+    return (text or _NO_REASON) if status == read_messages.BROKEN else ""

@@ -1,20 +1,22 @@
-"""How bytes reach the remote, and come back.
+"""How bytes reach the remote and come back.
 
-A transport turns a remote command into an argv for a local process whose stdin and stdout are then
-the remote command's, and explains that process's failures. Strategies use nothing else of it, so
-the same strategy runs over ssh or, for tests and measurements, against a local directory.
+A transport turns a remote command into an argv for a local process whose stdin and stdout are the
+remote command's, and explains that process's failures. So the same strategy runs over ssh or, for
+tests and measurements, against a local directory.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from ntt_backup.errors import BackupError
+from ntt_backup.errors import BackupError, RemoteUnreachable
 
 
 class Transport(Protocol):
-    """What a strategy needs of the way to the remote."""
+    """A way to the remote."""
 
     @property
     def connect_timeout(self) -> float:
@@ -22,15 +24,32 @@ class Transport(Protocol):
         ...
 
     def argv(self, remote_command: str) -> list[str]:
-        """The local argv that runs remote_command there, with stdin and stdout wired through."""
+        """Return the local argv that runs remote_command, with stdin and stdout wired through."""
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """The environment for that local process."""
+        """Return the environment for that local process."""
         ...
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
-        """The error for a local process that ended with status (None: we ended it) and said
-        stderr.
+        """Return the error for a local process that ended with status (None: it was killed) and
+        said stderr.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Transport to /bin/sh on this machine: the strategies without a network."""
+
+    connect_timeout: float = 15.0
+
+    def argv(self, remote_command: str) -> list[str]:
+        return ["/bin/sh", "-c", remote_command]
+
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def explain(self, status: int | None, stderr: str) -> BackupError:
+        last = stderr.splitlines()[-1] if stderr else f"status {status}"
+        return RemoteUnreachable("the local receiver ended", detail=last)

@@ -3,7 +3,7 @@
 A test connection that only says `echo` proves little: the real job once hung in X11 forwarding, and
 in an account's own RemoteCommand, where the echo had passed by another way. So the preflight does
 what the job does, with the same options: it opens the job's own session, and sends two real batches
-in a row that leave nothing there. What that means is the strategy's: see `strategy.session.Probe`.
+in a row that leave nothing there. What that means is the strategy's: see `strategies.probe.Probe`.
 
 Each step says ok, a warning, or what is wrong and what to do. Steps are independent where they can
 be, so that one call shows all that is wrong.
@@ -24,6 +24,7 @@ import humanize
 
 from ntt_backup import __version__, identity
 from ntt_backup.catalog import Connection, connection, stats, verify_rights, verify_schema
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import Settings
@@ -43,7 +44,7 @@ from ntt_backup.model import Blob, Reason
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe
-from ntt_backup.upload.strategies.session import Facts, Probe, SessionPlan
+from ntt_backup.upload.strategies.probe import Facts, Probe
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
@@ -115,16 +116,13 @@ class Look:
         self._prepare = prepare
         self._patient = patient
         self._store = Store(settings.source.root)
-        self._plan = SessionPlan(
+        self._spec = SessionSpec(
             transport=Ssh(settings.remote),
-            store=self._store,
             root=settings.remote.path,
             owner=identity.owner(settings),
             run_id=run_id,
             slot="check",
             run=settings.run,
-            pace=None,
-            on_bytes=lambda _: None,
         )
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
@@ -211,7 +209,7 @@ class Look:
 
     def _look_at_remote(self, facts: list[Facts]) -> Step:
         self.strategy, self._probe, found = open_probe(
-            self._settings.run.strategy, self._plan, will_try_out=self._try_out
+            self._settings.run.strategy, self._spec, will_try_out=self._try_out
         )
         facts.append(found)
         host = self._settings.remote.host
@@ -221,7 +219,7 @@ class Look:
         """by-hash is missing below remote.path. Made at the start of a target's life; later that
         means a disk that is not mounted, and what would be made there would fill the disk below.
         """
-        path = f"{self._plan.root}/by-hash"
+        path = f"{self._spec.root}/by-hash"
         if stats.any_copied(catalog, self._settings.target):
             raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
         if not self._prepare:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from ntt_backup.client.read_session import ReadingSession
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.receiver.send_blocks import block_sum
 from ntt_backup.restore.target_dir import Landing
 from ntt_backup.wire.read_messages import BLOCK_BYTES, SUM_BYTES, Large
@@ -17,7 +17,7 @@ from ntt_backup.wire.read_messages import BLOCK_BYTES, SUM_BYTES, Large
 _ASKED_AT_ONCE: Final = 1024
 
 
-def mend(session: ReadingSession, landing: Landing, digest: bytes) -> None:
+def mend(session: ReadSession, landing: Landing, digest: bytes) -> None:
     """Puts the blob together from local blocks and fetched ones.
 
     If even so it does not hash to its name, the remote's is wrong too.

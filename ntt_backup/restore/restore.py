@@ -14,7 +14,6 @@ is done is the part of the work.
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
 from collections import Counter, deque
@@ -23,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from ntt_backup.client.pool import FarSide, Reader
-from ntt_backup.client.read_session import ReadingSession
+from ntt_backup.client.pool import ReconnectingSession, SessionPool, WorkQueue
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.model import Failure, Reason
@@ -38,7 +37,6 @@ _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
 _MOST_DAMAGED: Final = 100
-_WAIT_SECONDS: Final = 0.5
 _TOLD: Final = 1000
 
 
@@ -66,7 +64,7 @@ class Wanted(Protocol):
 
     words: Sequence[str]
 
-    def batches(self, reader: Reader) -> Iterator[Batch]:
+    def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
         """All of it, cut; parts add up to 1."""
         ...
 
@@ -88,9 +86,9 @@ class Everything:
         self._low = int(prefix.ljust(64, "0"), 16)
         self._span = 1 << 4 * (64 - len(prefix))
 
-    def batches(self, reader: Reader) -> Iterator[Batch]:
+    def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
         done = self._low
-        for names in reader.names(self._low, self._low + self._span):
+        for names in session.names(self._low, self._low + self._span):
             for entries in _cut(names):
                 last = int.from_bytes(entries[-1][0], "big")
                 yield Batch(entries, (last - done) / self._span)
@@ -105,7 +103,7 @@ class Chosen:
     def __init__(self, blobids: Iterable[str]) -> None:
         self._blobids = iter(blobids)
 
-    def batches(self, reader: Reader) -> Iterator[Batch]:
+    def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
         while chosen := sorted(set(itertools.islice(self._blobids, _BATCH_BLOBS))):
             yield Batch([(bytes.fromhex(one), None) for one in chosen], None)
 
@@ -121,11 +119,11 @@ def restore(
     on_outage: Callable[[BackupError, float], None],
 ) -> Restored:
     """Fetch what is wanted and not there yet. Raises BackupError; what is there then is right."""
-    far = FarSide(settings, "restore", wanted.words, on_outage)
+    pool = SessionPool(settings, "restore", wanted.words, on_outage)
     place = Place(destination)
     try:
-        work = _Work(place, wanted, far, workers=workers, trust_size=trust_size)
-        far.crew(workers + 1, work.run, lambda: on_progress(work.state()))
+        work = _Work(place, wanted, pool, workers=workers, trust_size=trust_size)
+        pool.run(workers + 1, work.run, lambda: on_progress(work.state()))
         place.sync()
         return work.state()
     finally:
@@ -136,14 +134,13 @@ class _Work:
     """What the threads share: one lists, the others fetch."""
 
     def __init__(
-        self, place: Place, wanted: Wanted, far: FarSide, *, workers: int, trust_size: bool
+        self, place: Place, wanted: Wanted, pool: SessionPool, *, workers: int, trust_size: bool
     ) -> None:
         self._place = place
         self._wanted = wanted
-        self._far = far
+        self._pool = pool
         self._trust_size = trust_size
-        self._queue: queue.Queue[Batch] = queue.Queue(2 * workers)
-        self._listed = False
+        self.queue: WorkQueue[Batch, None] = WorkQueue(2 * workers, pool.cancelled)
         self._lock = threading.Lock()
         self._threads = itertools.count()
         self._done = Restored()
@@ -154,42 +151,23 @@ class _Work:
         self._done.duration_s = time.monotonic() - self._started
         return self._done
 
-    def run(self, reader: Reader) -> None:
+    def run(self, session: ReconnectingSession) -> None:
         """One thread, to its end."""
         number = next(self._threads)
         if number == 0:
-            for batch in self._wanted.batches(reader):
-                self._put(batch)
-            self._listed = True
+            for batch in self._wanted.batches(session):
+                self.queue.put(batch)
+            self.queue.close()
             return
         landing = Landing(self._place, f"w{number}", self.fetched)
         try:
-            reader.do(Fetching(self, landing).work)
+            session.do(Fetching(self, landing).work)
         finally:
             landing.close()
 
-    def _put(self, batch: Batch) -> None:
-        while True:
-            self._far.cancelled()
-            try:
-                return self._queue.put(batch, timeout=_WAIT_SECONDS)
-            except queue.Full:
-                continue
-
-    def take(self, *, wait: bool) -> Batch | None:
-        """The next batch; None where there is none now, or with wait, where there will be none."""
-        while True:
-            self._far.cancelled()
-            listed = self._listed
-            try:
-                return self._queue.get(timeout=_WAIT_SECONDS if wait and not listed else 0.001)
-            except queue.Empty:
-                if listed or not wait:
-                    return None
-
     def has(self, landing: Landing, entry: Entry) -> bool:
         """Whether the destination has it."""
-        self._far.cancelled()
+        self._pool.cancelled()
         right = landing.is_right(*entry, trust_size=self._trust_size)
         with self._lock:
             self._done.right += right
@@ -228,7 +206,7 @@ class Fetching:
         self._damaged: deque[bytes] = deque()
         self._resumed = 0
 
-    def work(self, session: ReadingSession) -> None:
+    def work(self, session: ReadSession) -> None:
         """All that is left."""
         landing, under_way = self._landing, self._under_way
         landing.forget()
@@ -251,7 +229,7 @@ class Fetching:
             elif not self._refill(wait=True):
                 return
 
-    def _ask(self, session: ReadingSession) -> bool:
+    def _ask(self, session: ReadSession) -> bool:
         """Whether another batch was asked for. What is there in part waits for its turn."""
         if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
             return False
@@ -272,7 +250,7 @@ class Fetching:
     def _refill(self, *, wait: bool) -> bool:
         """Take a batch, and leave out what is there; whether there is anything to do now."""
         shared, landing = self._shared, self._landing
-        while (batch := shared.take(wait=wait)) is not None:
+        while (batch := shared.queue.take(wait=wait)) is not None:
             lacking = [entry for entry in batch.entries if not shared.has(landing, entry)]
             damaged = {digest for digest, _ in lacking if landing.has_base(digest)}
             self._damaged.extend(damaged)

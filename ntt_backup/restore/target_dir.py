@@ -35,7 +35,10 @@ from ntt_backup.blobdir.partial import PARTIAL
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staging import remove_tree, write_all
 from ntt_backup.blobdir.syscalls import can_syncfs, syncfs
-from ntt_backup.client.read_session import failure_there, mismatch_there
+from ntt_backup.client.read_session import (
+    hash_mismatch,
+    remote_failure,
+)
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
 from ntt_backup.wire import read_messages
@@ -200,7 +203,7 @@ class Landing:
         self._on_bytes(len(content))
         found = blake3(content).digest()
         if found != digest:
-            self.not_given(digest, read_messages.WRONG, mismatch_there(len(content), found))
+            self.not_given(digest, read_messages.WRONG, hash_mismatch(len(content), found))
             return
         name = self._next_name()
         flags = _WRITE | os.O_EXCL
@@ -251,12 +254,12 @@ class Landing:
             if large.resumed:
                 self._again.append(large.digest)  # The part of an earlier attempt may be wrong.
             else:
-                self.not_given(large.digest, read_messages.WRONG, mismatch_there(large.size, found))
+                self.not_given(large.digest, read_messages.WRONG, hash_mismatch(large.size, found))
         else:
             self._staged.append((large.digest, large.directory, large.name))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
-        self.failures.append(failure_there(digest.hex(), verdict, text))
+        self.failures.append(remote_failure(digest.hex(), verdict, text))
 
     def _next_name(self) -> str:
         self._number += 1

@@ -10,8 +10,8 @@ import random
 import time
 from typing import Final
 
+from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.errors import BackupError
-from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.upload.event_pipe import Line, tell_outage, tell_outage_end
 
 _TOLD_AS: Final = {"suspect": "source"}

@@ -54,7 +54,7 @@ from ntt_backup.upload.event_pipe import (
 )
 from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import Backlog
-from ntt_backup.upload.strategies import Outcome, Session
+from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.upload.suspicion import Judge
 
 _COLLECT_SECONDS: Final = 0.5

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ntt_backup.catalog.worker_session import CatalogSession
+from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
@@ -24,8 +25,8 @@ from ntt_backup.planner import claim_order
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.event_pipe import write_event
-from ntt_backup.upload.strategies import Reached, Session, open_session, reach
-from ntt_backup.upload.strategies.session import SessionPlan
+from ntt_backup.upload.strategies import connect_ahead, open_session
+from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.worker import Assignment, Worker
 
 GO: Final = b"go\n"
@@ -106,33 +107,33 @@ class PipeLine:
 class Remote:
     """Opens sessions; the first one over a connection that was made ahead, where there is one."""
 
-    def __init__(self, strategy: str, plan: SessionPlan) -> None:
+    def __init__(self, strategy: str, spec: SessionSpec, store: Store) -> None:
         self._strategy = strategy
-        self._plan = plan
-        self._ahead: Reached | None = None
+        self._spec = spec
+        self._store = store
+        self._ahead: Connection | None = None
         self._since = 0.0
 
-    def reach(self) -> None:
-        """Connect ahead. What is in the way will be seen, and told, when a session is wanted."""
+    def connect_ahead(self) -> None:
+        """Connect; an error will show again when a session is wanted."""
         with suppress(BackupError):
-            self._ahead = reach(self._strategy, self._plan)
+            self._ahead = connect_ahead(self._strategy, self._spec)
         self._since = time.monotonic()
 
     def connect(self) -> Session:
+        """Open a session. Raises as `Session` does."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            if time.monotonic() - self._since < _FRESH_SECONDS:
-                return ahead.begin()
+        if ahead is not None and time.monotonic() - self._since >= _FRESH_SECONDS:
             ahead.abort()
-        return open_session(self._strategy, self._plan)
+            ahead = None
+        return open_session(self._strategy, self._spec, self._store, ahead)
 
 
-def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
-    """How this worker's sessions are opened."""
+def spec_of(orders: Orders, line: PipeLine) -> SessionSpec:
+    """Return what this worker's sessions are opened with."""
     settings = orders.settings
-    return SessionPlan(
+    return SessionSpec(
         transport=Ssh(settings.remote),
-        store=Store(settings.source.root),
         root=settings.remote.path,
         owner=orders.owner,
         run_id=orders.run_id,
@@ -144,7 +145,7 @@ def plan_of(orders: Orders, line: PipeLine) -> SessionPlan:
     )
 
 
-def run(orders: Orders, plan: SessionPlan, remote: Remote, line: PipeLine) -> None:
+def run(orders: Orders, store: Store, remote: Remote, line: PipeLine) -> None:
     """Do the orders; raises what cannot be waited out."""
     settings = orders.settings
 
@@ -158,7 +159,7 @@ def run(orders: Orders, plan: SessionPlan, remote: Remote, line: PipeLine) -> No
         )
 
     assignment = Assignment(name=str(orders.worker), watch=orders.watch, run=settings.run)
-    Worker(assignment, plan.store, remote.connect, connect_catalog, line).run()
+    Worker(assignment, store, remote.connect, connect_catalog, line).run()
 
 
 def work(orders: Orders) -> int:
@@ -168,14 +169,14 @@ def work(orders: Orders) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     line = PipeLine(_STDIN, _STDOUT)
-    plan = plan_of(orders, line)
-    remote = Remote(orders.strategy, plan)
-    remote.reach()
+    store = Store(orders.settings.source.root)
+    remote = Remote(orders.strategy, spec_of(orders, line), store)
+    remote.connect_ahead()
     if _read_line(_STDIN) != GO:
         return 0
     line.emit("worker_start", strategy=orders.strategy)
     try:
-        run(orders, plan, remote, line)
+        run(orders, store, remote, line)
     except BackupError as error:
         line.emit("fatal", **error.fields)
         return error.exit_code

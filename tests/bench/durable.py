@@ -17,12 +17,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ntt_backup.client.local import Local
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.transport import Local
 from ntt_backup.config.models import RunSettings
 from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_session
-from ntt_backup.upload.strategies.session import SessionPlan
 from tests.bench import stores
 
 _WAYS = {"one sync a batch": "syncfs", "an fsync a file": "fsync"}
@@ -58,19 +58,16 @@ def _store(source: Path, blobs: list[Blob], remote: Path, sync: str) -> float:
     out the inode of a file that was removed a moment ago.
     """
     (remote / "by-hash").mkdir(parents=True)
-    plan = SessionPlan(
+    spec = SessionSpec(
         transport=Local(),
-        store=Store(source),
         root=str(remote),
         owner="bench",
         run_id="bench",
         slot="0",
         run=RunSettings(),
-        pace=None,
-        on_bytes=lambda _: None,
         sync=sync,
     )
-    session = open_session("stream", plan)
+    session = open_session("stream", spec, Store(source))
     stored = 0
     try:
         began = time.monotonic()

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.client.local import Local
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.throttle import alone
-from ntt_backup.client.transport import Transport
+from ntt_backup.client.transport import Local, Transport
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
 from ntt_backup.source.inspection import Inspection, Store
-from ntt_backup.upload.strategies import Outcome, Session, open_session
-from ntt_backup.upload.strategies.session import SessionPlan
+from ntt_backup.upload.strategies import open_session
+from ntt_backup.upload.strategies.session import Outcome, Session
 from tests.patience import PATIENCE
 
 # Waits of the product, of which no test shall see the end unless it says so.
@@ -182,9 +182,8 @@ class Rig:
         """A session; what is not given is as it should be."""
         session = open_session(
             self.strategy,
-            SessionPlan(
+            SessionSpec(
                 transport=transport or self.transport,
-                store=store or Store(self.store),
                 root=root or self.path,
                 owner="0123456789ab",
                 run_id="run",
@@ -194,6 +193,7 @@ class Rig:
                 on_bytes=self._count,
                 on_content=self._carry,
             ),
+            store or Store(self.store),
         )
         self.sessions.append(session)
         return session

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.read_session import Reach, ReadingSession
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.models import RunSettings
 from ntt_backup.dump.remote_dir import DumpPlace
 from ntt_backup.errors import DumpImpossible, RemoteDenied, RemoteUnreachable
-from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import STRATEGIES
-from ntt_backup.upload.strategies.session import Probe, SessionPlan
-from ntt_backup.upload.strategies.tar_probe import Lodging
+from ntt_backup.upload.strategies.probe import Probe
+from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
 from tests.contract.harness import Machine, Rig, settle
 from tests.environment import wait_until
 from tests.patience import PATIENCE
@@ -51,23 +51,13 @@ def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", FOR_EVER)
 
 
-def plan_of(rig: Rig, transport: Transport) -> SessionPlan:
-    return SessionPlan(
-        transport=transport,
-        store=Store(rig.store),
-        root=rig.path,
-        owner="0123456789ab",
-        run_id="run",
-        slot="0",
-        run=RUN,
-        pace=None,
-        on_bytes=lambda _: None,
-    )
+def spec_of(rig: Rig, transport: Transport, run: RunSettings = RUN) -> SessionSpec:
+    return SessionSpec(transport, rig.path, "0123456789ab", "run", "0", run)
 
 
 def probed(rig: Rig, transport: Transport) -> Probe:
     """A probe that has done all it can."""
-    probe = STRATEGIES[rig.strategy].probe(plan_of(rig, transport))
+    probe = STRATEGIES[rig.strategy].probe(spec_of(rig, transport))
     probe.facts(will_try_out=True)
     probe.try_out()
     probe.close()
@@ -91,8 +81,7 @@ def test_a_reader_ends_beside_what_the_login_left(
     here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     machine = leaving("sleep 1000")
-    reach = Reach(machine, here.path, "0123456789ab", "run", "0", RUN, lambda: None)
-    session = ReadingSession(reach)
+    session = ReadSession(spec_of(here, machine))
     assert len(list(session.names(bytes(32), b"\xff" * 32))) == 1
     session.close()
 
@@ -154,9 +143,9 @@ def test_a_login_that_never_stops_talking_on_stderr_is_refused_or_talked_over(
 # --- a directory that goes with the connection ----------------------------------------------------
 
 
-def lodge(rig: Rig, transport: Transport) -> Lodging:
+def lodge(rig: Rig, transport: Transport) -> ScratchDirectory:
     stem = ".ntt-check-0123456789ab"
-    return Lodging(transport, rig.path, stem, f"{rig.path}/{stem}.run")
+    return ScratchDirectory(transport, rig.path, stem, f"{rig.path}/{stem}.run")
 
 
 def scratch(rig: Rig) -> list[str]:
@@ -237,8 +226,7 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     )
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
     run = RunSettings(stall_timeout=3600, receipt_timeout=1)
-    reach = Reach(machine, here.path, "0123456789ab", "run", "0", run, lambda: None)
-    session = ReadingSession(reach)
+    session = ReadSession(spec_of(here, machine, run))
     with pytest.raises(RemoteUnreachable) as caught:
         list(session.names(bytes(32), b"\xff" * 32))
     assert "signs of life" in caught.value.detail

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.client.read_session import Reach, ReadingSession
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.wire import read_messages
@@ -37,15 +38,15 @@ class Taken:
 
 
 @pytest.fixture
-def liar(tmp_path: Path) -> Callable[..., ReadingSession]:
-    def make(answer: str, stall_timeout: float = PATIENCE) -> ReadingSession:
+def liar(tmp_path: Path) -> Callable[..., ReadSession]:
+    def make(answer: str, stall_timeout: float = PATIENCE) -> ReadSession:
         machine = Machine(tmp_path)
         program = tmp_path / "liar.py"
         program.write_text(LIAR.replace("{answer}", answer))
         project = Path(__file__).resolve().parents[2]
         machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
         run = RunSettings(stall_timeout=stall_timeout)
-        return ReadingSession(Reach(machine, "/x", "0" * 12, "test", "0", run, lambda: None))
+        return ReadSession(SessionSpec(machine, "/x", "0" * 12, "test", "0", run))
 
     return make
 
@@ -66,7 +67,7 @@ def liar(tmp_path: Path) -> Callable[..., ReadingSession]:
         "os._exit(0)",
     ],
 )
-def test_names_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+def test_names_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
     session = liar(answer)
     with pytest.raises(RemoteUnreachable):
         list(session.names(A, B, most=1))
@@ -83,7 +84,7 @@ def test_names_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str
         "say(asking.given(2))",
     ],
 )
-def test_verdicts_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+def test_verdicts_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
     session = liar(answer)
     session.ask_verdicts([A, B])
     with pytest.raises(RemoteUnreachable):
@@ -109,7 +110,7 @@ def test_verdicts_that_cannot_be(liar: Callable[[str], ReadingSession], answer: 
         "say(asking.large(A, 3, 4))",
     ],
 )
-def test_contents_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+def test_contents_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
     session = liar(answer)
     session.ask_contents([A, B])
     taken = Taken()
@@ -129,9 +130,7 @@ def test_contents_that_cannot_be(liar: Callable[[str], ReadingSession], answer: 
         "say(asking.piece(b'abc'))",
     ],
 )
-def test_hashes_of_blocks_that_cannot_be(
-    liar: Callable[[str], ReadingSession], answer: str
-) -> None:
+def test_hashes_of_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
     session = liar(answer)
     with pytest.raises(RemoteUnreachable):
         session.sums(A, lambda digest, verdict, text: None)
@@ -147,7 +146,7 @@ def test_hashes_of_blocks_that_cannot_be(
         "say(asking.verdicts(asking.Verdicts(1, 1, 0, [])))",
     ],
 )
-def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
+def test_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
     session = liar(answer)
     taken: list[int] = []
     with pytest.raises(RemoteUnreachable):
@@ -157,7 +156,7 @@ def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: st
     assert len(taken) <= 2
 
 
-def test_silence_has_an_end(liar: Callable[..., ReadingSession]) -> None:
+def test_silence_has_an_end(liar: Callable[..., ReadSession]) -> None:
     session = liar("pass", stall_timeout=1)
     session.ask_verdicts([A])
     with pytest.raises(RemoteUnreachable, match="does not answer"):
@@ -165,7 +164,7 @@ def test_silence_has_an_end(liar: Callable[..., ReadingSession]) -> None:
 
 
 def test_what_is_not_allowed_is_said_before_it_is_tried(
-    liar: Callable[[str], ReadingSession],
+    liar: Callable[[str], ReadSession],
 ) -> None:
     session = liar("pass")
     session.require("get")

@@ -24,8 +24,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies import Session
-from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.session import Rejection, Session
 from tests.contract.harness import Imposter, Machine, Rig, receipt_of, settle
 from tests.environment import wait_until
 
@@ -420,7 +419,7 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(
         settle(session)
 
 
-# --- nonsense, stalls and losses ------------------------------------------------------------------
+# --- protocol violations, stalls and losses -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -436,7 +435,7 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(
         "head -c 1000000 /dev/zero",
     ],
 )
-def test_nonsense_ends_the_session_and_forgets_no_batch(
+def test_a_protocol_violation_ends_the_session_and_loses_no_batch(
     here: Rig, machine: Machine, answer: str
 ) -> None:
     mad = Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; {answer}; cat >/dev/null")
@@ -452,8 +451,8 @@ def test_nonsense_ends_the_session_and_forgets_no_batch(
 
     session.put(batch)
     with pytest.raises(RemoteUnreachable) as caught:
-        wait_until(mad_enough, "the nonsense to be noticed")
-    assert "nonsense" in caught.value.message
+        wait_until(mad_enough, "the violation to be noticed")
+    assert "violates the protocol" in caught.value.message
     assert not session.usable
     answered += [outcome.batch for outcome in session.collect(0.0)]
     assert [*answered, *session.in_flight][0] == batch

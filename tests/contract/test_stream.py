@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import (
     BatchRejected,
@@ -25,8 +26,8 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch, Blob
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies import Session, open_probe, open_session
-from ntt_backup.upload.strategies.session import Rejection, SessionPlan
+from ntt_backup.upload.strategies import open_probe, open_session
+from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.wire import write_messages
 from tests.contract.harness import Machine, Rig, reasons, receipt_of, settle
 from tests.patience import PATIENCE
@@ -95,7 +96,7 @@ def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
             changed.append(True)
             change(here.here(large))
 
-    session = open_session("stream", replace(plan_of(here), on_bytes=on_bytes))
+    session = open_session("stream", replace(spec_of(here), on_bytes=on_bytes), Store(here.store))
     here.sessions.append(session)
     session.put(Batch("b", (large, small)))
     (outcome,) = settle(session)
@@ -105,16 +106,14 @@ def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
     assert here.on_remote() == here.expected(Batch("", (small,)))
 
 
-def plan_of(rig: Rig) -> SessionPlan:
-    return SessionPlan(
+def spec_of(rig: Rig) -> SessionSpec:
+    return SessionSpec(
         transport=rig.transport,
-        store=Store(rig.store),
         root=rig.path,
         owner="0123456789ab",
         run_id="run",
         slot="0",
         run=RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE),
-        pace=None,
         on_bytes=rig._count,
     )
 
@@ -367,7 +366,7 @@ def test_an_answer_that_cannot_be_ends_the_session(
     session.put(second)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
-    assert "nonsense" in caught.value.message
+    assert "violates the protocol" in caught.value.message
     assert not session.usable
     assert second in session.in_flight
 
@@ -460,7 +459,7 @@ def test_a_remote_without_by_hash_is_an_outage(here: Rig) -> None:
 
 
 def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Rig) -> None:
-    name, probe, facts = open_probe("auto", plan_of(here), will_try_out=True)
+    name, probe, facts = open_probe("auto", spec_of(here), will_try_out=True)
     assert name == "stream"
     assert facts.placed
     assert facts.free_bytes
@@ -474,7 +473,7 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Rig) -> None:
 
 def test_a_probe_looks_without_by_hash_and_makes_it_when_told(here: Rig) -> None:
     (here.there / "by-hash").rmdir()
-    _, probe, facts = open_probe("stream", plan_of(here), will_try_out=True)
+    _, probe, facts = open_probe("stream", spec_of(here), will_try_out=True)
     assert not facts.placed
     probe.try_out()
     assert not (here.there / "by-hash").exists()
@@ -489,8 +488,8 @@ def test_auto_is_tar_where_the_remote_has_no_python(here: Rig, machine: Machine)
             return RemoteDenied("cannot run", detail=stderr)
 
     bare = without_python(machine)
-    plan = replace(plan_of(here), transport=Words(bare.tools, startup=bare.startup))
-    name, probe, _ = open_probe("auto", plan, will_try_out=True)
+    spec = replace(spec_of(here), transport=Words(bare.tools, startup=bare.startup))
+    name, probe, _ = open_probe("auto", spec, will_try_out=True)
     assert name == "tar"
     assert "trial blobs" in probe.try_out()
     probe.close()

@@ -9,14 +9,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from ntt_backup.client.connection import Connection
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import write_messages
 from tests.contract.harness import Machine, Rig, receipt_of, settle
 from tests.contract.test_stream import liar, receipt
@@ -130,14 +130,14 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
     )
     text = program.read_text().replace("while True:", slowly + "while True:", 1)
     program.write_text(text.replace("== frames.HELLO: say", "== frames.HELLO: clear_up(); say"))
-    take, clock, jumped = StreamSession._take, time.monotonic, 0.0
+    frames, clock, jumped = Connection.frames, time.monotonic, 0.0
 
-    def taking(session: StreamSession, data: bytes) -> None:
+    def jumping(connection: Connection, data: bytes) -> Iterator[tuple[int, memoryview]]:
         nonlocal jumped
         jumped += transport.connect_timeout / 2
-        take(session, data)
+        return frames(connection, data)
 
-    monkeypatch.setattr(StreamSession, "_take", taking)
+    monkeypatch.setattr(Connection, "frames", jumping)
     monkeypatch.setattr(time, "monotonic", lambda: clock() + jumped)
     session = here.open(transport=transport)
     assert session.usable

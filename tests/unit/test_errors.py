@@ -21,7 +21,7 @@ CONTRACT = {
     "CatalogRefused": (4, False),
     "RemoteError": (5, False),
     "RemoteUnreachable": (5, True),
-    "RemoteNonsense": (5, True),
+    "ProtocolViolation": (5, True),
     "RemoteDenied": (5, False),
     "Unsupported": (5, False),
     "RemoteCannotStore": (6, False),

@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from ntt_backup.client.read_session import ReadingSession
+from ntt_backup.client.pool import WorkQueue
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.restore.restore import Batch, Fetching, _Work
 from ntt_backup.restore.target_dir import Landing
@@ -16,10 +17,9 @@ class Shared:
     """One large blob is wanted, and not there."""
 
     def __init__(self) -> None:
-        self._batches = [Batch([(bytes(32), 1 << 40)], 1.0)]
-
-    def take(self, *, wait: bool) -> Batch | None:
-        return self._batches.pop() if self._batches else None
+        self.queue: WorkQueue[Batch, None] = WorkQueue(1, lambda: None)
+        self.queue.put(Batch([(bytes(32), 1 << 40)], 1.0))
+        self.queue.close()
 
     def has(self, landing: Landing, entry: object) -> bool:
         return False
@@ -59,6 +59,6 @@ def test_what_was_kept_of_it_is_done_once() -> None:
     for _ in range(5):
         session = Lost()
         with pytest.raises(RemoteUnreachable):
-            fetching.work(cast(ReadingSession, session))
+            fetching.work(cast(ReadSession, session))
         done.append(session.settled)
     assert done == [0, 1, 0, 1, 0]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
 import pytest
 
+from ntt_backup.client import pool
 from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.client.pool import FRUITLESS, Reader
-from ntt_backup.client.read_session import ReadingSession
+from ntt_backup.client.pool import FRUITLESS, ReconnectingSession, WorkQueue, run_threads
+from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import BackupError, RemoteUnreachable
 
-Work = Callable[[ReadingSession], str]
+Work = Callable[[ReadSession], str]
 LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")
 
 
 class Connection:
-    """As much of a session as a reader looks at."""
+    """As much of a session as is looked at."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -39,10 +42,10 @@ def waits() -> Waits:
 
 
 @pytest.fixture
-def reader(waits: Waits) -> Reader:
+def session(waits: Waits) -> ReconnectingSession:
     """One that waits as long as a run does, without its chance."""
     clock = OutageClock(Backoff(1, 60), 3600.0, lambda: 1.0)
-    return Reader(lambda: cast(ReadingSession, Connection()), clock, waits.note, 3)
+    return ReconnectingSession(lambda: cast(ReadSession, Connection()), clock, waits.note, 3)
 
 
 def dies(after: int, *, settles: int) -> Work:
@@ -51,7 +54,7 @@ def dies(after: int, *, settles: int) -> Work:
     """
     calls = iter(range(after))
 
-    def work(session: ReadingSession) -> str:
+    def work(session: ReadSession) -> str:
         session.answers += 1
         if (number := next(calls, None)) is None:
             return "done"
@@ -62,16 +65,16 @@ def dies(after: int, *, settles: int) -> Work:
 
 
 def test_a_connection_that_is_lost_again_and_again_while_work_gets_done_is_waited_for(
-    reader: Reader,
+    session: ReconnectingSession,
 ) -> None:
-    assert reader.do(dies(5 * FRUITLESS, settles=5 * FRUITLESS)) == "done"
+    assert session.do(dies(5 * FRUITLESS, settles=5 * FRUITLESS)) == "done"
 
 
 def test_one_that_gets_nothing_done_is_tried_more_rarely_and_not_for_ever(
-    reader: Reader, waits: Waits
+    session: ReconnectingSession, waits: Waits
 ) -> None:
     with pytest.raises(RemoteUnreachable) as caught:
-        reader.do(dies(5 * FRUITLESS, settles=0))
+        session.do(dies(5 * FRUITLESS, settles=0))
     assert f"{FRUITLESS} connections" in caught.value.detail
     assert "status 255" in caught.value.detail
     assert len(waits) == FRUITLESS - 1
@@ -80,8 +83,32 @@ def test_one_that_gets_nothing_done_is_tried_more_rarely_and_not_for_ever(
 
 
 def test_what_is_done_in_the_end_makes_up_for_all_that_was_lost(
-    reader: Reader, waits: Waits
+    session: ReconnectingSession, waits: Waits
 ) -> None:
     for _ in range(3):
-        assert reader.do(dies(FRUITLESS - 1, settles=0)) == "done"
+        assert session.do(dies(FRUITLESS - 1, settles=0)) == "done"
     assert waits[0] == waits[FRUITLESS - 1]
+
+
+@pytest.mark.timeout(20)
+def test_a_result_makes_room_for_a_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More jobs than there is room for, and a tick that by itself would come too late."""
+    monkeypatch.setattr(pool, "_TICK_SECONDS", 3600.0)
+    news = threading.Event()
+    jobs: WorkQueue[int, int] = WorkQueue(2, lambda: None, news.set)
+    waiting = deque(range(20))
+    done: list[int] = []
+
+    def work(_: str) -> None:
+        while (job := jobs.take(wait=True)) is not None:
+            jobs.give(job)
+
+    def feed() -> None:
+        done.extend(jobs.done())
+        while waiting and not jobs.full:
+            jobs.put(waiting.popleft())
+        if not waiting:
+            jobs.close()
+
+    run_threads(2, work, feed, threading.Event(), news)
+    assert sorted(done) == list(range(20))

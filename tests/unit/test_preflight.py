@@ -14,7 +14,7 @@ from ntt_backup.daemon import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
 from ntt_backup.model import relative_path
 from ntt_backup.upload.strategies import tar_probe
-from ntt_backup.upload.strategies.session import Facts
+from ntt_backup.upload.strategies.probe import Facts
 
 CONTENTS = (b"", b"x", b"y" * 70_000)
 SENT = {blake3(content).hexdigest() for content in CONTENTS}

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.event_pipe import read_event
-from ntt_backup.upload.strategies.session import SessionPlan
 from ntt_backup.upload.worker_main import PipeLine, Remote
 
 SLOW = 100.0
@@ -20,9 +21,6 @@ class Ahead:
     """A connection without a session."""
 
     aborted = False
-
-    def begin(self) -> str:
-        return "begun"
 
     def abort(self) -> None:
         self.aborted = True
@@ -47,29 +45,38 @@ def ahead(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Ahead:
     """The connection that a remote gives which takes its time."""
     connection = Ahead()
 
-    def reach(strategy: str, plan: SessionPlan) -> Ahead:
+    def connect_ahead(strategy: str, spec: SessionSpec) -> Ahead:
         clock.now += SLOW
         return connection
 
-    monkeypatch.setattr(worker_main, "reach", reach)
-    monkeypatch.setattr(worker_main, "open_session", lambda strategy, plan: "opened")
+    def open_session(
+        strategy: str, spec: SessionSpec, store: Store, over: Ahead | None
+    ) -> Ahead | None:
+        return over
+
+    monkeypatch.setattr(worker_main, "connect_ahead", connect_ahead)
+    monkeypatch.setattr(worker_main, "open_session", open_session)
     return connection
 
 
 @pytest.fixture
-def far(ahead: Ahead) -> Remote:
-    remote = Remote("stream", cast(SessionPlan, None))
-    remote.reach()
-    return remote
+def opener(ahead: Ahead) -> Remote:
+    opener = Remote("stream", cast(SessionSpec, None), cast(Store, None))
+    opener.connect_ahead()
+    return opener
 
 
-def test_a_connection_is_used_once_however_long_it_took_to_make(far: Remote) -> None:
-    assert [far.connect(), far.connect()] == ["begun", "opened"]
+def test_a_connection_is_used_once_however_long_it_took_to_make(
+    opener: Remote, ahead: Ahead
+) -> None:
+    assert [opener.connect(), opener.connect()] == [ahead, None]
 
 
-def test_one_that_has_waited_for_long_is_made_anew(far: Remote, ahead: Ahead, clock: Clock) -> None:
+def test_a_connection_that_has_waited_for_long_is_made_anew(
+    opener: Remote, ahead: Ahead, clock: Clock
+) -> None:
     clock.now += SLOW
-    assert far.connect() == "opened"
+    assert opener.connect() is None
     assert ahead.aborted
 
 

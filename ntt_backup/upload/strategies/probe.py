@@ -1,4 +1,4 @@
-"""Trial blobs, for a look at a remote before the job: made here, sent there, and compared."""
+"""The contract of a probe: a look at the remote before a run, and the trial blobs it may send."""
 
 from __future__ import annotations
 
@@ -7,25 +7,67 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from blake3 import blake3
 
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.model import Batch, Blob, relative_path
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.session import SessionPlan
 
 TRIAL_SECONDS: Final = 60.0
-# Two batches in a row show that the far side finds the border between them.
+# Two batches in a row show that the remote finds the border between them.
 _SIZES: Final = ((1, 513, 70_000), (0, 4096))
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a remote says about itself. Bytes and seconds; None where it does not say.
+
+    program: what will receive the blobs, with its version. placed: by-hash exists.
+    """
+
+    system: str
+    program: str
+    free_bytes: int | None
+    skew_s: float
+    placed: bool
+
+
+class Probe(Protocol):
+    """A look at the remote before a run, by the way that the run will take.
+
+    Methods are called in this order, `try_out` and `make_place` only where wanted. They raise as
+    `Session` does.
+    """
+
+    @property
+    def lingers(self) -> bool:
+        """Whether, after `close`, another process on the remote held a connection open."""
+        ...
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        """Connect to the remote, and ask."""
+        ...
+
+    def try_out(self) -> str:
+        """Send trial blobs, and leave nothing of them behind; return a few words on the result."""
+        ...
+
+    def make_place(self) -> None:
+        """Make by-hash."""
+        ...
+
+    def close(self) -> None:
+        """End the connection. Never raises."""
+        ...
+
+
 @contextmanager
-def trial(plan: SessionPlan, root: str) -> Iterator[tuple[SessionPlan, list[Batch]]]:
-    """Batches of random blobs in a store of their own, and the plan to send them to root with.
+def trial() -> Iterator[tuple[Store, list[Batch]]]:
+    """Makes batches of random blobs, in a store of their own.
 
     Raises SourceError where this machine has no room for them: a run that watches waits for it.
     """
@@ -42,25 +84,26 @@ def trial(plan: SessionPlan, root: str) -> Iterator[tuple[SessionPlan, list[Batc
                 detail=error.strerror or str(error),
                 hint="free space in /tmp, or set TMPDIR to a directory that has some",
             ) from error
-        yield replace(plan, store=Store(place), root=root), batches
+        yield Store(place), batches
 
 
-def _make(place: Path, size: int) -> Blob:
+def _make(root: Path, size: int) -> Blob:
     content = os.urandom(size)
     blobid = blake3(content).hexdigest()
-    path = place / relative_path(blobid)
+    path = root / relative_path(blobid)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return Blob(blobid, size)
 
 
 class Deadline:
-    """How long a remote may take for the trial. Raises RemoteDenied when it is over."""
+    """The end of the time that a remote may take for the trial."""
 
     def __init__(self) -> None:
         self._end = time.monotonic() + TRIAL_SECONDS
 
     def check(self) -> None:
+        """Raise RemoteDenied when the time is over."""
         if time.monotonic() > self._end:
             raise RemoteDenied(
                 "the remote gave no receipt for the trial batches",

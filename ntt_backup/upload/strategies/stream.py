@@ -1,16 +1,15 @@
 """The `stream` strategy: verified blobs back to back over one connection, durable when answered.
 
-tar needs every blob's length before it starts, a process a batch, and trusts what arrives. Here a
-receiver of ours runs on the remote (its source travels with the connection), so the link carries
-content and little else, the far side checks what it writes, gives names only to what is on disk,
-and answers with a verdict for every blob. What is read is checked against its name in the very
-memory it is sent from; a source blob that no longer matches never leaves under that name.
+A receiver of ours runs on the remote (its source travels with the connection). It checks what it
+writes, gives names only to what is on disk, and answers with a verdict for every blob. What is read
+here is checked against its name in the very memory it is sent from; a source blob that no longer
+matches is never sent under that name.
 
-Batches follow each other without waiting for answers, within the worker's window; while one is
-made durable there, the next is already on its way. Large blobs go in pieces, in constant memory;
-one of over 64 MiB goes on where its last durable byte was, if the link dropped under it.
+Batches follow each other without waiting for answers, within the worker's window; while one is made
+durable, the next is already on its way. Large blobs go in pieces, in constant memory; one of over
+64 MiB is resumed after its last durable byte, if the link dropped under it.
 
-The protocol is docs/protocol.md, the far side `ntt_backup.receiver`.
+See docs/protocol.md and `ntt_backup.receiver`.
 """
 
 from __future__ import annotations
@@ -19,31 +18,51 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Final
 
-from ntt_backup.client import connection
-from ntt_backup.client.bootstrap import bundle
-from ntt_backup.client.error_text import explain_batch, explain_gone
-from ntt_backup.errors import BackupError, BatchRejected, SourceError
+from blake3 import blake3
+
+from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.error_text import explain_batch
+from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
-from ntt_backup.upload.strategies import compression
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.large_blob_hashes import Content
-from ntt_backup.upload.strategies.packs import Packer
-from ntt_backup.upload.strategies.session import Rejection, SessionPlan
+from ntt_backup.upload.strategies.packs import Packer, choose_codec
+from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import write_messages
-from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire.write_messages import ProtocolError
 
 _CHUNK: Final = write_messages.MAX_CHUNK
-_NAMELESS: Final = "the remote said no more about it"
+_NO_WORDS: Final = "the remote said no more about it"
+
+
+def connect(spec: SessionSpec) -> Connection:
+    """Return a connection to a receiver that takes batches.
+
+    Raises Unsupported where the remote lacks the codec that is set.
+    """
+    connection = Connection(spec, write_messages.TO_CLIENT)
+    with connection.checked():
+        choose_codec(spec.run.codec, connection.banner.codecs)
+    return connection
+
+
+def open_stream(
+    spec: SessionSpec, store: Store, connection: Connection | None = None
+) -> StreamSession:
+    """Open a session, over a connection of `connect` where there is one."""
+    connection = connection or connect(spec)
+    connection.open()
+    return StreamSession(connection, store)
 
 
 @dataclass(slots=True)
 class _Flight(Flight):
-    """sent: the blobs in the order they went out, by which the receipt counts. failed: those that
-    were not sent, or withdrawn. answered: there was a receipt while it was still being sent.
+    """sent: the blobs in the order of sending, by which the receipt counts. failed: those that were
+    not sent, or withdrawn. begun: BATCH was sent. answered: a receipt came during the sending.
     """
 
     sent: list[Blob] = field(default_factory=list)
@@ -54,54 +73,67 @@ class _Flight(Flight):
     answered: bool = False
 
 
-def open_stream(plan: SessionPlan) -> StreamSession:
-    """A session that is ready to take batches. Raises as `strategies.Session` does."""
-    return StreamSession(plan).begin()
+class _Hashes:
+    """The hashes of a blob that is sent in pieces: its name, and where the remote has no BLAKE3 the
+    SHA-256 of name and content.
+    """
+
+    def __init__(self, blobid: str, *, summed: bool) -> None:
+        self._blobid = blobid
+        self._summed = summed
+        self.restart()
+
+    def restart(self) -> None:
+        self._name = blake3()
+        self._sum = sha256(bytes.fromhex(self._blobid))
+
+    def add(self, piece: memoryview) -> None:
+        self._name.update(piece)
+        if self._summed:
+            self._sum.update(piece)
+
+    @property
+    def checksum(self) -> bytes:
+        """What END carries."""
+        return self._sum.digest() if self._summed else b""
+
+    def so_far(self) -> bytes:
+        """Return the hash of what was added, as the remote knows it."""
+        return self._sum.digest() if self._summed else self._name.digest()
+
+    def problem(self, missing: int) -> str | None:
+        """Return what is wrong with the whole content, which came missing bytes short."""
+        found = self._name.hexdigest()
+        if missing:
+            return f"it ended {missing} bytes early"
+        return None if found == self._blobid else f"its content hashes to {found}"
 
 
 class StreamSession(PipelinedSession[_Flight]):
-    """See `strategies.Session`. Made, it is connected and the far side has greeted;
-    batches go after `begin`, or, for a look that places nothing, after `hello`.
-    """
+    """See `session.Session`. The connection is one of `connect`, and has said hello."""
 
-    LAST_WORD = write_messages.frame(write_messages.LEFT)
-
-    def __init__(self, plan: SessionPlan) -> None:
-        command, program = bundle()
-        super().__init__(plan, command)
-        self._inbox = Inbox(write_messages.TO_CLIENT)
-        self._ready: dict[str, write_messages.Field] | None = None
+    def __init__(self, connection: Connection, store: Store) -> None:
+        spec, banner = connection.spec, connection.banner
+        super().__init__(spec, connection.channel)
+        self._connection = connection
+        self._store = store
+        self._hash = banner.hash
+        self._sums = self._hash == "sha256"
+        self._codec = choose_codec(spec.run.codec, banner.codecs)
+        self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
-        try:
-            self.banner = connection.greet(self._channel, program, plan.transport.connect_timeout)
-            self._codec = compression.choose(plan.run.codec, self.banner.codecs)
-            self._sums = self.banner.hash == "sha256"
-            self._packer = Packer(self._codec, checksum=self._sums)
-        except BaseException:
-            self.abort()
-            raise
-
-    def begin(self) -> StreamSession:
-        """Have the far side open its root, where by-hash must be."""
-        try:
-            if not self.hello().get("placed"):
-                raise explain_gone(f"{self._plan.root}/by-hash: no such directory")
-        except BaseException:
-            self.abort()
-            raise
-        return self
 
     def put(self, batch: Batch) -> None:
-        flight = self._fly(batch)
+        flight = self._begin_flight(batch)
         try:
-            self._put_blobs(flight, self._plan.store)
+            self._put_blobs(flight)
         except SourceError:
             self._call_back(flight)
             raise
         if not flight.begun and self._packer.empty:
             self._flights.remove(flight)
-            self._settle(flight)
+            self._conclude_blobs(flight)
             return
         self._flush(flight)
         if flight.answered:
@@ -111,20 +143,17 @@ class StreamSession(PipelinedSession[_Flight]):
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
-        if self._usable and self._ready is not None:
-            try:
-                self._send(write_messages.frame(write_messages.BYE))
-            except BackupError:
-                return
-        super().close()
+        if self._usable:
+            self._usable = False
+            self._connection.close()
 
-    def try_out(self, store: Store, batches: Sequence[Batch], alive: Callable[[], None]) -> None:
-        """Send batches from a store, and call them back; returns when the far side has dropped
-        them. alive is called while that is waited for, and may raise.
+    def try_out(self, batches: Sequence[Batch], alive: Callable[[], None]) -> None:
+        """Send batches, and call them back; return when the remote has dropped them. alive is
+        called while that is waited for, and may raise.
         """
         for batch in batches:
-            flight = self._fly(batch)
-            self._put_blobs(flight, store)
+            flight = self._begin_flight(batch)
+            self._put_blobs(flight)
             self._flush(flight)
             self._call_back(flight)
         while self._flights:
@@ -134,25 +163,16 @@ class StreamSession(PipelinedSession[_Flight]):
             if isinstance(outcome, Rejection):
                 raise outcome.error
 
-    def hello(self) -> dict[str, write_messages.Field]:
-        """Have the far side open its root, with or without by-hash; what it says about itself."""
-        plan = self._plan
-        return self._await_ready(connection.hello(plan, self.banner, sync=plan.sync))
+    # --- what is sent -----------------------------------------------------------------------------
 
-    def place(self) -> None:
-        """Have it make by-hash."""
-        self._await_ready(write_messages.frame(write_messages.PLACE))
-
-    # --- what goes out ----------------------------------------------------------------------------
-
-    def _fly(self, batch: Batch) -> _Flight:
+    def _begin_flight(self, batch: Batch) -> _Flight:
         self._number += 1
         flight = _Flight(self._number, batch, time.monotonic())
         self._flights.append(flight)
         return flight
 
-    def _put_blobs(self, flight: _Flight, store: Store) -> None:
-        with Reader(store) as reader:
+    def _put_blobs(self, flight: _Flight) -> None:
+        with Reader(self._store) as reader:
             for blob in flight.batch.blobs:
                 self._put_blob(reader, flight, blob)
                 if flight.answered:
@@ -172,12 +192,12 @@ class StreamSession(PipelinedSession[_Flight]):
                 self._flush(flight)
 
     def _flush(self, flight: _Flight) -> None:
-        self._begin(flight)
+        self._begin_batch(flight)
         if not self._packer.empty:
             content = self._packer.used
-            self._write(flight, *self._packer.take(), content=content)
+            self._write(flight, *self._packer.pop_frame(), content=content)
 
-    def _begin(self, flight: _Flight) -> None:
+    def _begin_batch(self, flight: _Flight) -> None:
         if not flight.begun:
             flight.begun = True
             blobs = flight.batch.blobs
@@ -186,24 +206,22 @@ class StreamSession(PipelinedSession[_Flight]):
             self._write(flight, write_messages.batch(flight.number, len(blobs), most))
 
     def _write(self, flight: _Flight, *parts: bytes | memoryview, content: int = 0) -> None:
-        self._carry(flight, content, sum(map(len, parts)))
+        self._announce_content(flight, content, sum(map(len, parts)))
         for part in parts:
             if flight.answered:
-                return  # It failed there: the rest of it need not travel.
+                return  # It failed on the remote: the rest of it need not travel.
             self._send(part)
             flight.wire_bytes += len(part)
 
     def _put_large(self, reader: Reader, flight: _Flight, blob: Blob) -> None:
-        """A blob in pieces, hashed as it goes; withdrawn at its end if it is not what it should
-        be.
-        """
+        """Send a blob in pieces, hashed meanwhile; withdraw it where it does not match its name."""
         self._flush(flight)
         size = blob.size or 0
         digest = bytes.fromhex(blob.blobid)
-        content = Content(blob.blobid, summed=self._sums)
+        hashes = _Hashes(blob.blobid, summed=self._sums)
         try:
             with reader.opened(blob) as fd:
-                offset = self._resume(flight, fd, blob, content)
+                offset = self._resume(flight, fd, blob, hashes)
                 self._write(flight, write_messages.large(digest, size, offset), content=offset)
                 flight.sent.append(blob)
                 left = size - offset
@@ -213,7 +231,7 @@ class StreamSession(PipelinedSession[_Flight]):
                         break
                     left -= count
                     piece = self._chunk[:count]
-                    content.add(piece)
+                    hashes.add(piece)
                     number, parts = self._codec.encode([piece])
                     prefix = write_messages.part_prefix(number, count)
                     length = len(prefix) + sum(map(len, parts))
@@ -224,10 +242,10 @@ class StreamSession(PipelinedSession[_Flight]):
             return
         if flight.answered:
             return
-        if (problem := content.problem(left)) is not None:
+        if (problem := hashes.problem(left)) is not None:
             self._withdraw(flight, blob, Failure(blob.blobid, Reason.CORRUPT_SOURCE, problem))
         else:
-            self._write(flight, write_messages.end(write_messages.COMPLETE, content.checksum))
+            self._write(flight, write_messages.end(write_messages.COMPLETE, hashes.checksum))
 
     def _withdraw(self, flight: _Flight, blob: Blob, failure: Failure) -> None:
         flight.failed.append(failure)
@@ -235,40 +253,37 @@ class StreamSession(PipelinedSession[_Flight]):
             flight.withdrawn.add(blob.blobid)
             self._write(flight, write_messages.end(write_messages.WITHDRAWN))
 
-    def _resume(self, flight: _Flight, fd: int, blob: Blob, content: Content) -> int:
-        """Where to go on with a blob that may have been sent in part before: content has taken in
-        all before it. 0 for the beginning.
+    def _resume(self, flight: _Flight, fd: int, blob: Blob, hashes: _Hashes) -> int:
+        """Return the offset from which to send a blob that may have been sent in part before;
+        hashes and fd have passed all before it.
         """
         size = blob.size or 0
         if size <= write_messages.RESUMABLE:
             return 0
-        self._begin(flight)
+        self._begin_batch(flight)
         self._offset = None
         self._write(flight, write_messages.ask_offset(bytes.fromhex(blob.blobid), size))
-        limit = self._plan.run.receipt_timeout
-        self._await(lambda: self._offset is not None or flight.answered, limit)
-        if self._offset is None and not flight.answered:
-            raise self._overdue(flight)
-        offset, theirs = self._offset or (0, b"")
+        self._await(lambda: self._offset is not None or flight.answered, flight)
+        offset, remote_hash = self._offset or (0, b"")
         if not 0 < offset <= size:
             return 0
         left = offset
         while left and (count := os.readv(fd, (self._chunk[: min(left, _CHUNK)],))):
-            content.add(self._chunk[:count])
+            hashes.add(self._chunk[:count])
             left -= count
-            self._plan.on_bytes(0)  # It may read for minutes, and sends nothing meanwhile.
-        if not left and content.so_far() == theirs:
+            self._spec.on_bytes(0)  # It may read for minutes, and sends nothing meanwhile.
+        if not left and hashes.so_far() == remote_hash:
             return offset
-        content.restart()
+        hashes.restart()
         os.lseek(fd, 0, os.SEEK_SET)
         return 0
 
     def _call_back(self, flight: _Flight) -> None:
-        """Nothing of this batch shall be stored; it is not in flight any more. The far side is told
-        also where it has failed: it drops what comes until then.
+        """Have nothing of this batch stored; it is not in flight any more. The remote is told also
+        where the batch has failed: it drops what comes until then.
         """
         self._packer.clear()
-        self._reckon(flight, 0)
+        self._correct_content(flight, 0)
         if flight.begun:
             flight.aborted = not flight.answered
             self._send(write_messages.numbered(write_messages.ABORT, flight.number))
@@ -277,86 +292,65 @@ class StreamSession(PipelinedSession[_Flight]):
 
     # --- what comes back --------------------------------------------------------------------------
 
-    def _await_ready(self, frame: bytes) -> dict[str, write_messages.Field]:
-        self._ready = None
-        self._send(frame)
-        # What a dead session has left there may take a while to remove.
-        self._await(lambda: self._ready is not None, self._plan.transport.connect_timeout)
-        if self._ready is None:
-            raise self._nonsense("no READY")
-        return self._ready
-
     def _take(self, data: bytes) -> None:
-        rest = memoryview(data)
-        try:
-            while rest:
-                space = self._inbox.space()
-                count = min(len(space), len(rest))
-                space[:count] = rest[:count]
-                self._inbox.filled(count)
-                rest = rest[count:]
-                while (frame := self._inbox.next()) is not None:
-                    self._answer(*frame)
-        except write_messages.ProtocolError as error:
-            raise self._nonsense(str(error)) from error
+        with self._connection.checked():
+            for kind, payload in self._connection.frames(data):
+                self._answer(kind, payload)
 
     def _answer(self, kind: int, payload: memoryview) -> None:
         if kind == write_messages.RECEIPT:
             self._receipt(write_messages.read_receipt(payload))
         elif kind == write_messages.ABORTED:
-            number = write_messages.read_number(payload)
-            flight = self._flight(number)
+            flight = self._flight(write_messages.read_number(payload))
             if not flight.aborted:
-                raise self._nonsense(f"ABORTED {number}")
+                raise ProtocolError(f"ABORTED {flight.number}")
             self._flights.remove(flight)
         elif kind == write_messages.OFFSET:
             self._offset = write_messages.read_offset(payload)
-        elif kind == write_messages.READY and self._ready is None:
-            self._ready = write_messages.read_fields(payload)
-        elif kind == write_messages.ERROR:
-            raise self._broken(connection.refusal(*write_messages.read_error(payload)))
-        elif kind not in (write_messages.PONG, write_messages.BUSY):
-            raise self._nonsense(f"a frame of type {kind} out of order")
+        else:
+            raise ProtocolError(f"a frame of type {kind} out of order")
 
     def _flight(self, number: int) -> _Flight:
         for flight in self._flights:
             if flight.number == number:
                 return flight
-        raise self._nonsense(f"an answer for batch {number}")
+        raise ProtocolError(f"an answer for batch {number}")
 
     def _receipt(self, said: write_messages.Receipt) -> None:
         flight = self._flight(said.number)
         settled = said.outcome == write_messages.SETTLED
         if settled and not flight.aborted and not self._fits(flight, said):
-            raise self._nonsense(f"a receipt that does not fit batch {said.number}")
+            raise ProtocolError(f"a receipt that does not fit batch {said.number}")
         self._flights.remove(flight)
         flight.answered = True
         if flight.aborted:
             return
         if settled:
-            self._settle(flight, said)
+            self._conclude_blobs(flight, said.exceptions)
         else:
             text = said.exceptions[0].text if said.exceptions else ""
-            self._conclude(flight, Rejection(flight.batch, explain_batch(text or _NAMELESS)))
+            self._conclude(flight, Rejection(flight.batch, explain_batch(text or _NO_WORDS)))
 
     def _fits(self, flight: _Flight, said: write_messages.Receipt) -> bool:
-        """Whether this may be the receipt of that batch: in turn, of the agreed hash, for as many
-        blobs as were sent.
+        """Return whether this may be the receipt of that batch: in turn, of the agreed hash, for as
+        many blobs as were sent.
         """
         positions = {exception.position for exception in said.exceptions}
         return (
             flight is self._flights[0]
             and flight.handed_over > 0
-            and said.hash == write_messages.HASHES[self.banner.hash]
+            and said.hash == write_messages.HASHES[self._hash]
             and len(positions) == len(said.exceptions)
             and said.stored + len(positions) == len(flight.sent)
             and all(position < len(flight.sent) for position in positions)
         )
 
-    def _settle(self, flight: _Flight, said: write_messages.Receipt | None = None) -> None:
-        """What a receipt means for each blob; without one nothing was sent."""
+    def _conclude_blobs(
+        self, flight: _Flight, exceptions: Sequence[write_messages.Exceptional] = ()
+    ) -> None:
+        """Make the outcome of a batch whose blobs are stored, with exceptions."""
         not_stored = set(flight.withdrawn)
-        for position, verdict, text in said.exceptions if said is not None else ():
+        for position, verdict, text in exceptions:
             blob = flight.sent[position]
             if verdict == write_messages.MISMATCH:
                 error = BatchRejected(
@@ -368,11 +362,11 @@ class StreamSession(PipelinedSession[_Flight]):
                 return
             if verdict == write_messages.REFUSED:
                 flight.failed.append(
-                    Failure(blob.blobid, Reason.REMOTE_REJECTED, text or _NAMELESS)
+                    Failure(blob.blobid, Reason.REMOTE_REJECTED, text or _NO_WORDS)
                 )
                 not_stored.add(blob.blobid)
             elif verdict == write_messages.WITHDREW and blob.blobid not in flight.withdrawn:
-                raise self._nonsense(f"{blob.blobid} was not withdrawn")
+                raise ProtocolError(f"{blob.blobid} was not withdrawn")
         stored = tuple(blob for blob in flight.sent if blob.blobid not in not_stored)
         duration = time.monotonic() - flight.started
         failed = tuple(flight.failed)

@@ -1,78 +1,77 @@
-"""A look at a remote that the `stream` strategy will send to; see `session.Probe`.
+"""The probe of the `stream` strategy; see `probe.Probe`.
 
 One connection answers everything: the receiver says what it is and how much is free, and takes two
-trial batches, which it reads, checks and writes into its scratch space. They are called back then,
-so that nothing gets a name: this also works behind a forced command, where there is no scratch
-directory to be had. What it cannot try, giving names and syncing them, the first batch's receipt
-tells.
+trial batches, which it reads, checks and writes into its workspace. They are called back then, so
+that nothing gets a name: this works behind a forced command, too, where a scratch directory cannot
+be made. Giving names and syncing cannot be tried; the first batch's receipt tells of them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
+from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.format import many
-from ntt_backup.upload.strategies.probe import Deadline, trial
-from ntt_backup.upload.strategies.session import Facts, SessionPlan
-from ntt_backup.upload.strategies.stream import StreamSession
-from ntt_backup.wire import write_messages
+from ntt_backup.upload.strategies.probe import Deadline, Facts, trial
+from ntt_backup.upload.strategies.stream import StreamSession, connect
+from ntt_backup.wire.write_messages import Field
 
 _NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 there)"
 
 
 class StreamProbe:
-    """See `session.Probe`."""
+    """See `probe.Probe`."""
 
-    def __init__(self, plan: SessionPlan) -> None:
-        self._plan = plan
-        self._session: StreamSession | None = None
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._connection: Connection | None = None
         self.lingers = False
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        self._session = session = StreamSession(self._plan)
+        self._connection = connection = connect(self._spec)
+        banner = connection.banner
         before = time.time()
-        facts = session.hello()
+        facts = connection.hello()
         after = time.time()
-        theirs = _whole(facts, "clock_us") / 1e6
-        banner = session.banner
+        clock = _whole(facts, "clock_us") / 1e6
         by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
         checks = f"checks by BLAKE3{by}" if banner.can_hash else _NAMES_UNCHECKED
         return Facts(
             system=str(facts.get("system", "unknown system")),
             program=f"receiver {banner.version}, Python {banner.python}, {checks}",
             free_bytes=_whole(facts, "free_bytes"),
-            # Their clock was read somewhere between.
-            skew_s=max(0.0, before - theirs, theirs - after),
+            # The remote's clock was read somewhere between.
+            skew_s=max(0.0, before - clock, clock - after),
             placed=bool(_whole(facts, "placed")),
         )
 
     def try_out(self) -> str:
         deadline = Deadline()
-        with trial(self._plan, self._plan.root) as (plan, batches):
-            self._open.try_out(plan.store, batches, deadline.check)
+        with trial() as (store, batches):
+            StreamSession(self._open(), store).try_out(batches, deadline.check)
         blobs = sum(len(batch.blobs) for batch in batches)
         trial_batches = many(len(batches), "batch", "batches")
         return f"{many(blobs, 'trial blob')} in {trial_batches} by stream, called back"
 
     def make_place(self) -> None:
-        self._open.place()
-
-    @property
-    def _open(self) -> StreamSession:
-        """The session; another one where it was lost meanwhile."""
-        if self._session is None or not self._session.usable:
-            self._session = StreamSession(self._plan)
-            self._session.hello()
-        return self._session
+        self._open().place()
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
-            self.lingers = session.lingers
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+            self.lingers = connection.channel.lingers
+
+    def _open(self) -> Connection:
+        """Return the connection; another one where it was lost meanwhile."""
+        if self._connection is None or self._connection.channel.ended:
+            self._connection = connect(self._spec)
+            self._connection.hello()
+        return self._connection
 
 
-def _whole(facts: dict[str, write_messages.Field], name: str) -> int:
+def _whole(facts: Mapping[str, Field], name: str) -> int:
     value = facts.get(name)
     return value if isinstance(value, int) else 0

@@ -1,19 +1,18 @@
 """The `tar` strategy: batches as tar archives, back to back over one ssh connection.
 
-The obvious `tar | ssh | tar` pays ssh's handshake for every batch; at 28 ms that is most of the
-time for small blobs. Here the connection is set up once. A small loop in the remote's shell
-(`tar_loop.sh`) takes one archive after the other from its stdin; it can tell where each ends
-because we say its length first, which is known before tar has run (see `archive`).
+`tar | ssh | tar` pays ssh's handshake for every batch; at 28 ms that is most of the time for small
+blobs. Here a small loop in the remote's shell (`tar_loop.sh`) takes one archive after the other
+from its stdin. It knows where each ends because its length is sent first, which is known before tar
+has run (see `tar_archive`).
 
 The next batch is sent while the remote still extracts and syncs the last one. After the archive
 comes one more line: `commit`, once the local tar has ended well, its length was as announced, and
-every blob is still the file that was inspected; else `abort`. Only then does the remote put
-anything in place. So a blob that changes under tar's hands never arrives. The length alone would
-not do: what tar pads hides a file that became shorter, or a link.
+every blob is still the file that was inspected; else `abort`. Only then does the remote publish
+anything. So a blob that changes while tar reads it never arrives. The length alone would not show
+it: tar pads a file that became shorter.
 
-Needs sh and tar on the remote, and nothing of ours installed there. It does not hash on the far
-side; the source is hashed before it is sent instead (`run.verify_source`), and ssh guards the bytes
-on the way.
+The remote needs sh and tar, and nothing of ours. It does not hash; the source is hashed before it
+is sent instead (`run.verify_source`), and ssh guards the bytes on the way.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ from importlib import resources
 from typing import Final
 
 from ntt_backup.client.channel import NOISE_LIMIT
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
 from ntt_backup.client.shell import shell_script
-from ntt_backup.errors import BatchRejected, SourceError
+from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path, total_size
 from ntt_backup.process.pipeline import Child, start
-from ntt_backup.source.inspection import Inspection
+from ntt_backup.source.inspection import Inspection, Store
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.session import Rejection, SessionPlan
+from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.tar_archive import (
     archive_length,
     name_list,
@@ -43,18 +43,19 @@ from ntt_backup.upload.strategies.tar_archive import (
 )
 
 _GREETING: Final = re.compile(rb"^NTT-TAR 2 (ready|fatal|gone) (.*)$")
+_LAST_WORD: Final = b"\nNTT-TAR 2 end\n"
 
 
-def bootstrap(root: str, owner: str, run_id: str, slot: str) -> tuple[str, bytes]:
-    """The remote command that runs the loop, and the script to be written to its stdin first."""
+def _loop(spec: SessionSpec) -> tuple[str, bytes]:
+    """Return the remote command that runs the loop, and the script for its stdin."""
     loop = resources.files(__package__).joinpath("tar_loop.sh").read_text("utf-8")
-    values = {"root": root, "owner": owner, "run": run_id, "slot": slot}
+    values = {"root": spec.root, "owner": spec.owner, "run": spec.run_id, "slot": spec.slot}
     return shell_script(loop, values)
 
 
 @dataclass(slots=True)
 class _Flight(Flight):
-    """What of a batch travels, and what was failed before it left."""
+    """ready: the blobs that are sent. failed: those that were not."""
 
     ready: tuple[Blob, ...] = ()
     failed: tuple[Failure, ...] = ()
@@ -63,13 +64,12 @@ class _Flight(Flight):
 
 
 class TarSession(PipelinedSession[_Flight]):
-    """See `strategies.Session`."""
+    """See `session.Session`."""
 
-    LAST_WORD = b"\nNTT-TAR 2 end\n"
-
-    def __init__(self, plan: SessionPlan) -> None:
-        command, script = bootstrap(plan.root, plan.owner, plan.run_id, plan.slot)
-        super().__init__(plan, command)
+    def __init__(self, spec: SessionSpec, store: Store) -> None:
+        command, script = _loop(spec)
+        super().__init__(spec, spec.channel(command))
+        self._store = store
         self._line = b""
         try:
             self._lockstep = self._greet(script)
@@ -79,7 +79,7 @@ class TarSession(PipelinedSession[_Flight]):
 
     def put(self, batch: Batch) -> None:
         started = time.monotonic()
-        checked = self._plan.store.inspect(batch.blobs, verify=self._plan.run.verify_source)
+        checked = self._store.inspect(batch.blobs, verify=self._spec.run.verify_source)
         ready, failed = tuple(checked.ready), tuple(checked.failed)
         if not ready:
             duration = time.monotonic() - started
@@ -93,7 +93,7 @@ class TarSession(PipelinedSession[_Flight]):
         self._flights.append(flight)
         files = len({blob.blobid for blob in ready})
         self._send(f"{flight.number} {length} {files}\n".encode())
-        self._carry(flight, total_size(ready), length)
+        self._announce_content(flight, total_size(ready), length)
         try:
             problem = self._send_archive(ready, length) or self._alteration(checked)
         except SourceError:
@@ -103,17 +103,22 @@ class TarSession(PipelinedSession[_Flight]):
             self._flights.remove(flight)
             raise problem
         if self._lockstep:
-            self._await_extraction(flight)
+            self._await(lambda: flight.extracted, flight)
         self._send(b"commit\n" if problem is None else b"abort\n")
         flight.handed_over = time.monotonic()
         if problem is not None:
             flight.aborted = True
-            self._reckon(flight, 0)
+            self._correct_content(flight, 0)
             raise problem
 
+    def close(self) -> None:
+        if self._usable:
+            self._usable = False
+            self._channel.close(_LAST_WORD)
+
     def _greet(self, script: bytes) -> bool:
-        """Start the remote loop; whether the two sides must take turns (lockstep)."""
-        patience = self._plan.transport.connect_timeout
+        """Start the remote loop; return whether the two sides must take turns (lockstep)."""
+        patience = self._spec.transport.connect_timeout
         said = self._channel.greet(script, _GREETING, patience, doing="starting our loop")
         verdict, text = said[1].decode(), said[2].decode("utf-8", "backslashreplace")
         if verdict == "fatal":
@@ -123,20 +128,20 @@ class TarSession(PipelinedSession[_Flight]):
         return text == "lockstep"
 
     def _send_archive(self, ready: Sequence[Blob], length: int) -> BatchRejected | None:
-        """Run tar over the blobs into the connection; what went wrong with tar, if anything.
+        """Run tar over the blobs into the connection; return what went wrong with tar.
 
-        When tar wrote another length than announced, the far side no longer knows where it stands:
-        the session is aborted.
+        When tar wrote another length than announced, the remote no longer knows where the archive
+        ends: the session is aborted.
         """
         with name_list(blob.blobid for blob in ready) as names:
             tar = start(
-                tar_argv(self._plan.store.root),
+                tar_argv(self._store.root),
                 stdin=names.fileno(),
                 env=tar_environment(os.environ),
             )
         try:
             sent = self._pump(tar, length)
-            status = tar.wait(self._plan.run.stall_timeout)
+            status = tar.wait(self._spec.run.stall_timeout)
         finally:
             tar.kill()
         detail = tar.stderr.text or f"tar ended with status {status}"
@@ -150,8 +155,8 @@ class TarSession(PipelinedSession[_Flight]):
         return BatchRejected("tar failed on a batch", detail=detail) if status != 0 else None
 
     def _alteration(self, checked: Inspection) -> BatchRejected | None:
-        """What was sent was not what was inspected, if so."""
-        altered = self._plan.store.altered(checked)
+        """Return the error where what was sent is not what was inspected."""
+        altered = self._store.altered(checked)
         if not altered:
             return None
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
@@ -162,7 +167,7 @@ class TarSession(PipelinedSession[_Flight]):
         )
 
     def _pump(self, tar: Child, length: int) -> int:
-        """Copy tar's output to the connection until it ends; bytes sent, at most length."""
+        """Copy tar's output to the connection; return its length, as far as that was looked at."""
         sent = 0
         while data := self._next_chunk(tar):
             if sent + len(data) > length:
@@ -173,33 +178,25 @@ class TarSession(PipelinedSession[_Flight]):
         return sent
 
     def _next_chunk(self, tar: Child) -> bytes:
-        """What tar has; nothing at its end. Raises SourceError when it reads without end."""
+        """Return output of tar, b"" at its end. Raises SourceError when the store hangs."""
         waiting_since = time.monotonic()
         while (data := tar.read()) is None:
-            if time.monotonic() - waiting_since > self._plan.run.stall_timeout:
+            if time.monotonic() - waiting_since > self._spec.run.stall_timeout:
                 raise SourceError(
                     "the store does not answer",
-                    detail=f"tar read nothing for {self._plan.run.stall_timeout:.0f} s",
-                    hint=f"look at the disk of {self._plan.store.root}",
+                    detail=f"tar read nothing for {self._spec.run.stall_timeout:.0f} s",
+                    hint=f"look at the disk of {self._store.root}",
                 )
             self._hear(1.0, [tar.stdout_fd, *_error_fd(tar)])
             tar.drain_stderr()
         return data
-
-    def _await_extraction(self, flight: _Flight) -> None:
-        deadline = time.monotonic() + self._plan.run.receipt_timeout
-        while not flight.extracted:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._overdue(flight)
-            self._hear(min(left, 1.0))
 
     def _take(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
             self._answer(line.decode("utf-8", "backslashreplace"))
         if len(self._line) > NOISE_LIMIT:
-            raise self._nonsense("no line end")
+            raise ProtocolViolation(detail="no line end")
 
     def _answer(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -209,9 +206,9 @@ class TarSession(PipelinedSession[_Flight]):
                 flight.extracted |= number == str(flight.number)
             return
         if not self._flights or number != str(self._flights[0].number):
-            raise self._nonsense(line)
+            raise ProtocolViolation(detail=line[:200])
         if word == "gone":
-            raise self._broken(explain_gone(text))
+            raise explain_gone(text)
         flight = self._flights.popleft()
         if flight.aborted:
             return
@@ -224,7 +221,7 @@ class TarSession(PipelinedSession[_Flight]):
         elif word == "err":
             self._conclude(flight, Rejection(flight.batch, explain_batch(text)))
         else:
-            raise self._nonsense(line)
+            raise ProtocolViolation(detail=line[:200])
 
 
 def _error_fd(child: Child) -> list[int]:

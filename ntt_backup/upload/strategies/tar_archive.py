@@ -1,10 +1,8 @@
-"""The tar archive of a batch: how to make it, and how long it will be, before it is made.
+"""The tar archive of a batch: its length, known before it is made, and the local tar's argv.
 
 With the GNU format and names under 100 characters, an archive is a 512-byte header a file, the
 content padded to 512, two empty blocks, and padding to records of 10 KiB. So its length follows
 from the sizes alone, provided that tar is told every option that could change it.
-
-Pure but for `name_list`.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ _RECORD: Final = 20 * _BLOCK
 
 
 def archive_length(sizes: Iterable[int]) -> int:
-    """Bytes of the archive that tar_argv writes for files of these sizes (bytes)."""
+    """Return the bytes of the archive that tar_argv writes for files of these sizes (bytes)."""
     blocks = sum(1 + -(-size // _BLOCK) for size in sizes)
     return -(-(blocks + 2) * _BLOCK // _RECORD) * _RECORD
 
 
 def tar_argv(root: Path) -> list[str]:
-    """The local tar: names from stdin, NUL-separated, relative to root; archive to stdout. Pure.
+    """Return the argv of the local tar: NUL-separated names, relative to root, come from stdin.
 
     Every option that would change the length or what arrives is named: hard links are sent as
     content, owners and modes are fixed, and no name is read as an option.
@@ -52,7 +50,7 @@ def tar_argv(root: Path) -> list[str]:
 
 
 def name_list(blobids: Iterable[str]) -> BinaryIO:
-    """The stdin for tar_argv, in an anonymous file: no path, nothing to clean up."""
+    """Return the stdin for tar_argv, an anonymous file: nothing is left to clean up."""
     names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
     names.write(b"".join(relative_path(blobid).encode() + b"\0" for blobid in blobids))
     names.flush()
@@ -61,6 +59,6 @@ def name_list(blobids: Iterable[str]) -> BinaryIO:
 
 
 def tar_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without TAR_OPTIONS and the like, and with messages in plain English."""
+    """Return environ without TAR_OPTIONS and the like, and with messages in plain English."""
     hidden = {"TAR_OPTIONS", "POSIXLY_CORRECT", "TAPE"}
     return {**{k: v for k, v in environ.items() if k not in hidden}, "LC_ALL": "C"}

@@ -1,8 +1,8 @@
-"""A look at a remote that the `tar` strategy will send to; see `session.Probe`.
+"""The probe of the `tar` strategy; see `probe.Probe`.
 
-The trial goes into a scratch directory, by the job's own session: two batches in a row, fetched
-back and compared byte by byte, with the modes that the files have there. The connection that made
-the directory stays open as long as it is needed: its end removes it, whatever ends it.
+The trial goes into a scratch directory by a session like the run's: two batches in a row, fetched
+back and compared byte by byte, with their modes. The connection that made the directory stays open
+as long as it is needed: its end, however it comes, removes the directory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.client.channel import Channel
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ANSWER, Answer, ask, late, require_success, shell_script
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteCannotStore
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Deadline, trial
-from ntt_backup.upload.strategies.session import Facts, SessionPlan
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Deadline, Facts, trial
 from ntt_backup.upload.strategies.tar import TarSession
 
 _STEM: Final = ".ntt-check-"
@@ -36,12 +37,12 @@ _REMOVING: Final = "the removal of a scratch directory"
 _KEPT: Final = b"kept=yes"
 
 
-class Lodging:
-    """A look at the remote, and a scratch directory there that is gone when this side has let go of
-    it: by `close`, or because it was killed. facts is what the remote says about itself.
+class ScratchDirectory:
+    """A scratch directory on the remote, and what the remote says about itself (facts).
 
-    scratch is the directory's path, its name beginning with stem; "" for none. Raises
-    RemoteUnreachable, RemoteDenied and RemoteCannotStore.
+    The directory is removed when this side lets go of it: by `close`, or because it was killed.
+    scratch is its path, whose name begins with stem; "" for no directory. Raises RemoteUnreachable,
+    RemoteDenied and RemoteCannotStore.
     """
 
     def __init__(self, transport: Transport, root: str, stem: str, scratch: str) -> None:
@@ -54,7 +55,7 @@ class Lodging:
         self._channel = Channel(transport, command)
         try:
             self._channel.greet(source, ANSWER, timeout, doing=_ASKING)
-            said = self._hear(time.monotonic() + timeout, kept=bool(scratch))
+            said = self._read_facts(time.monotonic() + timeout, kept=bool(scratch))
             self.facts = _facts(said, before, time.time())
         except BaseException:
             self.abort()
@@ -63,7 +64,7 @@ class Lodging:
             self.abort()
 
     def close(self) -> None:
-        """Have the directory removed; it is gone when this returns."""
+        """Remove the directory; return when that is done."""
         deadline = time.monotonic() + TRIAL_SECONDS
         try:
             self._channel.end_input()
@@ -76,11 +77,11 @@ class Lodging:
             self.abort()
 
     def abort(self) -> None:
-        """Let go of it. Never raises."""
+        """End the connection now. Never raises."""
         self._channel.abort()
 
-    def _hear(self, deadline: float, *, kept: bool) -> dict[str, str]:
-        """What it says, name by name; where a directory is kept, up to the word that it is."""
+    def _read_facts(self, deadline: float, *, kept: bool) -> dict[str, str]:
+        """Read name=value lines; where a directory is kept, up to the line that says so."""
         said = b""
         while not (kept and _KEPT in said) and (data := self._answer.hear(self._channel, deadline)):
             said += data
@@ -93,45 +94,45 @@ class Lodging:
 
 
 def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
-    """before and after: when it was asked, and had answered."""
+    """before and after: the times of the question and of the answer."""
     if problem := said.get("problem"):
         raise explain_root(problem)
-    theirs = float(said["clock"]) if said.get("clock", "").isdigit() else before
+    clock = float(said["clock"]) if said.get("clock", "").isdigit() else before
     free = said.get("free_kib", "")
     return Facts(
         system=said.get("system", "unknown system"),
         program=said.get("tar", "no tar"),
         free_bytes=int(free) * 1024 if free.isdigit() else None,
-        # Their clock was read somewhere between, and shows whole seconds.
-        skew_s=max(0.0, before - theirs - 1, theirs - after),
+        # The remote's clock was read somewhere between, and shows whole seconds.
+        skew_s=max(0.0, before - clock - 1, clock - after),
         placed=said.get("by-hash") == "present",
     )
 
 
 class TarProbe:
-    """See `session.Probe`. The plan's run_id names the scratch directory."""
+    """See `probe.Probe`. The spec's run_id names the scratch directory."""
 
-    def __init__(self, plan: SessionPlan) -> None:
-        self._plan = plan
-        self._stem = f"{_STEM}{plan.owner}"
-        self._scratch = f"{plan.root}/{self._stem}.{plan.run_id}"
-        self._lodging: Lodging | None = None
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._stem = f"{_STEM}{spec.owner}"
+        self._path = f"{spec.root}/{self._stem}.{spec.run_id}"
+        self._scratch: ScratchDirectory | None = None
         self.lingers = False
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        plan = self._plan
-        scratch = self._scratch if will_try_out else ""
-        lodging = Lodging(plan.transport, plan.root, self._stem, scratch)
-        self._lodging = lodging if will_try_out else None
-        return lodging.facts
+        spec = self._spec
+        path = self._path if will_try_out else ""
+        scratch = ScratchDirectory(spec.transport, spec.root, self._stem, path)
+        self._scratch = scratch if will_try_out else None
+        return scratch.facts
 
     def try_out(self) -> str:
-        with trial(self._plan, self._scratch) as (plan, batches):
-            self.lingers = _send(plan, batches)
+        with trial() as (store, batches):
+            self._send(store, batches)
             archive = self._fetch()
-        if (lodging := self._lodging) is not None:
-            self._lodging = None
-            lodging.close()
+        if (scratch := self._scratch) is not None:
+            self._scratch = None
+            scratch.close()
         sent = {blob.blobid for batch in batches for blob in batch.blobs}
         _compare(archive, sent)
         trial_batches = many(len(batches), "batch", "batches")
@@ -139,51 +140,51 @@ class TarProbe:
 
     def make_place(self) -> None:
         said = ask(
-            self._plan.transport,
+            self._spec.transport,
             'umask 022; { mkdir "$place" 2>&1 || [ -d "$place" ]; } && echo made',
-            {"place": f"{self._plan.root}/by-hash"},
+            {"place": f"{self._spec.root}/by-hash"},
             doing="to make by-hash",
-            timeout=self._plan.transport.connect_timeout,
+            timeout=self._spec.transport.connect_timeout,
         )
         if said.split()[-1:] != [b"made"]:
             raise explain_root(said.decode("utf-8", "backslashreplace").strip())
 
     def close(self) -> None:
-        lodging, self._lodging = self._lodging, None
-        if lodging is not None:
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
             with suppress(BackupError):
-                lodging.close()
+                scratch.close()
+
+    def _send(self, store: Store, batches: list[Batch]) -> None:
+        spec = replace(self._spec, root=self._path, owner="check", run_id="check", slot="0")
+        session = TarSession(spec, store)
+        try:
+            for batch in batches:
+                session.put(batch)
+            deadline = Deadline()
+            while session.in_flight:
+                for outcome in session.collect(1.0):
+                    if not isinstance(outcome, Receipt):
+                        raise outcome.error
+                deadline.check()
+        except BaseException:
+            session.abort()
+            raise
+        session.close()
+        self.lingers = session.lingers
 
     def _fetch(self) -> bytes:
         return ask(
-            self._plan.transport,
+            self._spec.transport,
             'cd "$scratch" && tar -c -f - by-hash || :',
-            {"scratch": self._scratch},
+            {"scratch": self._path},
             doing="the trial blobs back",
             timeout=TRIAL_SECONDS,
         )
 
 
-def _send(plan: SessionPlan, batches: list[Batch]) -> bool:
-    """Send the batches; whether the connection lingered after its end."""
-    session = TarSession(replace(plan, owner="check", run_id="check", slot="0"))
-    try:
-        for batch in batches:
-            session.put(batch)
-        deadline = Deadline()
-        while session.in_flight:
-            for outcome in session.collect(1.0):
-                if not isinstance(outcome, Receipt):
-                    raise outcome.error
-            deadline.check()
-    except BaseException:
-        session.abort()
-        raise
-    session.close()
-    return session.lingers
-
-
 def _compare(archive: bytes, sent: set[str]) -> None:
+    """Raise RemoteCannotStore unless the archive holds what was sent, with mode 644."""
     arrived: dict[str, int] = {}
     # What is no archive, or ends early, brought nothing more back.
     with suppress(tarfile.TarError), tarfile.open(mode="r:", fileobj=io.BytesIO(archive)) as tar:
