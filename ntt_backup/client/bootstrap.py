@@ -1,4 +1,4 @@
-"""The receiver's source on its way to a remote where nothing of ours is installed.
+"""The receiver's source for a remote where nothing of ours is installed.
 
 The remote command is one short line without anything that csh or fish would read differently: no
 backslash, no dollar, no quote within the quotes. So the loader in it is Python without a string
@@ -6,9 +6,8 @@ literal (its few words are arguments), and without what old Pythons could not pa
 able to say how old they are. It reads exactly the announced number of bytes, so that frames may
 follow at once.
 
-What follows is a compressed program that defines the modules of `ntt_backup.receiver` from their
-source. The names are registered before anything is imported, so an installed version on that
-machine is not mixed in. The same modules as one file are what `install-receiver` writes.
+What follows is a compressed program that imports the receiver's modules from their sources, before
+any version that is installed on the remote. `install-receiver` writes the same as one file.
 """
 
 from __future__ import annotations
@@ -36,103 +35,61 @@ LOADER: Final = (
 )
 GREETING: Final = ("NTT-LOADER", "1", "python=")
 
-_PROGRAM_MODULE: Final = "ntt_backup.receiver.__main__"
-_DEFINE: Final = """\
-def module(name, source):
-    found = types.ModuleType(name)
-    found.__path__ = []
-    sys.modules[name] = found
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, found)
-    exec(compile(source, "<" + name + ">", "exec"), found.__dict__)
+# What follows the loader: an importer of the modules whose sources it holds.
+_IMPORTER: Final = """\
+import sys
+from importlib.machinery import ModuleSpec
+class Importer:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return ModuleSpec(name, Importer, is_package=True) if name in sources else None
+    @staticmethod
+    def create_module(spec):
+        return None
+    @staticmethod
+    def exec_module(module):
+        name = module.__name__
+        exec(compile(sources[name], "<" + name + ">", "exec"), module.__dict__)
+sys.meta_path.insert(0, Importer)
+from ntt_backup.receiver.__main__ import {start}
+sys.exit({start}())
 """
-_PROGRAM: Final = """\
-import sys, types
-{define}
-for name, source in {modules!r}:
-    module(name, source)
-sys.exit(sys.modules[{program!r}].serve())
-"""
-# Each after those it imports.
-_ORDER: Final = (
-    "wire.write_messages",
-    "wire.read_messages",
-    "wire.framing",
-    "receiver.codec",
-    "receiver.b3sum",
-    "receiver.hashing",
-    "blobdir.layout",
-    "blobdir.syscalls",
-    "blobdir.open",
-    "blobdir.walk",
-    "blobdir.partial",
-    "blobdir.staging",
-    "blobdir.staged_batch",
-    "blobdir.stage_writer",
-    "blobdir.publish",
-    "receiver.workspace",
-    "receiver.write_workspace",
-    "receiver.sync_thread",
-    "receiver.group_commit",
-    "receiver.large_blob",
-    "receiver.name_check",
-    "receiver.write_session",
-    "receiver.open_blob",
-    "receiver.list_blobs",
-    "receiver.hash_blobs",
-    "receiver.send_blobs",
-    "receiver.send_blocks",
-    "receiver.read_session",
-    "receiver.session",
-    "receiver.__main__",
-)
-
-
+_PACKAGES: Final = ("wire", "blobdir", "receiver")
 _STANDALONE: Final = """\
 #!/usr/bin/env python3
 # ntt-backup-receive {version}: the receiver of ntt-backup as one file, for a forced command.
 # Written by `ntt-backup-remote install-receiver --write`; what it speaks: docs/protocol.md.
-import sys, types
+import sys
 if sys.version_info < (3, 8):
     sys.exit("ntt-backup-receive needs Python 3.8 or newer")
-{define}"""
+sources = {{}}
+"""
 
 
 @cache
 def bundle() -> tuple[str, bytes]:
-    """(the remote command, the bytes that follow once its loader has greeted)."""
-    program = _PROGRAM.format(define=_DEFINE, modules=_modules(), program=_PROGRAM_MODULE)
+    """Return the remote command, and the bytes that follow once its loader has greeted."""
+    program = f"sources = {_sources()!r}\n{_IMPORTER.format(start='serve')}"
     data = zlib.compress(program.encode(), 9)
     words = " ".join(GREETING)
     return f"exec sh -c 'exec python3 -E -c \"{LOADER}\" {len(data)} {words}'", data
 
 
 def standalone() -> str:
-    """The receiver as one Python file, to be installed: readable, since somebody may want to read
-    what a key of theirs will run.
-    """
-    parts = [_STANDALONE.format(version=ntt_backup.__version__, define=_DEFINE)]
-    for name, source in _modules():
-        parts.append(f"module({name!r}, r'''{source}''')\n")
-    parts.append(f"sys.exit(sys.modules[{_PROGRAM_MODULE!r}].main())\n")
+    """Return the receiver as one Python file, readable for who wants to know what a key runs."""
+    parts = [_STANDALONE.format(version=ntt_backup.__version__)]
+    for name, source in _sources().items():
+        parts.append(f"sources[{name!r}] = r'''{source}'''\n")
+    parts.append(_IMPORTER.format(start="main"))
     return "".join(parts)
 
 
-def _modules() -> list[tuple[str, str]]:
-    """Names and sources, each after those it imports."""
-    package = resources.files(ntt_backup)
-    return [
-        ("ntt_backup", f"__version__ = {ntt_backup.__version__!r}\n"),
-        *(
-            (f"ntt_backup.{name}", "")
-            for name in sorted({name.partition(".")[0] for name in _ORDER})
-        ),
-        *(
-            (
-                f"ntt_backup.{name}",
-                package.joinpath(f"{name.replace('.', '/')}.py").read_text("utf-8"),
-            )
-            for name in _ORDER
-        ),
-    ]
+def _sources() -> dict[str, str]:
+    """Return the sources of all modules that travel, by name."""
+    sources = {"ntt_backup": f"__version__ = {ntt_backup.__version__!r}\n"}
+    for package in _PACKAGES:
+        for file in sorted(resources.files(ntt_backup).joinpath(package).iterdir(), key=str):
+            if file.name.endswith(".py"):
+                module = f"ntt_backup.{package}.{file.name[:-3]}".removesuffix(".__init__")
+                sources[module] = file.read_text("utf-8")
+    return sources
