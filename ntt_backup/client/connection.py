@@ -43,6 +43,7 @@ _NO_PYTHON: Final = re.compile(r"python3?: .*not found|python3: No such file", r
 _NO_PROGRAM: Final = re.compile(
     r"^(\w+\.)?(ImportError|ModuleNotFoundError|SyntaxError|AttributeError):"
 )
+_EXPLANATIONS: Final = {"gone": explain_gone, "root": explain_root, "storage": explain_batch}
 _HINT: Final = "install python3 (3.8 or newer) there, or set run.strategy to tar"
 
 
@@ -246,12 +247,8 @@ class Connection:
 
 def _refusal(code: str, text: str) -> BackupError:
     """Return the error that an ERROR frame means."""
-    if code == "gone":
-        return explain_gone(text)
-    if code == "root":
-        return explain_root(text)
-    if code == "storage":
-        return explain_batch(text)
+    if code in _EXPLANATIONS:
+        return _EXPLANATIONS[code](text)
     if code == "place":
         return RemoteCannotStore(
             "what is below remote.path cannot be used",

@@ -1,9 +1,9 @@
-"""What the remote's tools say when they cannot store, and what it means.
+"""The errors that the words of the remote's tools mean.
 
-mkdir, tar, cp and sync have exit status 1 for everything; the reason is in their words, which are
-those of the C library in the C locale that we ask for. Told apart are what stops a run (full,
-read-only, no permission, a broken disk, a missing program), what passes (short of resources), and
-the rest, which is the batch's own trouble.
+mkdir, tar, cp and sync have exit status 1 for everything; the reason is in their words, those of
+the C library in the C locale. Distinguished are what stops a run (full, read-only, no permission, a
+broken disk, a missing program), what passes (short of resources), and the rest, which is the
+batch's own trouble.
 """
 
 from __future__ import annotations
@@ -20,57 +20,62 @@ _BEFORE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
+    """An error and the words that it is recognized by. better: words to be quoted instead, where
+    there are both; alone they explain nothing.
+    """
+
     pattern: str
     error: type[BackupError]
     message: str
     hint: str = ""
+    better: str = ""
 
 
 _CASES: Final = (
-    _Case(
+    Case(
         r"cannot be replaced: .*(permission denied|operation not permitted)",
         BatchRejected,
-        "something on the remote that is not ours to replace stands in a blob's place",
-        "look at it there: its owner, its mode, and chattr +i",
+        "something on the remote stands in a blob's place and may not be replaced",
+        "look at its owner and mode on the remote, and at lsattr (chattr +i)",
     ),
-    _Case(
+    Case(
         r"on another file system|cross-device link",
         RemoteCannotStore,
         "by-hash on the remote is not one file system",
         "mount the disk at remote.path itself: a batch is made durable by syncing one file system",
     ),
-    _Case(
+    Case(
         r"no space left|disk quota exceeded",
         RemoteCannotStore,
         "the remote is full",
-        "free space or inodes there (df, df -i), or raise the quota; nothing is lost",
+        "free space or inodes on the remote (df, df -i), or raise the quota; nothing is lost",
     ),
-    _Case(
+    Case(
         r"read-only file system",
         RemoteCannotStore,
         "the remote's file system is read-only",
         "remount it for writing",
     ),
-    _Case(
+    Case(
         r"permission denied|operation not permitted",
         RemoteCannotStore,
-        "the remote account may not write there",
+        "the remote account may not write below remote.path",
         "give it the directory remote.path (chown), or set remote.path to one that it owns",
     ),
-    _Case(
+    Case(
         r"input/output error|structure needs cleaning",
         RemoteCannotStore,
         "the remote's disk reports errors",
         "look at the remote's kernel log before anything else",
     ),
-    _Case(
+    Case(
         r"cannot allocate memory|resource temporarily unavailable|too many open files|cannot fork"
         r"|terminated|killed",
         RemoteUnreachable,
         "the remote is short of resources",
     ),
-    _Case(
+    Case(
         r"stale file handle|transport endpoint is not connected|remote i/o error|host is down"
         r"|timed out|no such device|no route to host|network is unreachable"
         r"|software caused connection abort",
@@ -78,7 +83,7 @@ _CASES: Final = (
         "the remote's disk is away",
         "it may be a network file system whose server does not answer",
     ),
-    _Case(
+    Case(
         r": (command )?not found",
         RemoteCannotStore,
         "a program is missing on the remote",
@@ -88,7 +93,7 @@ _CASES: Final = (
 
 
 def explain_root(text: str) -> BackupError:
-    """The error for text said about remote.path itself."""
+    """Return the error for words about remote.path itself."""
     error = explain_batch(text)
     if not isinstance(error, BatchRejected):
         return error
@@ -101,18 +106,16 @@ def explain_root(text: str) -> BackupError:
 
 
 def explain_gone(text: str) -> BackupError:
-    """The error for a remote.path that was there and is not any more: an outage, no more."""
+    """Return the error for a remote.path that has disappeared: an outage."""
     return RemoteUnreachable(
         "remote.path is gone",
         detail=text,
-        hint="is its disk mounted? by-hash there is only made anew while nothing is copied yet",
+        hint="is its disk mounted? by-hash is only made anew while nothing is copied yet",
     )
 
 
 def explain_batch(text: str) -> BackupError:
-    """The error for text said while a batch was stored; BatchRejected when it is the batch's
-    own.
-    """
+    """Return the error for words about the storing of a batch; BatchRejected for its own."""
     said = text.lower()
     for case in _CASES:
         if found := re.search(case.pattern, said):

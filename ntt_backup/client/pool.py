@@ -35,7 +35,6 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.wire import read_messages
 
 T = TypeVar("T")
 Job = TypeVar("Job")
@@ -99,8 +98,7 @@ class SessionPool:
         """
         session = self._open("look")
         try:
-            pages = session.names(bytes(32), b"\xff" * 32, most=1)
-            return not any(isinstance(page, list) and page for page in pages)
+            return not session.names(bytes(32), b"\xff" * 32, most=1).names
         finally:
             session.abort()
 
@@ -250,11 +248,13 @@ class ReconnectingSession:
         high. A page that is asked for again reports its strays once.
         """
         while low < high:
-            names, strays, more = self.do(partial(_page, low, high))
-            for kind, path in strays:
+            first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
+            page = self.do(partial(ReadSession.names, low=first, high=last, most=_PAGE))
+            for kind, path in page.strays:
                 on_stray(kind, path)
-            yield names
-            low = int.from_bytes(names[-1][0], "big") + 1 if names and more else high
+            yield page.names
+            left = page.names and page.more
+            low = int.from_bytes(page.names[-1][0], "big") + 1 if left else high
 
     def close(self) -> None:
         """End the session in good order."""
@@ -301,23 +301,6 @@ class ReconnectingSession:
         session, self._session = self._session, None
         if session is not None:
             session.abort()
-
-
-def _page(
-    low: int, high: int, session: ReadSession
-) -> tuple[list[tuple[bytes, int]], list[tuple[int, str]], bool]:
-    """Return names with sizes, strays, and whether there may be more names."""
-    names: list[tuple[bytes, int]] = []
-    strays: list[tuple[int, str]] = []
-    more = False
-    first, last = low.to_bytes(32, "big"), (high - 1).to_bytes(32, "big")
-    on_stray = lambda kind, path: strays.append((kind, path))  # noqa: E731
-    for found in session.names(first, last, most=_PAGE, on_stray=on_stray):
-        if isinstance(found, read_messages.Listed):
-            more = found.more
-        else:
-            names += found
-    return names, strays, more
 
 
 class WorkQueue(Generic[Job, Result]):

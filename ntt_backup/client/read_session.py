@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.client.channel import PATIENCE_FACTOR
 from ntt_backup.client.connection import Banner, Connection, SessionSpec
@@ -30,6 +30,16 @@ _REASONS: Final = {
 }
 # Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
 _MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.SUM_BYTES
+
+
+class Page(NamedTuple):
+    """Names with sizes, in order. strays: kind and path of what is no blob. more: there are names
+    that did not fit.
+    """
+
+    names: list[tuple[bytes, int]]
+    strays: list[tuple[int, str]]
+    more: bool
 
 
 class ContentSink(Protocol):
@@ -94,39 +104,29 @@ class ReadSession:
 
     # --- the questions ----------------------------------------------------------------------------
 
-    def names(
-        self,
-        low: bytes,
-        high: bytes,
-        *,
-        most: int = 0,
-        on_stray: Callable[[int, str], None] = lambda kind, path: None,
-    ) -> Iterator[list[tuple[bytes, int]] | read_messages.Listed]:
-        """Yield pages of names and sizes, in order, then the sum of all. most: 0 for all names."""
+    def names(self, low: bytes, high: bytes, most: int) -> Page:
+        """Return the first names from low to high, both included; at most so many."""
+        names: list[tuple[bytes, int]] = []
+        strays: list[tuple[int, str]] = []
         last = b""
-        count = strays = 0
         with self._connection.checked():
             self._send(read_messages.listing(low, high, most))
             while True:
                 kind, payload = self._next()
                 if kind == read_messages.NAMES:
-                    page = list(read_messages.read_names(payload))
-                    for digest, _ in page:
+                    for digest, size in read_messages.read_names(payload):
                         if (digest <= last and last) or not low <= digest <= high:
                             raise ProtocolError("names out of order")
                         last = digest
-                    count += len(page)
-                    if most and count > most:
+                        names.append((digest, size))
+                    if len(names) > most:
                         raise ProtocolError("more names than were asked for")
-                    yield page
                 elif kind == read_messages.STRAY:
-                    strays += 1
-                    if strays > read_messages.MAX_STRAYS + read_messages.MAX_DIRECTORIES:
+                    strays.append(read_messages.read_stray(payload))
+                    if len(strays) > read_messages.MAX_STRAYS + read_messages.MAX_DIRECTORIES:
                         raise ProtocolError("strays without end")
-                    on_stray(*read_messages.read_stray(payload))
                 elif kind == read_messages.LISTED:
-                    yield read_messages.read_listed(payload)
-                    return
+                    return Page(names, strays, read_messages.read_listed(payload).more)
                 else:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 

@@ -1,17 +1,16 @@
-"""Small questions to the remote's shell: a script goes out, its output comes back.
+"""Scripts for the remote's shell, and their answers.
 
-The preflight, free space and the like could ask over a second ssh implementation in process; but
-then the check would pass where the job fails, and the other way round: another reading of the ssh
-configuration, of keys and agents, of known hosts. So control takes the same way as data does,
-`Transport.argv`.
+Small questions go the same way as data, over `Transport.argv`: another ssh implementation would
+read the configuration, keys and known hosts in another way, and a check could pass where the job
+fails.
 
 A script is not passed as the remote command: that is read by the account's login shell, which may
 be csh or fish. The command is short and means the same to all of them; the script follows on stdin
 and is read by sh alone, exactly to its last byte, so that data may follow it. A login may also
-leave functions in the environment that go by the name of a tool; they are put aside.
+leave functions in the environment that have the name of a tool; they are unset.
 
-The end of an answer is a mark that the script's shell leaves when it ends, and not the end of the
-connection: that stays open for as long as any process there holds it, and a login may leave one.
+The end of an answer is a mark that the script's shell leaves when it ends, not the end of the
+connection: any process that a login has left behind may hold that open.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _TOOLS: Final = (
 
 
 def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
-    """The remote command, and what must be written to its stdin first: script, with values as
-    variables.
+    """Return the remote command, and what must be written to its stdin first: script, with values
+    as variables.
     """
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     source = (f"unset -f {_TOOLS} 2>/dev/null\n" + assignments + script).encode()
@@ -48,7 +47,7 @@ def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
 class Answer:
     """What a script prints, up to the mark that its shell leaves at its end.
 
-    status: the script's exit status, None before the mark. Pure: it is given what comes.
+    status: the script's exit status, None before the mark.
     """
 
     def __init__(self) -> None:
@@ -58,12 +57,12 @@ class Answer:
         self.status: int | None = None
 
     def script(self, script: str) -> str:
-        """The script that says NTT-ANSWER before its answer, and the mark after it."""
+        """Return script with NTT-ANSWER printed before its answer, and the mark after it."""
         end = f'printf "\\n{self._words} %s\\n" $?'
         return f"trap '{end}' EXIT\necho\necho NTT-ANSWER\n{script}"
 
     def take(self, data: bytes) -> bytes:
-        """As much of the answer as is certain by now. Nothing after the mark is part of it."""
+        """Take in data; return as much of the answer as is certain by now."""
         if self.status is not None:
             return b""
         self._held += data
@@ -78,13 +77,13 @@ class Answer:
         return said
 
     def rest(self) -> bytes:
-        """What was held back, where no mark will come."""
+        """Return what was held back, where no mark will come."""
         held, self._held = self._held, b""
         return held
 
     def hear(self, channel: Channel, deadline: float) -> bytes | None:
-        """More of the answer: b"" at its end, None where nothing has come by deadline, in monotonic
-        seconds.
+        """Return more of the answer: b"" at its end, None where nothing has come by deadline, in
+        monotonic seconds.
         """
         while self.status is None:
             left = deadline - time.monotonic()
@@ -107,10 +106,11 @@ def ask(
     timeout: float,
     limit: int = 1 << 20,
 ) -> bytes:
-    """Run script there and return what it printed, at most limit bytes; noise before it is skipped.
+    """Run script on the remote; return what it printed, at most limit bytes. Noise before it is
+    skipped.
 
     doing names the question for the error when no answer has come after timeout seconds. Raises
-    what `Transport.explain` says for a failure of ssh, RemoteDenied for a script that fails.
+    what `Transport.explain` returns for a failure of ssh, RemoteDenied for a script that fails.
     """
     answer = Answer()
     command, source = shell_script(answer.script(script), values)
@@ -135,7 +135,9 @@ def ask(
 
 
 def require_success(channel: Channel, answer: Answer, doing: str) -> None:
-    """Raise where a script has failed, or ended without its mark."""
+    """Raise RemoteDenied where a script has failed, and what became of a connection that ended
+    without its mark.
+    """
     if answer.status == 0:
         return
     ended = channel.wait(_LAST_WORDS_SECONDS)
@@ -148,7 +150,7 @@ def require_success(channel: Channel, answer: Answer, doing: str) -> None:
 
 
 def late(channel: Channel, doing: str) -> RemoteUnreachable:
-    """The error for an answer that has not come in time."""
+    """Return the error for an answer that has not come in time."""
     return RemoteUnreachable(
         f"the remote did not answer in time: {doing}",
         detail=channel.stderr[-200:],

@@ -1,17 +1,13 @@
-"""The way to the remote: the OpenSSH client, with everything interactive switched off.
+"""The OpenSSH client as the transport, with everything interactive switched off.
 
 Operators' ssh configurations are written for people. A `Host *` with `ForwardX11 yes` and an xauth
 that does not exist makes a scripted ssh hang; `RemoteCommand exec zsh` replaces our command;
-`RequestTTY yes` garbles binary data; a shared ControlMaster funnels all workers through one TCP
-connection. So nothing is left to the configuration that the job depends on: one pure function names
-every such option, and the command line wins over all files.
+`RequestTTY yes` garbles binary data; a shared ControlMaster leads all workers through one TCP
+connection. So the command line, which wins over all files, names every option that matters.
 
-Options that older clients do not know are announced with IgnoreUnknown first. Failures are told
-from OpenSSH's own words: it has one exit status (255) for everything from a wrong host key to a cut
-cable.
-
-Given to sessions, questions and dumps by whoever opens them (the same options for all, on purpose);
-`bench` varies them.
+Options that older clients do not know are announced with IgnoreUnknown first. Failures are
+recognized by OpenSSH's own words: it has one exit status (255) for everything from a wrong host key
+to a cut cable.
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ntt_backup.client.error_text import Case
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 
@@ -54,7 +51,7 @@ _FIXED_OPTIONS = (
 
 
 def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
-    """The argv that runs command on the remote. Pure. aes: the CPU has AES instructions."""
+    """Return the argv that runs command on the remote. aes: the CPU has AES instructions."""
     argv = ["ssh"]
     if remote.ssh_config is not None:
         argv += ["-F", str(remote.ssh_config)]
@@ -79,7 +76,7 @@ def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
 
 
 def varied(argv: Sequence[str], options: Mapping[str, str]) -> list[str]:
-    """An ssh argv with other values for some options: ssh keeps the first that it reads. Pure."""
+    """Return an ssh argv with other values for some options: ssh keeps the first that it reads."""
     return [
         argv[0],
         *(word for key in options for word in ("-o", f"{key}={options[key]}")),
@@ -88,13 +85,13 @@ def varied(argv: Sequence[str], options: Mapping[str, str]) -> list[str]:
 
 
 def query_argv(argv: Sequence[str]) -> list[str]:
-    """The argv that prints the configuration which this argv of ours leads to. Pure."""
+    """Return the argv that prints the configuration which this argv leads to."""
     end = argv.index("--")
     return [*argv[:end], "-G", *argv[end : end + 2]]
 
 
 def endpoint(configuration: str) -> tuple[str, int] | None:
-    """Host and port in what `ssh -G` prints; None where ssh goes by a proxy. Pure."""
+    """Return host and port in what `ssh -G` prints; None where ssh goes by a proxy."""
     said = dict(line.split(" ", 1) for line in configuration.splitlines() if " " in line)
     proxies = [said.get(name, "none") for name in ("proxycommand", "proxyjump")]
     if proxies != ["none", "none"] or not said.get("port", "").isdigit():
@@ -103,53 +100,40 @@ def endpoint(configuration: str) -> tuple[str, int] | None:
 
 
 def _quoted(path: Path) -> str:
-    """A path as ssh_config reads it: in double quotes, with its percent tokens escaped."""
+    """Return a path as ssh_config reads it: in double quotes, with its percent tokens escaped."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'
 
 
 @cache
 def cpu_has_aes() -> bool:
-    """Whether this CPU has AES instructions, as far as Linux tells."""
+    """Return whether this CPU has AES instructions, as far as Linux tells."""
     try:
-        return re.search(r"^(flags|Features)\s*:.*\baes\b", _cpuinfo(), re.MULTILINE) is not None
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-
-
-def _cpuinfo() -> str:
-    return Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-
-
-@dataclass(frozen=True, slots=True)
-class _Explanation:
-    pattern: str
-    error: type[BackupError]
-    message: str
-    hint: str
-    # What is quoted instead of a line of pattern, where there are both: alone it explains nothing.
-    better: str = "(?!)"
+    return re.search(r"^(flags|Features)\s*:.*\baes\b", text, re.MULTILINE) is not None
 
 
 _NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c (see PATH there)"
 
 _KEY_REFUSED = "the remote does not accept our key"
-_EXPLANATIONS = (
-    _Explanation(
+_CASES = (
+    Case(
         r"no (\w+ )?host key is known",
         RemoteDenied,
-        "the remote's host key is not known here",
+        "the remote's host key is not known on this machine",
         "log in once by hand as this user and compare the key's fingerprint, or set"
         " remote.known_hosts (NTT_KNOWN_HOSTS)",
     ),
-    _Explanation(
+    Case(
         r"host key verification failed|remote host identification has changed",
         RemoteDenied,
         "the remote's host key is not the one we know",
         "if nobody changed it on purpose, do not go on; else compare the new key's fingerprint and"
         " put it into known_hosts (ssh-keygen -R removes the old one)",
     ),
-    _Explanation(
+    Case(
         r"permission denied \(|too many authentication failures|no such identity",
         RemoteDenied,
         _KEY_REFUSED,
@@ -157,32 +141,32 @@ _EXPLANATIONS = (
         " half into ~/.ssh/authorized_keys on the remote",
         r'load key ".*": ',
     ),
-    _Explanation(
+    Case(
         r"bad configuration option:|bad owner or permissions|can't open user config file"
         r"|bad key types|bad ssh2 cipher|missing argument|unsupported option",
         ConfigError,
         "ssh refuses its own configuration",
         "mend the file that ssh names, or point remote.ssh_config (NTT_SSH_CONFIG) to another",
     ),
-    _Explanation(
+    Case(
         r"account is (currently )?not available|shell access|this service allows sftp",
         RemoteDenied,
         "the remote account may not run commands",
         "give the account a login shell (usermod -s /bin/sh)",
     ),
-    _Explanation(
+    Case(
         r"unable to negotiate|no matching (host key type|cipher|mac|key exchange method) found",
         RemoteDenied,
-        "ssh here and sshd there do not agree on an algorithm",
+        "the local ssh and the remote's sshd do not agree on an algorithm",
         "update the older side, or allow what it offers in the ssh configuration of this user",
     ),
-    _Explanation(
+    Case(
         r"\b(head|sh): (command )?not found|\bhead: \w+ option\b",
         RemoteDenied,
         "the remote cannot run our command",
         _NEEDS_A_SHELL,
     ),
-    _Explanation(
+    Case(
         r"^ntt-backup-receive: error: ",
         RemoteDenied,
         "the receiver on the remote does not understand its forced command",
@@ -190,35 +174,36 @@ _EXPLANATIONS = (
         " `ntt-backup-remote install-receiver --print`; where it is the same, the receiver is old:"
         " copy it anew, see `ntt-backup-remote install-receiver --write FILE`",
     ),
-    _Explanation(
+    Case(
         r"could not resolve hostname",
         RemoteUnreachable,
         "the remote's name does not resolve",
         "check remote.host (NTT_REMOTE_HOST) for a typing error, or name resolution on this host",
     ),
-    _Explanation(
+    Case(
         r"connection refused",
         RemoteUnreachable,
         "the remote refuses connections",
-        "check that sshd runs there, and remote.port (NTT_REMOTE_PORT)",
+        "check that sshd runs on the remote, and remote.port (NTT_REMOTE_PORT)",
     ),
-    _Explanation(
+    Case(
         r"timed out|not responding|no route to host|network is unreachable",
         RemoteUnreachable,
         "the remote does not answer",
-        "check the network between here and there, and any firewall",
+        "check the network between this machine and the remote, and any firewall",
     ),
 )
 
 
 def explain(status: int | None, stderr: str) -> BackupError:
-    """The error for an ssh process that ended with status (None: we ended it) and said stderr."""
+    """Return the error for an ssh that ended with status (None: it was killed) and said stderr."""
     lines = [line.strip() for line in stderr.splitlines()]
     last = lines[-1] if lines else ""
-    for case in _EXPLANATIONS:
+    for case in _CASES:
         if telling := [line for line in lines if re.search(case.pattern, line.lower())]:
-            better = [line for line in lines if re.search(case.better, line.lower())]
-            return case.error(case.message, detail=(better or telling)[-1], hint=case.hint)
+            if case.better:
+                telling += [line for line in lines if re.search(case.better, line.lower())]
+            return case.error(case.message, detail=telling[-1], hint=case.hint)
     if status in (126, 127):
         return RemoteDenied(
             "the remote cannot run our command",
@@ -247,14 +232,14 @@ class Ssh:
 
     @property
     def connect_timeout(self) -> float:
-        """ssh bounds the TCP connect itself; key exchange, login and rc files get as long again."""
+        """Twice that of ssh, which bounds the TCP connect: login and startup files get the same."""
         return 2.0 * self.remote.connect_timeout
 
     def argv(self, remote_command: str) -> list[str]:
         return ssh_argv(self.remote, remote_command, aes=cpu_has_aes())
 
     def environment(self) -> Mapping[str, str]:
-        """Ours, without what could make ssh ask a person (askpass) or speak another language."""
+        """Return ours, without what makes ssh ask a person or speak another language."""
         hidden = {"DISPLAY", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "LC_ALL", "LANG", "LANGUAGE"}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         return {**kept, "LC_ALL": "C"}
@@ -262,7 +247,7 @@ class Ssh:
     def explain(self, status: int | None, stderr: str) -> BackupError:
         error, key = explain(status, stderr), self.remote.identity_file
         if error.message == _KEY_REFUSED and key is not None and not os.access(key, os.R_OK):
-            # ssh passes over it in silence.
+            # ssh ignores it in silence.
             return RemoteDenied(
                 _KEY_REFUSED, detail=f"this user cannot read {key}", hint=error.hint
             )

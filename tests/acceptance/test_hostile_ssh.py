@@ -205,4 +205,4 @@ def test_remote_path_is_missing(site: Site) -> None:
 def test_remote_path_is_not_ours_to_write(site: Site) -> None:
     os.chown(site.remote.local, 0, 0)
     site.remote.local.chmod(0o755)
-    refused(site, 6, "may not write there", "chown")
+    refused(site, 6, "may not write below remote.path", "chown")

@@ -102,7 +102,7 @@ def test_a_by_hash_that_belongs_to_somebody_else(site: Site, command: str) -> No
     done = site.run(command)
 
     assert done.returncode == 6, done.stdout
-    assert "may not write there" in done.stdout
+    assert "may not write below remote.path" in done.stdout
     assert "by-hash" in done.stdout
     assert (site.copied(), site.failures()) == (set(), {})
     assert site.on_remote() == {}

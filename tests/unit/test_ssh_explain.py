@@ -25,7 +25,7 @@ Host key verification failed."""
 # status, stderr, class, a word of the message. As OpenSSH 7.4 to 10 say it.
 CASES = [
     (255, CHANGED, RemoteDenied, "host key is not the one we know"),
-    (255, UNKNOWN, RemoteDenied, "host key is not known here"),
+    (255, UNKNOWN, RemoteDenied, "host key is not known on this machine"),
     (255, "backup@vault: Permission denied (publickey).", RemoteDenied, "key"),
     (255, "backup@vault: Permission denied (publickey,password).", RemoteDenied, "key"),
     (
