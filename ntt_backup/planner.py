@@ -1,4 +1,4 @@
-"""Every decision that needs no database and no network: ranges, cutting, splitting, ETA.
+"""Every decision that needs no database and no network: cutting, splitting, ETA.
 
 These are the rules an operator argues about ("why was this batch split?"), so they are pure
 functions of plain values: they can be read in one sitting and tested with thousands of generated
@@ -10,74 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise, zip_longest
 from typing import Protocol
 
-from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
+from ntt_backup.model import Batch, Blob, Failure, Reason
 
-RANGES = 256
-PARTS = 16
-# A range is shared with other workers where at least so many blobs are left behind the next batch.
-WORTH_SHARING = 256
 # How many blobs must have been tried before the store is blamed for what cannot be read.
 ENOUGH_TRIED = 1000
-
-
-@cache
-def prefix_ranges() -> tuple[BlobRange, ...]:
-    """The whole space of blobids, cut at the two-digit hex prefixes.
-
-    The first range starts at '' and the last has no end, so that every text, also one that is no
-    blobid, lies in exactly one range, whatever the database's collation makes of it. The number is
-    fixed: the index of a range is its advisory lock, and all hosts must mean the same by it.
-    """
-    bounds = ["", *(f"{index:02x}" for index in range(1, RANGES)), None]
-    return tuple(
-        BlobRange(index, bounds[index] or "", bounds[index + 1]) for index in range(RANGES)
-    )
-
-
-def parts(whole: BlobRange) -> tuple[BlobRange, ...]:
-    """A range cut at the third digit, for several workers. Their indexes follow on those of all
-    ranges, and are the same on every host.
-    """
-    cuts = [whole.lo, *(f"{whole.index:02x}{part:x}" for part in range(1, PARTS))]
-    first = RANGES + PARTS * whole.index
-    return tuple(
-        BlobRange(first + part, lo, hi)
-        for part, (lo, hi) in enumerate(zip(cuts, [*cuts[1:], whole.hi], strict=True))
-    )
-
-
-def part(index: int) -> BlobRange:
-    """The part of a range that has this index."""
-    return parts(prefix_ranges()[whole_of(index)])[(index - RANGES) % PARTS]
-
-
-def whole_of(index: int) -> int:
-    """The index of the range that this is a part of; its own, where it is no part."""
-    return index if index < RANGES else (index - RANGES) // PARTS
-
-
-def range_name(index: int) -> str:
-    """The digits that the blobids of a range, or of a part, begin with."""
-    return f"{index:02x}" if index < RANGES else f"{index - RANGES:03x}"
-
-
-def claim_order(worker: int, workers: int) -> tuple[int, ...]:
-    """In which order a worker (counted from 0) tries the ranges: its own share, then those of the
-    others from their ends.
-
-    Each works its share upwards, so what is left lies at the ends. Ranges that are done are tried
-    last: they are full of dead rows until vacuum comes, and each has to be looked at. The locks
-    settle who gets what.
-    """
-    starts = [one * RANGES // workers for one in range(workers + 1)]
-    shares = [range(start, end) for start, end in pairwise(starts)]
-    own, *others = shares[worker:] + shares[:worker]
-    rest = (one for tier in zip_longest(*map(reversed, others)) for one in tier)
-    return (*own, *(one for one in rest if one is not None))
 
 
 def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -> bool:

@@ -26,12 +26,12 @@ from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import Connection
 from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
 from ntt_backup.model import BlobRange, Failure, Reason, is_blobid, relative_path
-from ntt_backup.planner import prefix_ranges
 from ntt_backup.source.inspection import Store
 
 _APPLY_BLOBS: Final = 1000

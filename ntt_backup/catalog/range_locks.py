@@ -37,8 +37,8 @@ from psycopg import errors
 from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.ranges import RANGES, WORTH_SHARING, part, parts, prefix_ranges, whole_of
 from ntt_backup.model import Blob, BlobRange
-from ntt_backup.planner import RANGES, WORTH_SHARING, part, parts, prefix_ranges, whole_of
 
 # How long a search may take before its caller is asked whether anything else is to be done.
 _SEARCH_SECONDS: Final = 0.5

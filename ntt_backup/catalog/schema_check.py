@@ -17,8 +17,8 @@ from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import INIT_DB, Connection, translated
 from ntt_backup.catalog.pending import bounds, read_indexes
 from ntt_backup.catalog.queries import shown, statement
+from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.planner import prefix_ranges
 
 SCHEMA_VERSION = 1
 OWN_TABLES = frozenset({"dumps", "failures", "marks", "runs", "scans", "schema_version"})

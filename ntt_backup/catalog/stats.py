@@ -16,8 +16,8 @@ from psycopg import errors
 from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import Cursor, Parts, bounds, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.ranges import RANGES, prefix_ranges
 from ntt_backup.model import Blob, BlobRange
-from ntt_backup.planner import RANGES, prefix_ranges
 
 _EVERYTHING = BlobRange(-1, "", None)
 _PAGE = 1000

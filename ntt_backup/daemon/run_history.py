@@ -21,11 +21,11 @@ from ntt_backup import identity
 from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.quick_stats import by_reason
 from ntt_backup.catalog.range_locks import Claims
+from ntt_backup.catalog.ranges import RANGES
 from ntt_backup.config import Settings
 from ntt_backup.daemon.progress import Progress, Snapshot
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
-from ntt_backup.planner import RANGES
 
 T = TypeVar("T")
 

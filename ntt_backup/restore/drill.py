@@ -23,13 +23,13 @@ from typing import Final
 from ntt_backup import identity
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import Connection, connection, dump_history, verify_schema
+from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.planner import prefix_ranges
 from ntt_backup.restore.restore import Everything, Restored, restore
 from ntt_backup.source.inspection import Store
 

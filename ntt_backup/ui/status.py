@@ -20,11 +20,11 @@ from ntt_backup.audit.scan import ScanResult
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
+from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import PendingEstimate, Totals
 from ntt_backup.config import Settings
 from ntt_backup.format import about, duration, many, moment, printable, size
 from ntt_backup.invocation import complete
-from ntt_backup.planner import range_name
 
 
 def status_json(

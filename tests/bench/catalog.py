@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup.catalog import Connection, connect, init_db
+from ntt_backup.catalog.ranges import claim_order
 from ntt_backup.catalog.worker_session import CatalogSession
-from ntt_backup.planner import claim_order
 
 TARGET = "remote"
 _WINDOW = 4  # batches that are under way, as with run.window

@@ -27,15 +27,15 @@ from ntt_backup.catalog import (
 from ntt_backup.catalog.pending import Cursor, read_parts, reading
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.errors import CatalogUnavailable
-from ntt_backup.model import Blob, Failure, Reason
-from ntt_backup.planner import (
+from ntt_backup.catalog.ranges import (
     WORTH_SHARING,
     claim_order,
     prefix_ranges,
     range_name,
     whole_of,
 )
+from ntt_backup.errors import CatalogUnavailable
+from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS
 
 EVERYWHERE = range(256)
