@@ -30,7 +30,8 @@ from ntt_backup.audit.check_methods import (
     in_order,
 )
 from ntt_backup.catalog import Connection
-from ntt_backup.catalog.check_results import Checks, record_checks
+from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog.selection import Checks
 from ntt_backup.client.pool import SessionPool, run_threads
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported

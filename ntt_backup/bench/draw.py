@@ -7,7 +7,7 @@ from typing import Final
 from ntt_backup import identity
 from ntt_backup.bench.sample import Sample
 from ntt_backup.catalog import connection, verify_schema
-from ntt_backup.catalog.sample import sample
+from ntt_backup.catalog.selection import sample
 from ntt_backup.config import Settings
 from ntt_backup.errors import SourceError
 from ntt_backup.format import many

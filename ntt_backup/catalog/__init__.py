@@ -20,7 +20,8 @@ from ntt_backup.catalog.scan_state import (
 )
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
-from ntt_backup.catalog.stats import PendingEstimate, Totals, iter_pending, pending_estimate, status
+from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.stats import PendingEstimate, Totals, exact_totals, pending_estimate
 
 __all__ = [
     "Claims",
@@ -35,6 +36,7 @@ __all__ = [
     "connect",
     "describe",
     "end_run",
+    "exact_totals",
     "holders",
     "init_db",
     "iter_pending",
@@ -46,7 +48,6 @@ __all__ = [
     "requeue",
     "save_scan",
     "start_run",
-    "status",
     "update_run",
     "verify_rights",
     "verify_schema",

@@ -1,4 +1,4 @@
-"""The history of runs, for `status`: when did it last run, what came of it, is it alive?
+"""The history of runs: when the last one was, what it copied, whether it is alive.
 
 A run that dies leaves its row without an end. Nothing cleans up after it: `updated_at`, renewed
 with every progress event, shows how long ago it was last seen.
@@ -48,24 +48,15 @@ def start_run(
     strategy: str,
     workers: int,
 ) -> None:
-    """Note that a run begins."""
-    values = {
-        "run_id": run_id,
-        "target": target,
-        "host": host,
-        "pid": pid,
-        "strategy": strategy,
-        "workers": workers,
-    }
-    with translated(conn, "note the run"):
-        conn.execute(statement("start_run"), values)
+    """Record that a run begins."""
+    about = {"target": target, "host": host, "pid": pid, "strategy": strategy, "workers": workers}
+    _record(conn, "start_run", {"run_id": run_id, **about})
 
 
 def update_run(conn: Connection, run_id: UUID, *, copied: int, failed: int, bytes: int) -> None:
-    """Note what the run has done since it began: blobs copied, blobs failed, bytes copied."""
-    values = {"run_id": run_id, "copied": copied, "failed": failed, "bytes": bytes}
-    with translated(conn, "note the run"):
-        conn.execute(statement("update_run"), values)
+    """Record what the run has done since it began: blobs copied, blobs failed, bytes copied."""
+    done = {"copied": copied, "failed": failed, "bytes": bytes}
+    _record(conn, "update_run", {"run_id": run_id, **done})
 
 
 def end_run(
@@ -78,21 +69,18 @@ def end_run(
     failed: int,
     bytes: int,
 ) -> None:
-    """Note how the run ended, with its final counts."""
-    values = {
-        "run_id": run_id,
-        "outcome": outcome,
-        "exit_code": exit_code,
-        "copied": copied,
-        "failed": failed,
-        "bytes": bytes,
-    }
-    with translated(conn, "note the run"):
-        conn.execute(statement("end_run"), values)
+    """Record how the run ended, with its final counts."""
+    done = {"copied": copied, "failed": failed, "bytes": bytes}
+    _record(conn, "end_run", {"run_id": run_id, "outcome": outcome, "exit_code": exit_code, **done})
 
 
 def last_run(conn: Connection, target: str) -> Run | None:
-    """The target's latest run, or None."""
+    """Return the target's latest run, or None."""
     with translated(conn, "read the history of runs"):
         row = conn.execute(statement("last_run"), {"target": target}).fetchone()
     return Run(*row) if row else None
+
+
+def _record(conn: Connection, name: str, values: dict[str, object]) -> None:
+    with translated(conn, "note the run"):
+        conn.execute(statement(name), values)

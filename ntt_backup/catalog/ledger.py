@@ -1,21 +1,17 @@
-"""The ledger: what was stored, what failed and why. The only writer of the target's columns.
+"""The ledger: what was copied, what failed and why. The only writer of the target's columns.
 
 A batch is recorded in one transaction, so that a crash leaves all of it or nothing. The transaction
 need not wait for the disk (`synchronous_commit = off`): if the database server crashes, the last
 marks may be lost, never reordered or torn, and a lost mark only means that a batch on stable
-storage is sent again. That something is marked without being stored cannot come of it, so invariant
-1 holds.
+storage is sent again. Nothing is marked that is not stored, so invariant 1 holds.
 
-Blobids are compared by equality only; the catalog may hold any text there, and it is recorded as
-is.
-
-`Ledger` is called by `worker`, `requeue` by the CLI.
+Blobids are compared by equality only; the catalog may hold any text, and it is recorded as is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from psycopg import Cursor
 
@@ -25,12 +21,12 @@ from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, is_blobid
 
-_REQUEUE_BATCH = 5000
-_DETAIL_LENGTH = 1000
+_REQUEUE_BATCH: Final = 5000
+_DETAIL_LENGTH: Final = 1000
 
 
 class Ledger:
-    """Records receipts over a connection of which it may change the settings."""
+    """Records receipts over a connection, whose settings it changes."""
 
     def __init__(self, conn: Connection, target: str) -> None:
         self._conn = conn
@@ -53,29 +49,29 @@ class Ledger:
         with translated(self._conn, "record a batch"), self._conn.transaction():
             sizes = {blob.blobid: blob.size for blob in stored}
             failures = {failure.blobid: failure for failure in failed}
-            there = self._lock({*sizes, *failures}) if failures else set()
+            locked = self._lock({*sizes, *failures}) if failures else set()
             if sizes:
                 self._mark_copied(sizes)
-            if failures := {one: failures[one] for one in failures if one in there}:
-                self._mark_failed(failures)
+            if found := [failure for one, failure in failures.items() if one in locked]:
+                self._mark_failed(found)
 
     def _mark_copied(self, sizes: dict[str, int | None]) -> None:
-        """All but the rows that are gone.
+        """Mark all rows but those that are gone.
 
         Where nothing failed, rows are locked by this one update, as a rule in the order of blobids:
         a lock of its own would cost as much again. Should two sessions ever meet in another order,
         one of them is told, and records once more.
         """
         left = self._update_copied(sizes)
-        there = self._lock(left) if left else set()
-        # Inserted in between, or kept as it is by its owner: the second time tells.
-        if there and (unmoved := self._update_copied({one: sizes[one] for one in there})):
-            require_changed(len(unmoved), min(unmoved))
+        locked = self._lock(left) if left else set()
+        # Inserted in between, or kept as it is by its owner: the second update tells.
+        if locked and (unmoved := self._update_copied({one: sizes[one] for one in locked})):
+            _require_changed(len(unmoved), min(unmoved))
 
     def _update_copied(self, sizes: dict[str, int | None]) -> set[str]:
-        """Mark what can be marked; the blobids that are not."""
+        """Mark what can be marked; return the blobids that are not."""
         blobids = sorted(sizes)
-        # psycopg looks at every element of a list in Python, a third of what a batch costs here.
+        # psycopg looks at every element of a list in Python, a third of the cost of a batch.
         plain = all(map(is_blobid, blobids))
         rows = self._run(
             "mark_copied",
@@ -84,57 +80,48 @@ class Ledger:
         )
         return {blobid for (blobid,) in rows}
 
-    def _mark_failed(self, failures: dict[str, Failure]) -> None:
-        """Of locked rows."""
-        blobids = list(failures)
-        require_changed(*self._run("mark_failed", blobids=blobids).fetchall()[0])
-        self._run(
-            "record_failures",
-            blobids=blobids,
-            reasons=[str(failure.reason) for failure in failures.values()],
-            details=[storable(failure.detail) for failure in failures.values()],
-        )
+    def _mark_failed(self, failures: Sequence[Failure]) -> None:
+        """Mark rows that are locked."""
+        values = _columns_of(failures)
+        _require_changed(*self._run("mark_failed", blobids=values["blobids"]).fetchall()[0])
+        self._run("record_failures", **values)
 
     def _lock(self, blobids: set[str]) -> set[str]:
-        """Those of the blobids that are still in the catalog; nobody can change them now."""
-        there = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
-        if gone := blobids - there:
-            require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
-        return there
+        """Return those of the blobids that are in the catalog; nobody can change them any more."""
+        locked = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
+        if gone := blobids - locked:
+            _require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
+        return locked
 
     def _run(self, name: str, **values: object) -> Cursor[tuple[Any, ...]]:
         query = statement(name, **self._parts)
         return self._conn.execute(query, {"target": self._target, **values})
 
 
-def require_changed(unchanged: int, example: str) -> None:
-    """Raise CatalogRefused where an update left rows as they were.
+def record_checks(
+    conn: Connection, target: str, right: Sequence[str], lost: Sequence[Failure]
+) -> int:
+    """Record in one transaction what a check found right, and make pending again what it found
+    lost; return how many became pending.
 
-    Blobs that cannot be marked would be sent again for ever.
+    The next run sends those, and the reason is kept in `ntt_backup.failures` until then. Blobs that
+    are gone from the catalog, or not copied any more, are left alone.
     """
-    if unchanged:
-        raise CatalogRefused(
-            "an update of blobs changes nothing",
-            detail=f"{unchanged} of its rows stay as they were, such as {example[:64]!r}",
-            hint=WHO_KEEPS_ROWS,
-        )
-
-
-def _array(elements: Iterable[str]) -> str:
-    """An array as PostgreSQL writes it, of elements that need no quotes."""
-    return f"{{{','.join(elements)}}}"
-
-
-def storable(detail: str) -> str:
-    """The detail as any database can keep it: no NUL, nothing that its encoding may lack.
-
-    It quotes file names and a remote's words. One odd character must not fail the whole batch.
-    """
-    return detail[:_DETAIL_LENGTH].replace("\0", "\\0").encode("ascii", "backslashreplace").decode()
+    parts = {**columns(target), "counted": fragment("counted")}
+    requeued = 0
+    with translated(conn, "record a check"), conn.transaction():
+        if right:
+            conn.execute(statement("mark_checked", **parts), {"blobids": sorted(right)})
+        if lost:
+            values = {"target": target, **_columns_of(lost)}
+            rows = conn.execute(statement("mark_lost", **parts), values).fetchall()
+            requeued, unchanged, example = rows[0]
+            _require_changed(unchanged, example)
+    return int(requeued)
 
 
 def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
-    """Make failed blobs pending again, all or those of one reason; returns how many.
+    """Make failed blobs pending again, all or those of one reason; return how many.
 
     Committed in batches, so no row is locked for long; interrupted, it can be called again. Without
     a reason this includes blobs that some other program marked as failed.
@@ -153,6 +140,40 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
                     walk_indexes(conn, local=True)
                     (row,) = conn.execute(query, values).fetchall()
                     found, values["past"], changed, unchanged, example = row
-                    require_changed(unchanged, example)
+                    _require_changed(unchanged, example)
                 requeued += changed
     return requeued
+
+
+def _require_changed(unchanged: int, example: str) -> None:
+    """Raise CatalogRefused where an update left rows as they were.
+
+    Blobs that cannot be marked would be sent again for ever.
+    """
+    if unchanged:
+        raise CatalogRefused(
+            "an update of blobs changes nothing",
+            detail=f"{unchanged} of its rows stay as they were, such as {example[:64]!r}",
+            hint=WHO_KEEPS_ROWS,
+        )
+
+
+def _columns_of(failures: Sequence[Failure]) -> dict[str, list[str]]:
+    return {
+        "blobids": [failure.blobid for failure in failures],
+        "reasons": [str(failure.reason) for failure in failures],
+        "details": [_storable(failure.detail) for failure in failures],
+    }
+
+
+def _array(elements: Iterable[str]) -> str:
+    """Return an array as PostgreSQL writes it, of elements that need no quotes."""
+    return f"{{{','.join(elements)}}}"
+
+
+def _storable(detail: str) -> str:
+    """Return the detail as any database can keep it: no NUL, nothing that its encoding may lack.
+
+    It quotes file names and a remote's words. One odd character must not fail the whole batch.
+    """
+    return detail[:_DETAIL_LENGTH].replace("\0", "\\0").encode("ascii", "backslashreplace").decode()

@@ -1,9 +1,4 @@
-"""The catalog as `scan` sees it: which blobs it lacks, adding them, and how far a scan got.
-
-The store is listed in directories of any size, the catalog asked in thousands at a time. Rows go in
-by COPY, which is several times faster than INSERT, through a temporary table, because COPY itself
-cannot step over rows that another program inserted meanwhile.
-"""
+"""The catalog's side of `scan`: which blobs it lacks, adding them, and how far a scan got."""
 
 from __future__ import annotations
 
@@ -33,16 +28,17 @@ class ScanProgress:
 
 
 def missing(conn: Connection, blobids: Sequence[str]) -> set[str]:
-    """Those of the blobids that the catalog lacks."""
+    """Return those of the blobids that the catalog lacks."""
     with translated(conn, "look up blobs"):
         rows = conn.execute(statement("missing"), {"blobids": list(blobids)})
         return {blobid for (blobid,) in rows}
 
 
 def register(conn: Connection, rows: Sequence[Blob]) -> int:
-    """Add the blobs that the catalog lacks, in one transaction; returns how many were added.
+    """Add the blobs that the catalog lacks, in one transaction; return how many were added.
 
-    Rows that are there already are left as they are, also when another program adds them right now.
+    Existing rows are left as they are, also those that another program adds at this moment: COPY,
+    several times faster than INSERT, cannot step over them, so it fills a temporary table.
     """
     with translated(conn, "register blobs"), conn.transaction():
         conn.execute(statement("create_found"))
@@ -54,14 +50,14 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
 
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:
-    """The progress of the latest scan of this root, finished or not; None if there was none."""
+    """Return the progress of the latest scan of this root, finished or not, or None."""
     with translated(conn, "read the scan's progress"):
         row = conn.execute(statement("load_scan"), {"root": root}).fetchone()
     return ScanProgress(*row) if row else None
 
 
 def begin_scan(conn: Connection, root: str) -> None:
-    """Note that a scan of this root starts from the beginning, forgetting an earlier one."""
+    """Record that a scan of this root starts from the beginning, forgetting an earlier one."""
     with translated(conn, "save the scan's progress"):
         conn.execute(statement("begin_scan"), {"root": root})
 
@@ -75,13 +71,8 @@ def save_scan(
     strays: int,
     finished: bool = False,
 ) -> None:
-    """Note how far the scan of this root got; the counts are those since it began."""
-    values = {
-        "root": root,
-        "directory": directory,
-        "registered": registered,
-        "strays": strays,
-        "finished": finished,
-    }
+    """Record how far the scan of this root got; the counts are those since it began."""
+    counts = {"registered": registered, "strays": strays}
+    values = {"root": root, "directory": directory, "finished": finished, **counts}
     with translated(conn, "save the scan's progress"):
         conn.execute(statement("save_scan"), values)

@@ -1,22 +1,29 @@
-"""The catalog's rows by range, for comparing them with what lies on disks.
+"""Selects blobs of the catalog: to send, to check, to compare, to measure. Changes nothing.
 
-The obvious way, one query `order by blobid`, puts them in the order of the database's collation,
-which need not be that of bytes, and holds a transaction open for as long as the comparing takes.
-So the rows of one range are read at once, and put in order by whoever compares.
+No selection holds a transaction open while its rows are worked on, which may take hours and would
+keep vacuum from every table.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.pending import columns, walk_indexes
+from ntt_backup.catalog.pending import Cursor, columns, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
-from ntt_backup.model import BlobRange
+from ntt_backup.model import Blob, BlobRange
+
+_EVERYTHING: Final = BlobRange(-1, "", None)
+_PAGE: Final = 1000
+_SAMPLE_POINTS: Final = 64
+_SAMPLE_DIGITS: Final = 4
 
 
 class Row(NamedTuple):
-    """One row as far as it is compared; size is None where the catalog does not know it."""
+    """One row of a comparison. size is None where the catalog does not know it."""
 
     blobid: str
     size: int | None
@@ -24,9 +31,98 @@ class Row(NamedTuple):
     failed: bool
 
 
+def any_known(conn: Connection) -> bool:
+    """Tell whether the catalog has a row at all."""
+    with translated(conn, "look for blobs"):
+        return conn.execute(statement("any_known")).fetchone() is not None
+
+
+def any_copied(conn: Connection, target: str) -> bool:
+    """Tell whether anything was ever copied to the target. Reads the whole table where nothing was,
+    else up to the first such row.
+    """
+    with translated(conn, "look for copied blobs"):
+        return conn.execute(statement("any_copied", **columns(target))).fetchone() is not None
+
+
+def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
+    """Yield every pending blob, in the catalog's order, in constant memory."""
+    with translated(conn, "list pending blobs"):
+        query = statement("pending_blobs", **read_parts(conn, target))
+    cursor: Cursor | None = Cursor(_EVERYTHING)
+    while cursor:
+        with translated(conn, "list pending blobs"), conn.transaction():
+            walk_indexes(conn, local=True)
+            rows = conn.execute(query, {**reading([cursor]), "limit": _PAGE}).fetchall()
+        yield from (Blob(blobid, size) for _, blobid, size in rows)
+        cursor = Cursor(_EVERYTHING, rows[-1][1]) if len(rows) == _PAGE else None
+
+
 def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:
-    """All rows of the range, in no order, also those whose blobid is none."""
-    query = statement("rows_between", **columns(target), size=fragment("read_size"))
+    """Return all rows of the range, in no order, also those whose blobid is malformed.
+
+    The database's collation need not be the order of bytes, so the caller puts them in order.
+    """
+    query = statement("rows_between", **_readable(target))
     with translated(conn, "list blobs"), conn.transaction():
         walk_indexes(conn, local=True)
         return [Row(*row) for row in conn.execute(query, {"lo": one.lo, "hi": one.hi})]
+
+
+def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
+    """Return about limit blobs, or all where there are fewer; none twice, none that is failed.
+
+    Blobids are hashes, so a walk along the index from any point meets blobs of all ages and sizes:
+    a few walks, spread evenly, are a fair sample, and the table is not read.
+    """
+    query = statement("sample_from", **_readable(target))
+    found: dict[str, Blob] = {}
+    with translated(conn, "draw a sample"), conn.transaction():
+        walk_indexes(conn, local=True)
+        for number in range(_SAMPLE_POINTS):
+            point = f"{number * 16**_SAMPLE_DIGITS // _SAMPLE_POINTS:0{_SAMPLE_DIGITS}x}"
+            values = {"point": point, "limit": -(-limit // _SAMPLE_POINTS)}
+            for blobid, size in conn.execute(query, values):
+                found[blobid] = Blob(blobid, size)
+    return list(found.values())
+
+
+class Checks:
+    """The blobs to check, those first that were checked longest ago; total is their number.
+
+    prefix: only blobids that begin so. older_than: seconds since the last check. fraction: a random
+    sample of that part. local: what the store should have, instead of what was copied.
+
+    Nothing is indexed by the last check, so the server makes the list once, and it is read in
+    pages. A connection has one such list at a time.
+    """
+
+    def __init__(
+        self,
+        conn: Connection,
+        target: str,
+        *,
+        prefix: str = "",
+        older_than: float | None = None,
+        fraction: float | None = None,
+        local: bool = False,
+    ) -> None:
+        self._conn = conn
+        parts = _readable(target)
+        parts["chosen"] = fragment("blobs_of_the_store" if local else "copied_blobs", **parts)
+        values = {"prefix": prefix, "older_than": older_than, "fraction": fraction}
+        with translated(conn, "list the blobs to check"):
+            with conn.transaction():
+                conn.execute(statement("begin_checks", **parts), values)
+            self.total = conn.execute(statement("count_checks")).rowcount
+            conn.execute(statement("rewind_checks"))
+
+    def next(self, count: int) -> list[Blob]:
+        """Return the next blobs; none at the end."""
+        with translated(self._conn, "list the blobs to check"):
+            rows = self._conn.execute(statement("next_checks", count=sql.Literal(count)))
+            return [Blob(blobid, size) for blobid, size in rows]
+
+
+def _readable(target: str) -> dict[str, sql.Composable]:
+    return {**columns(target), "size": fragment("read_size")}

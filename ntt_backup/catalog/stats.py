@@ -1,30 +1,34 @@
-"""Figures about the catalog: exact where someone asks and waits, estimated where nobody would.
+"""Figures about the catalog: exact ones for who asks and waits, else within a bounded time.
 
-Counting 42 million rows takes minutes on a cold cache. `status --exact` may; a run may not, so
-there is an estimate within a time.
+Counting 42 million rows takes minutes on a cold cache. What cannot be counted within the time is
+estimated: what is pending by the first blobs of each range, what is copied by the history of runs
+and the size of the table. What failed is counted in our own list.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from psycopg import errors
 
 from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.pending import Cursor, Parts, bounds, read_parts, reading, walk_indexes
+from ntt_backup.catalog.pending import Parts, bounds, read_parts, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.ranges import RANGES, prefix_ranges
-from ntt_backup.model import Blob, BlobRange
+from ntt_backup.model import OF_CHECKS, BlobRange
 
-_EVERYTHING = BlobRange(-1, "", None)
-_PAGE = 1000
-_SAMPLE_STEP = 37  # odd, so that its multiples modulo 256 visit every range once
-_SAMPLE_RANGES = 8  # read by one statement
-_SAMPLE_BLOBS = 40  # of each range; those of all ranges tell their number within about 1 %
-_FEWEST_RANGES = 16
+_MILLISECONDS: Final = 400  # For all figures of `quick_totals`.
+_FEW: Final = 300_000  # Rows that are counted as quickly as estimated.
+# An estimate and the history of runs are taken to agree where they differ by less of the table.
+_TOLERANCE: Final = 0.05
+_SAMPLE_STEP: Final = 37  # Odd, so that its multiples modulo 256 visit every range once.
+_SAMPLE_RANGES: Final = 8  # Read by one statement.
+_SAMPLE_BLOBS: Final = 40  # Of each range; those of all ranges tell their number within about 1 %.
+_FEWEST_RANGES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +68,90 @@ class PendingEstimate:
     exact: bool
 
 
-def status(conn: Connection, target: str) -> Totals:
-    """Exact figures, as of one moment. Reads the whole table."""
-    with translated(conn, "count its blobs"):
-        return count(conn, target)
+@dataclass(slots=True)
+class Reasons:
+    """Failed blobs, and those pending since a check, by reason.
 
-
-def count(conn: Connection, target: str, milliseconds: int | None = None) -> Totals:
-    """The same; psycopg's QueryCanceled where a query takes longer than so many milliseconds."""
-    with conn.transaction():
-        conn.execute(statement("one_snapshot"))
-        if milliseconds is not None:
-            configure(conn, "statement_timeout", milliseconds, local=True)
-        parts = read_parts(conn, target)
-        totals = conn.execute(statement("totals", **parts)).fetchall()[0]
-        reasons: list[dict[str, int]] = [
-            dict(conn.execute(statement(name, **parts), {"target": target}).fetchall())
-            for name in ("failed_by_reason", "pending_by_reason")
-        ]
-    figures = (*totals, *reasons)
-    return Totals(*figures)
-
-
-def any_known(conn: Connection) -> bool:
-    """Whether the catalog has a row at all. Where it has many, the first that is met tells."""
-    with translated(conn, "look for blobs"):
-        return conn.execute(statement("any_known")).fetchone() is not None
-
-
-def any_copied(conn: Connection, target: str) -> bool:
-    """Whether anything was ever copied to the target. Reads the table up to the first such row; all
-    of it only where there is none.
+    bytes: known ones of the failed. counted: by their rows; else by our list alone, which may know
+    of rows that are gone, and bytes is 0.
     """
-    with translated(conn, "look for copied blobs"):
-        query = statement("any_copied", **read_parts(conn, target))
-        return conn.execute(query).fetchone() is not None
+
+    failed: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    counted: bool = True
+
+
+def exact_totals(conn: Connection, target: str) -> Totals:
+    """Count everything, as of one moment. Reads the whole table."""
+    with translated(conn, "count its blobs"):
+        return _count(conn, target, milliseconds=0)
+
+
+def quick_totals(conn: Connection, target: str) -> Totals:
+    """Return all figures in about half a second; `estimated` names those that were not counted.
+
+    Of blobs that another program marked as failed it knows where few are still to be copied.
+    """
+    with translated(conn, "count its blobs"):
+        parts = read_parts(conn, target)
+        all_rows = _expected_rows(conn, "all_rows_plan", parts)
+        if all_rows <= _FEW:
+            with suppress(errors.QueryCanceled):
+                return _count(conn, target, _MILLISECONDS)
+    pending = pending_estimate(conn, target, _MILLISECONDS // 2)
+    reasons = quick_reasons(conn, target, few=pending.exact)
+    failed = sum(reasons.failed.values())
+    with translated(conn, "estimate its blobs"):
+        values = {"target": target}
+        without_blobid = _quick(conn, "without_blobid", parts, values)
+        copied, copied_bytes = conn.execute(statement("copied_by_runs"), values).fetchall()[0]
+        all_rows = conn.execute(statement("all_rows")).fetchall()[0][0] or all_rows
+    average = (copied_bytes + pending.bytes) / max(copied + pending.blobs - pending.unsized, 1)
+    rest = all_rows - pending.blobs - failed
+    if abs(rest - copied) > all_rows * _TOLERANCE:
+        copied = max(rest, 0)
+        copied_bytes = int(copied * average)
+    estimated = ["copied", "copied_bytes"]
+    if not pending.exact:
+        estimated += ["pending", "pending_bytes", "unsized"]
+    if not reasons.counted:
+        estimated += ["failed", "failed_bytes", "failed_by_reason", "pending_by_reason"]
+    if without_blobid is None:
+        estimated.append("without_blobid")
+    return Totals(
+        pending=pending.blobs,
+        copied=copied,
+        failed=failed,
+        pending_bytes=pending.bytes,
+        copied_bytes=copied_bytes,
+        failed_bytes=reasons.bytes if reasons.counted else int(failed * average),
+        unsized=pending.unsized,
+        without_blobid=without_blobid[0][0] if without_blobid else 0,
+        failed_by_reason=reasons.failed,
+        pending_by_reason=reasons.pending,
+        estimated=tuple(sorted(estimated)),
+    )
+
+
+def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
+    """Return the failed blobs, and those pending since a check, as exactly as a moment allows.
+
+    few: few blobs are still to be copied, so that all of them may be looked at.
+    """
+    with translated(conn, "count failed blobs"):
+        parts = read_parts(conn, target)
+        values = {"target": target, "checks": list(OF_CHECKS)}
+        rows = _quick(conn, "uncopied_by_reason", parts, values) if few else None
+        if rows is None:
+            rows = _quick(conn, "listed_by_reason", parts, values)
+        if rows is not None:
+            return _reasons(rows)
+        return _reasons(conn.execute(statement("noted_by_reason"), values), counted=False)
 
 
 def pending_estimate(conn: Connection, target: str, milliseconds: int) -> PendingEstimate:
-    """How much is pending, in about so many milliseconds, whatever the size of the table.
+    """Return how much is pending, in about so many milliseconds, whatever the size of the table.
 
     The first half of the time is for an exact count. If that does not suffice, the first blobs of
     each range are read: hashes lie evenly, so how close they lie tells how many follow. If even
@@ -120,8 +169,32 @@ def pending_estimate(conn: Connection, target: str, milliseconds: int) -> Pendin
         return _sampled(conn, parts, deadline) or _planned(conn, parts, milliseconds)
 
 
+def _count(conn: Connection, target: str, milliseconds: int) -> Totals:
+    """Count everything; QueryCanceled where a query takes longer than so many milliseconds, unless
+    they are 0.
+    """
+    with conn.transaction():
+        conn.execute(statement("one_snapshot"))
+        if milliseconds:
+            configure(conn, "statement_timeout", milliseconds, local=True)
+        parts = read_parts(conn, target)
+        totals = conn.execute(statement("totals", **parts)).fetchall()[0]
+        rows = conn.execute(statement("uncopied_by_reason", **parts), {"target": target})
+        reasons = _reasons(rows)
+    figures = (*totals, reasons.failed, reasons.pending)
+    return Totals(*figures)
+
+
+def _reasons(rows: Iterable[tuple[Any, ...]], *, counted: bool = True) -> Reasons:
+    found = Reasons(counted=counted)
+    for reason, failed, blobs, size in rows:
+        (found.failed if failed else found.pending)[reason] = blobs
+        found.bytes += size if failed else 0
+    return found
+
+
 def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate | None:
-    """Scaled up from the first blobs of as many ranges as time allows; None where those are few."""
+    """Scale up from the first blobs of as many ranges as time allows; None where those are few."""
     ranges = [prefix_ranges()[nth * _SAMPLE_STEP % RANGES] for nth in range(RANGES)]
     query = statement("pending_starts", **parts)
     read = blobs = found = size = unsized = 0
@@ -145,16 +218,16 @@ def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate
 
 
 def _followed(one: BlobRange, count: int, first: str, last: str) -> int:
-    """How many blobs a range has, by the first of them, which reach from first to last."""
-    start, span = _place(first), _place(last) - _place(first)
+    """Return about how many blobs a range has, whose first ones reach from first to last."""
+    start, span = _position(first), _position(last) - _position(first)
     if count < _SAMPLE_BLOBS or span <= 0:
         return count
-    end = 1.0 if one.hi is None else _place(one.hi)
+    end = 1.0 if one.hi is None else _position(one.hi)
     return max(count, int((count - 2) / span * (end - start)))
 
 
-def _place(blobid: str | None) -> float:
-    """Where a blobid lies among all: 0 to 1. What is no hex lies at the end."""
+def _position(blobid: str | None) -> float:
+    """Return where a blobid lies among all: 0 to 1. What is no hex lies at the end."""
     try:
         return int((blobid or "")[:12].ljust(12, "0"), 16) / 16**12
     except ValueError:
@@ -162,35 +235,32 @@ def _place(blobid: str | None) -> float:
 
 
 def _planned(conn: Connection, parts: Parts, milliseconds: int) -> PendingEstimate:
-    """What the planner expects. Only a lock can make it wait."""
+    """Return what the planner expects. Only a lock can make it wait."""
     with conn.transaction():
         configure(conn, "lock_timeout", max(milliseconds, 1), local=True)
-        plan = conn.execute(statement("pending_plan", **parts)).fetchall()[0][0]
+        blobs = _expected_rows(conn, "pending_plan", parts)
         average, unsized = conn.execute(statement("size_statistics")).fetchall()[0]
-    blobs = int(plan[0]["Plan"]["Plan Rows"])
     known = int(blobs * (1 - unsized) * average)
     return PendingEstimate(blobs, known, int(blobs * unsized), exact=False)
+
+
+def _expected_rows(conn: Connection, name: str, parts: Parts) -> int:
+    plan = conn.execute(statement(name, **parts)).fetchall()[0][0]
+    return int(plan[0]["Plan"]["Plan Rows"])
+
+
+def _quick(
+    conn: Connection, name: str, parts: Parts, values: Mapping[str, object]
+) -> list[tuple[Any, ...]] | None:
+    """Return the rows of a query; None where it takes too long."""
+    with suppress(errors.QueryCanceled), conn.transaction():
+        walk_indexes(conn, local=True)
+        configure(conn, "statement_timeout", _MILLISECONDS // 8, local=True)
+        return conn.execute(statement(name, **parts), values).fetchall()
+    return None
 
 
 def _limit(conn: Connection, deadline: float) -> None:
     """Have the next statements of the transaction end by then, each with QueryCanceled."""
     left = int((deadline - time.monotonic()) * 1000)
     configure(conn, "statement_timeout", max(left, 1), local=True)  # 0 would be no limit.
-
-
-def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
-    """Every pending blob, in the catalog's order, in constant memory.
-
-    Read page by page rather than through a server-side cursor: that would hold a transaction open
-    for as long as the reader takes, and keep vacuum from a busy table.
-    """
-    with translated(conn, "list pending blobs"):
-        parts = read_parts(conn, target)
-    cursor: Cursor | None = Cursor(_EVERYTHING)
-    while cursor:
-        with translated(conn, "list pending blobs"), conn.transaction():
-            walk_indexes(conn, local=True)
-            values = {**reading([cursor]), "limit": _PAGE}
-            rows = conn.execute(statement("pending_blobs", **parts), values).fetchall()
-        yield from (Blob(blobid, size) for _, blobid, size in rows)
-        cursor = Cursor(_EVERYTHING, rows[-1][1]) if len(rows) == _PAGE else None

@@ -28,7 +28,6 @@ from ntt_backup.catalog import (
     stats,
     verify_schema,
 )
-from ntt_backup.catalog.quick_stats import glance
 from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.cli.app import unforeseen
 from ntt_backup.cli.common import Common, connect
@@ -191,7 +190,7 @@ def status(common: Common, as_json: bool, exact: bool) -> None:
         verify_schema(conn, settings.target, "status")
         answers = (
             settings.target,
-            (stats.status if exact else glance)(conn, settings.target),
+            (stats.exact_totals if exact else stats.quick_totals)(conn, settings.target),
             history.last_run(conn, settings.target),
             dump_history.last_dumps(conn, settings.target),
             range_locks.holders(conn, settings.target),

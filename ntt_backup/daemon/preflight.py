@@ -23,7 +23,14 @@ from typing import Final, Self
 import humanize
 
 from ntt_backup import __version__, identity
-from ntt_backup.catalog import Connection, connection, stats, verify_rights, verify_schema
+from ntt_backup.catalog import (
+    Connection,
+    connection,
+    selection,
+    stats,
+    verify_rights,
+    verify_schema,
+)
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh
@@ -85,7 +92,7 @@ def require_known(catalog: Connection, settings: Settings) -> None:
     Nothing is pending then, and "done" would be true and a lie: it is the first day, or another
     database than the one that knows the blobs.
     """
-    if stats.any_known(catalog):
+    if selection.any_known(catalog):
         return
     try:
         Store(settings.source.root).probe()
@@ -176,7 +183,7 @@ class Look:
 
     def _look_for_pending(self, catalog: Connection) -> Step:
         """A few pending blobs are looked for in the store: a wrong source.root shows here."""
-        sample = list(islice(stats.iter_pending(catalog, self._settings.target), _SAMPLE))
+        sample = list(islice(selection.iter_pending(catalog, self._settings.target), _SAMPLE))
         if not sample:
             try:
                 require_known(catalog, self._settings)
@@ -220,7 +227,7 @@ class Look:
         means a disk that is not mounted, and what would be made there would fill the disk below.
         """
         path = f"{self._spec.root}/by-hash"
-        if stats.any_copied(catalog, self._settings.target):
+        if selection.any_copied(catalog, self._settings.target):
             raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
         if not self._prepare:
             return Step("", f"{path} will be made by the first run")

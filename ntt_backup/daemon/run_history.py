@@ -19,7 +19,6 @@ from uuid import UUID
 
 from ntt_backup import identity
 from ntt_backup.catalog import connection, history, stats
-from ntt_backup.catalog.quick_stats import by_reason
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.ranges import RANGES
 from ntt_backup.config import Settings
@@ -134,7 +133,7 @@ class RunBook:
 
 
 def _failed(target: str, connection: connection.Connection) -> int:
-    return sum(by_reason(connection, target, few=False).failed.values())
+    return sum(stats.quick_reasons(connection, target, few=False).failed.values())
 
 
 def _figures(snapshot: Snapshot) -> dict[str, int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from ntt_backup import identity
-from ntt_backup.catalog import connection, dump_history, stats
+from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh
@@ -117,7 +117,7 @@ class _Job:
     def _require_nothing_copied(self) -> None:
         """by-hash is missing: at the start of a target's life, or because a disk is not mounted."""
         with self._connect() as conn:
-            if stats.any_copied(conn, self._settings.target):
+            if selection.any_copied(conn, self._settings.target):
                 raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
 
     def _connect(self) -> connection.Connection:

@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import Claims, Connection, Ledger, connect, describe, requeue, status
+from ntt_backup.catalog import Claims, Connection, Ledger, connect, describe, exact_totals, requeue
 from ntt_backup.catalog.connection import translated
 from ntt_backup.errors import BackupError, CatalogRefused, CatalogUnavailable, ConfigError
 from ntt_backup.model import Blob
@@ -224,7 +224,7 @@ def test_a_lost_connection(catalog: Connection, catalog_url: str) -> None:
             claims.any_pending,
             lambda: claims.take(10),
             lambda: ledger.record([Blob("ab")], []),
-            lambda: status(conn, "remote"),
+            lambda: exact_totals(conn, "remote"),
         ):
             with pytest.raises(CatalogUnavailable):
                 call()

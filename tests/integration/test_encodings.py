@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog import Claims, Ledger, connect, init_db, iter_pending, status
+from ntt_backup.catalog import Claims, Ledger, connect, exact_totals, init_db, iter_pending
 from ntt_backup.model import Blob, Failure, Reason
 from tests.postgres import Postgres
 
@@ -37,5 +37,5 @@ def test_text_that_is_no_utf8_fails_its_own_blob(url: str) -> None:
         failure = Failure(odd, Reason.BAD_BLOBID, f"not hex: {odd!r} \u00e9")
         Ledger(conn, "remote").record([Blob(GOOD, 1)], [failure])
         assert list(iter_pending(conn, "remote")) == []
-        figures = status(conn, "remote")
+        figures = exact_totals(conn, "remote")
         assert (figures.copied, figures.failed_by_reason) == (1, {"bad-blobid": 1})

@@ -15,6 +15,7 @@ from ntt_backup.catalog import (
     begin_scan,
     connect,
     end_run,
+    exact_totals,
     init_db,
     iter_pending,
     last_run,
@@ -24,12 +25,12 @@ from ntt_backup.catalog import (
     register,
     requeue,
     save_scan,
+    selection,
     start_run,
     stats,
-    status,
     update_run,
 )
-from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
@@ -128,7 +129,7 @@ def test_odd_blobids_and_details_are_recorded_as_they_are(catalog: Connection) -
     assert all(str(text).startswith("nul \\0, lone surrogate \\udcff") for _, text in failures)
     assert all(len(str(text)) < 1100 for _, text in failures)
     book.record([Blob(one, 1) for one in MALFORMED], [])
-    assert status(catalog, TARGET).copied == len(MALFORMED)
+    assert exact_totals(catalog, TARGET).copied == len(MALFORMED)
 
 
 def test_blobs_deleted_meanwhile_leave_no_trace(catalog: Connection) -> None:
@@ -258,7 +259,7 @@ def test_requeueing_what_keeps_its_state_is_noticed(catalog: Connection, listed:
     with pytest.raises(CatalogRefused, match="an update of blobs changes nothing"):
         requeue(catalog, TARGET)
 
-    assert status(catalog, TARGET).failed == 2
+    assert exact_totals(catalog, TARGET).failed == 2
 
 
 def test_a_batch_is_recorded_whole_or_not_at_all(catalog: Connection) -> None:
@@ -331,20 +332,24 @@ def test_requeue_by_reason_and_all(catalog: Connection, monkeypatch: pytest.Monk
     )
     Ledger(catalog, "second").record([], [Failure(one, Reason.MISSING) for one in lost])
     catalog.execute("update blobs set remote_copy_failed = true where blobid = any(%s)", [foreign])
-    assert status(catalog, TARGET).failed_by_reason == {"unknown": 8, "missing": 7, "unreadable": 6}
+    assert exact_totals(catalog, TARGET).failed_by_reason == {
+        "unknown": 8,
+        "missing": 7,
+        "unreadable": 6,
+    }
 
     assert requeue(catalog, TARGET, "missing") == 7
     assert requeue(catalog, TARGET, "missing") == 0
-    assert status(catalog, TARGET).failed_by_reason == {"unknown": 8, "unreadable": 6}
+    assert exact_totals(catalog, TARGET).failed_by_reason == {"unknown": 8, "unreadable": 6}
 
     catalog.execute("delete from blobs where blobid = 'u0'")
     assert requeue(catalog, TARGET) == 5 + 8
     assert requeue(catalog, TARGET) == 0
 
-    totals = status(catalog, TARGET)
+    totals = exact_totals(catalog, TARGET)
     assert (totals.pending, totals.failed, totals.copied) == (21, 0, 1)
     assert rows(catalog, "select count(*), max(target) from ntt_backup.failures") == [(7, "second")]
-    assert status(catalog, "second").failed == 7
+    assert exact_totals(catalog, "second").failed == 7
 
 
 def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
@@ -359,7 +364,7 @@ def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
         [Failure("f1", Reason.MISSING), Failure("f3", Reason.WRONG_SIZE)],
     )
 
-    totals = status(catalog, TARGET)
+    totals = exact_totals(catalog, TARGET)
 
     assert totals == stats.Totals(
         pending=3,
@@ -384,19 +389,19 @@ def test_what_a_check_made_pending_is_counted_by_its_reason_until_it_is_copied(
     lost = [Failure(one, Reason.REMOTE_MISSING) for one in "ab"]
     record_checks(catalog, TARGET, ["d"], [*lost, Failure("c", Reason.REMOTE_CORRUPT)])
 
-    totals = status(catalog, TARGET)
+    totals = exact_totals(catalog, TARGET)
     assert totals.pending == 3
     assert totals.pending_by_reason == {"remote-missing": 2, "remote-corrupt": 1}
     assert totals.failed_by_reason == {"missing": 1}
     init_db(catalog, "second")
-    assert status(catalog, "second").pending_by_reason == {}
+    assert exact_totals(catalog, "second").pending_by_reason == {}
 
     book.record([Blob("a"), Blob("c")], [])
-    assert status(catalog, TARGET).pending_by_reason == {"remote-missing": 1}
+    assert exact_totals(catalog, TARGET).pending_by_reason == {"remote-missing": 1}
 
 
 def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:
-    totals = status(catalog, TARGET)
+    totals = exact_totals(catalog, TARGET)
 
     assert (totals.pending, totals.pending_bytes, totals.failed_by_reason) == (0, 0, {})
     assert list(iter_pending(catalog, TARGET)) == []
@@ -405,7 +410,7 @@ def test_an_empty_catalog_has_figures_too(catalog: Connection) -> None:
 def test_pending_blobs_are_listed_page_by_page(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "_PAGE", 7)
+    monkeypatch.setattr(selection, "_PAGE", 7)
     allow_null(catalog)
     add_hashes(catalog, 70)
     add(catalog, *MALFORMED, None, "stored", size=3)

@@ -14,13 +14,12 @@ from ntt_backup.catalog import (
     Ledger,
     connect,
     end_run,
+    exact_totals,
     pending_estimate,
-    quick_stats,
     start_run,
     stats,
-    status,
 )
-from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_ledger import TARGET, rows
@@ -59,7 +58,6 @@ def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
         return sql.SQL("select pg_sleep(60)") if name in names else really(name, **parts)
 
     monkeypatch.setattr(stats, "statement", slow)
-    monkeypatch.setattr(quick_stats, "statement", slow)
 
 
 @pytest.mark.parametrize("first", [0, 200])
@@ -70,7 +68,7 @@ def test_an_estimate_goes_by_how_close_the_first_blobs_of_each_range_lie(
     no_time_for(["pending_total"], monkeypatch)
     add_many(catalog, 60_000)
     catalog.execute("update blobs set remote_copied = true where blobid < %s", [f"{first:02x}8"])
-    totals = status(catalog, TARGET)
+    totals = exact_totals(catalog, TARGET)
 
     estimate = pending_estimate(catalog, TARGET, 20_000)
 
@@ -142,9 +140,9 @@ def test_a_small_table_is_counted(catalog: Connection) -> None:
     add(catalog, "a", "b", "c", size=5)
     Ledger(catalog, TARGET).record([Blob("a")], [Failure("b", Reason.MISSING)])
 
-    totals = quick_stats.glance(catalog, TARGET)
+    totals = stats.quick_totals(catalog, TARGET)
 
-    assert totals == status(catalog, TARGET)
+    assert totals == exact_totals(catalog, TARGET)
     assert totals.estimated == ()
 
 
@@ -169,13 +167,13 @@ def test_a_large_table_is_estimated_and_its_failures_are_counted(
     record_checks(catalog, TARGET, [], [Failure("lost", Reason.REMOTE_MISSING)])
     catalog.execute("delete from blobs where blobid = 'gone'")
     catalog.execute("vacuum analyze blobs")
-    exact = status(catalog, TARGET)
+    exact = exact_totals(catalog, TARGET)
     a_run(catalog, noted, noted * 1000)
     no_time_for(LARGE, monkeypatch)
-    monkeypatch.setattr(quick_stats, "_FEW", 0)
-    monkeypatch.setattr(quick_stats, "_MILLISECONDS", 12_000)
+    monkeypatch.setattr(stats, "_FEW", 0)
+    monkeypatch.setattr(stats, "_MILLISECONDS", 12_000)
 
-    totals = quick_stats.glance(catalog, TARGET)
+    totals = stats.quick_totals(catalog, TARGET)
 
     assert totals.pending == pytest.approx(exact.pending, rel=0.1)
     assert totals.pending_bytes == pytest.approx(exact.pending_bytes, rel=0.15)
@@ -192,14 +190,14 @@ def test_a_long_list_of_failures_is_counted_without_looking_at_their_rows(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_time_for((*LARGE, "listed_by_reason"), monkeypatch)
-    monkeypatch.setattr(quick_stats, "_FEW", 0)
+    monkeypatch.setattr(stats, "_FEW", 0)
     add_many(catalog, 1000)
     add(catalog, "f1", "f2", "lost", size=10)
     book = Ledger(catalog, TARGET)
     book.record([Blob("lost")], [Failure(one, Reason.MISSING) for one in ("f1", "f2")])
     record_checks(catalog, TARGET, [], [Failure("lost", Reason.REMOTE_CORRUPT)])
 
-    totals = quick_stats.glance(catalog, TARGET)
+    totals = stats.quick_totals(catalog, TARGET)
 
     assert (totals.failed, totals.failed_by_reason) == (2, {"missing": 2})
     assert totals.pending_by_reason == {"remote-corrupt": 1}
@@ -210,12 +208,12 @@ def test_what_another_program_failed_is_seen_where_little_is_left_to_copy(
     catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_time_for(["totals"], monkeypatch)
-    monkeypatch.setattr(quick_stats, "_FEW", 0)
+    monkeypatch.setattr(stats, "_FEW", 0)
     allow_null(catalog)
     add(catalog, "a", "theirs", None, size=10)
     catalog.execute("update blobs set remote_copy_failed = true where blobid = 'theirs'")
 
-    totals = quick_stats.glance(catalog, TARGET)
+    totals = stats.quick_totals(catalog, TARGET)
 
     assert (totals.pending, totals.failed_by_reason) == (1, {"unknown": 1})
     assert totals.without_blobid == 1

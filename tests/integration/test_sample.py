@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.catalog import Connection, register
-from ntt_backup.catalog.sample import sample
+from ntt_backup.catalog.selection import sample
 from ntt_backup.model import Blob
 
 TARGET = "remote"

@@ -20,18 +20,18 @@ from ntt_backup.catalog import (
     Ledger,
     begin_scan,
     connect,
+    exact_totals,
     init_db,
     iter_pending,
     last_run,
     privileges,
     register,
     requeue,
-    status,
     verify_schema,
 )
 from ntt_backup.catalog import schema as schema_module
 from ntt_backup.catalog import schema_check as shape_module
-from ntt_backup.catalog.check_results import record_checks
+from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.schema_plan import look
 from ntt_backup.catalog.schema_scripts import Who
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
@@ -221,8 +221,8 @@ def test_targets_do_not_disturb_each_other(catalog: Connection) -> None:
     Ledger(catalog, "remote").record([Blob("ab", 1)], [])
 
     assert verify_schema(catalog, "second") == []
-    assert status(catalog, "remote").pending == 0
-    assert status(catalog, "second").pending == 1
+    assert exact_totals(catalog, "remote").pending == 0
+    assert exact_totals(catalog, "second").pending == 1
     assert "idx_blobs_second_pending" in pending_indexes(catalog)
 
 
@@ -601,7 +601,7 @@ def test_a_role_without_privileges_gets_the_grants_it_needs(
         begin_scan(conn, "/store")
         assert requeue(conn, "remote") == 0
         assert last_run(conn, "remote") is None
-        assert status(conn, "remote").copied == 1
+        assert exact_totals(conn, "remote").copied == 1
         record_checks(conn, "remote", [], [Failure("ab", Reason.REMOTE_MISSING)])
         for change in ("update blobs set blobid = 'ef'", "delete from blobs", "truncate blobs"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -695,7 +695,7 @@ def test_privileges_on_single_columns_are_enough_and_named(
         assert [blob for blob, _ in Claims(conn, "remote", range(256)).take(9)] == [Blob("ab")]
         Ledger(conn, "remote").record([Blob("ab", 2)], [])
         assert register(conn, [Blob("cd", 3)]) == 1
-        assert status(conn, "remote").copied == 1
+        assert exact_totals(conn, "remote").copied == 1
         catalog.execute(sql.SQL(f"revoke {right} ({columns}) on blobs from {name}"))
 
         with pytest.raises(CatalogRefused) as caught:

@@ -108,3 +108,35 @@ with locked as materialized (
 select (select count(*) from locked), (select max(blobid) from locked),
     (select count(*) from marked), count(*), min(blobid)
 from unchanged;
+
+-- name: mark_checked
+-- Remembers that blobs were found right.
+with marked as (
+    update blobs set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied}
+    returning blobid
+), counted as {counted}
+select count(*) from marked;
+
+-- name: mark_lost
+-- Blobs that the remote has not, or not right: pending again, with the reason, which is forgotten
+-- when they are copied. Those that are not copied any more are left as they are.
+with locked as materialized (
+    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied}
+    order by blobid for no key update
+), marked as (
+    update blobs set {copied} = false, {copy_failed} = false, {last_checked} = now()
+    where blobid in (select blobid from locked)
+    returning blobid, {copied} as still
+), counted as {counted}, said as (
+    insert into ntt_backup.failures as known (target, blobid, reason, detail)
+    select %(target)s, f.blobid, f.reason, f.detail
+    from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
+        as f (blobid, reason, detail)
+    where f.blobid in (select blobid from locked)
+    order by f.blobid
+    on conflict (target, blobid) do update
+    set reason = excluded.reason, detail = excluded.detail, last_at = excluded.last_at
+), unchanged as (
+    select blobid from locked except select blobid from marked where not still
+)
+select (select count(*) from marked where not still), count(*), min(blobid) from unchanged;

@@ -1,11 +1,11 @@
--- Checking what was copied: which blobs, in what order, and what came of it.
+-- Which rows of blobs to send, check, compare or measure. Nothing is changed.
 
--- name: copied_there
+-- name: copied_blobs
 -- What `verify` checks on the remote.
 {copied};
 
--- name: anything_here
--- What `verify --local` checks in the store: whatever should be there.
+-- name: blobs_of_the_store
+-- What `verify --local` checks: whatever the store should have.
 {copy_failed} is not true;
 
 -- name: begin_checks
@@ -23,45 +23,34 @@ where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
 order by {last_checked} nulls first, blobid;
 
 -- name: count_checks
--- Goes to the end of the list; the server says how far that was.
+-- Moves to the end of the list; the server answers how many rows that were.
 move forward all in ntt_backup_checks;
 
 -- name: rewind_checks
--- Back to its beginning.
+-- Moves back to the beginning of the list.
 move absolute 0 in ntt_backup_checks;
 
 -- name: next_checks
 -- The next blobs of the list.
 fetch forward {count} from ntt_backup_checks;
 
--- name: mark_checked
--- Remembers that blobs were found right.
-with marked as (
-    update blobs set {last_checked} = now() where blobid = any(%(blobids)s::text[]) and {copied}
-    returning blobid
-), counted as {counted}
-select count(*) from marked;
+-- name: rows_between
+-- All rows of a range of blobids, in no order: size, whether copied, whether failed.
+select blobid, {size}, {copied} is true, {copy_failed} is true from blobs
+where blobid >= %(lo)s and (%(hi)s::text is null or blobid < %(hi)s::text);
 
--- name: mark_lost
--- Blobs that the remote has not, or not right: pending again, with the reason, which is forgotten
--- when they are copied. Those that are not copied any more are left as they are.
-with locked as materialized (
-    select blobid from blobs where blobid = any(%(blobids)s::text[]) and {copied}
-    order by blobid for no key update
-), marked as (
-    update blobs set {copied} = false, {copy_failed} = false, {last_checked} = now()
-    where blobid in (select blobid from locked)
-    returning blobid, {copied} as still
-), counted as {counted}, said as (
-    insert into ntt_backup.failures as known (target, blobid, reason, detail)
-    select %(target)s, f.blobid, f.reason, f.detail
-    from unnest(%(blobids)s::text[], %(reasons)s::text[], %(details)s::text[])
-        as f (blobid, reason, detail)
-    where f.blobid in (select blobid from locked)
-    order by f.blobid
-    on conflict (target, blobid) do update
-    set reason = excluded.reason, detail = excluded.detail, last_at = excluded.last_at
-), unchanged as (
-    select blobid from locked except select blobid from marked where not still
-)
-select (select count(*) from marked where not still), count(*), min(blobid) from unchanged;
+-- name: sample_from
+-- Blobs that follow a point in the space of blobids, in whatever state but failed. Blobids are
+-- hashes, so what follows any point is a fair sample of all.
+select blobid, {size} from blobs
+where blobid >= %(point)s and {copy_failed} is not true
+order by blobid
+limit %(limit)s;
+
+-- name: any_known
+-- One row, if there is any.
+select 1 from blobs limit 1;
+
+-- name: any_copied
+-- One copied blob, if there is any, in no order: the first that is met.
+select 1 from blobs where {copied} limit 1;

@@ -25,33 +25,6 @@ select
 from blobs
 where blobid is not null;
 
--- name: any_known
--- One row, if there is any.
-select 1 from blobs limit 1;
-
--- name: any_copied
--- One copied blob, if there is any, in no order: the first that is met.
-select 1 from blobs where {copied} limit 1;
-
--- name: failed_by_reason
--- Failed blobs by reason; 'unknown' are those that another program marked.
-select coalesce(f.reason, 'unknown'), count(*)
-from blobs
-left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
-where {uncopied} and {copy_failed} and blobs.blobid is not null
-group by 1
-order by 2 desc, 1;
-
--- name: pending_by_reason
--- Pending blobs that are pending for a reason: what a check did not find, or not right. Goes from
--- our few reasons to their rows, not through the table.
-select f.reason, count(*)
-from ntt_backup.failures f
-join blobs on blobs.blobid = f.blobid
-where f.target = %(target)s and {pending}
-group by 1
-order by 2 desc, 1;
-
 -- name: pending_total
 -- All pending blobs: how many, their known bytes, and how many lack a size.
 select count(*), least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint,
@@ -102,14 +75,16 @@ where (schemaname, tablename) = (
 ) and attname = 'size';
 
 -- name: uncopied_by_reason
--- What is not copied and has a reason, or is failed without one of ours: reason, whether failed, how
--- many, their known bytes. Reads all that is not copied.
+-- What is not copied and has a reason, or is failed without one of ours ('unknown'): reason, whether
+-- failed, how many, their known bytes. What has a reason and is not failed was found missing or
+-- wrong by a check. Reads all that is not copied.
 select coalesce(f.reason, 'unknown'), {copy_failed} is true, count(*),
     least(coalesce(sum(greatest(size, 0)), 0), 9223372036854775807)::bigint
 from blobs
 left join ntt_backup.failures f on f.target = %(target)s and f.blobid = blobs.blobid
 where {uncopied} and blobs.blobid is not null and ({copy_failed} or f.reason is not null)
-group by 1, 2;
+group by 1, 2
+order by 3 desc, 1;
 
 -- name: listed_by_reason
 -- The same of what is on our list: goes from our few reasons to their rows, not through the table.
@@ -118,13 +93,15 @@ select f.reason, {copy_failed} is true, count(*),
 from ntt_backup.failures f
 join blobs on blobs.blobid = f.blobid
 where f.target = %(target)s and {uncopied}
-group by 1, 2;
+group by 1, 2
+order by 3 desc, 1;
 
 -- name: noted_by_reason
 -- The same from the list alone, where it is long.
 select reason, reason <> all(%(checks)s::text[]), count(*), 0
 from ntt_backup.failures where target = %(target)s
-group by 1, 2;
+group by 1, 2
+order by 3 desc, 1;
 
 -- name: without_blobid
 -- Rows that are never sent.
