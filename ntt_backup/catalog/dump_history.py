@@ -18,17 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
-
-from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.privileges import named
-from ntt_backup.catalog.queries import shown, statement
-from ntt_backup.errors import ConfigError, DumpFailed
-
-_READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
-_NAMED: Final = 5
+from ntt_backup.catalog.queries import statement
+from ntt_backup.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +53,6 @@ def database_state(conn: Connection) -> DatabaseState:
     """The database as it is at this moment."""
     with translated(conn, "tell about itself"):
         return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
-
-
-def require_readable(conn: Connection) -> None:
-    """Raise DumpFailed, with the SQL that mends it, where pg_dump may not read all there is."""
-    with translated(conn, "tell what of it may be read"):
-        found = _undumpable(conn, None)
-    if not found:
-        return
-    user = sql.Identifier(conn.info.user)
-    kinds = {kind for kind, *_ in found}
-    mends = []
-    if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
-        mends.append(shown("mend_read_all", user=user))
-    elif "unreadable" in kinds:
-        theirs = sorted({schema for kind, _, schema, _ in found if kind == "unreadable"})
-        schemas = sql.SQL(", ").join(map(sql.Identifier, theirs))
-        mends.append(shown("mend_read_schemas", schemas=schemas, user=user))
-    if "policy" in kinds:
-        mends.append(shown("mend_row_security", user=user))
-    if "large object" in kinds:
-        mends.append(shown("mend_large_objects", role=sql.Literal(conn.info.user)))
-    names = [quoted for _, quoted, *_ in found]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    raise DumpFailed(
-        f"{conn.info.user} may not read all that pg_dump dumps",
-        detail=", ".join(names[:_NAMED]) + more,
-        hint="as a superuser: " + " ".join(" ".join(mends).split()),
-    )
-
-
-def unreadable(conn: Connection, role: str | None = None) -> list[tuple[str, str]]:
-    """What pg_dump reads and the role may not: schema and name of each table and sequence."""
-    found = _undumpable(conn, role)
-    return [(schema, name) for kind, _, schema, name in found if kind == "unreadable"]
-
-
-def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str, str]]:
-    """Kind, quoted name, schema and name of what pg_dump would stumble over, run by the role."""
-    return conn.execute(statement("undumpable", role=named(role))).fetchall()
 
 
 def require_empty(conn: Connection) -> None:

@@ -1,22 +1,21 @@
-"""What each command does with the catalog, and what of that a role may not do.
+"""What each command does with the catalog, and which of that a role may not do.
 
-Asking for everything of everybody would be the obvious way, and would keep a monitoring role from
-looking at figures. So each command has a line in one table, `NEEDS`, and is refused only for what
-it does itself. What every one of them does is not in it: reading the columns of `blobs` that we
-know, and the version of our schema.
+Each command has a line in one table, `NEEDS`, and is refused only for what it does itself: a role
+that looks at figures needs no right to change them. What all commands do is not in the table:
+reading the columns of `blobs` that we know, and the version of our schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.queries import shown, statement
-from ntt_backup.errors import CatalogUnavailable
+from ntt_backup.errors import CatalogUnavailable, DumpFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,11 @@ NEEDS: Final[Mapping[str, Needs]] = {
     "reconcile --apply": _CHECKED,
 }
 MONITORING: Final = ("check", "status", "reconcile")
-_OF_A_TARGET: Final = frozenset(_MARKS)
+_READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
+_SHOWN: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
+class Lack(NamedTuple):
     """A privilege that a role has not: on `blobs` (then on which columns), or on something else."""
 
     privilege: str
@@ -88,52 +87,36 @@ def lacking(
     role: str | None = None,
     table: int | None = None,
 ) -> list[Lack]:
-    """What the role (None: that of this session) may not do that the commands do.
+    """Return what the role (None: that of this session) may not do that the commands do.
 
     table: the oid of `blobs`, where the search path may not find it.
     """
     needs = [NEEDS[command] for command in commands]
-    who = {"role": named(role)}
-    known = ("blobid", "size", *_MARKS)
-    on_blobs = [("select", name) for name in known]
-    on_blobs += [("insert", name) for name in _union(need.insert for need in needs)]
-    on_blobs += [("update", name) for name in _union(need.update for need in needs)]
-    lacks: dict[str, list[str]] = {}
-    wanted = [(verb, _column(name, target)) for verb, name in on_blobs]
-    for verb, name in conn.execute(statement("lacking_on_columns", **who), _pairs(wanted, table)):
-        lacks.setdefault(verb, []).append(name)
-    found = [Lack(verb, "blobs", tuple(names)) for verb, names in lacks.items()]
-    usable, temporary = conn.execute(statement("lacking_elsewhere", **who)).fetchall()[0]
-    if not usable:
-        found.append(Lack("usage", "schema ntt_backup"))
-    on_own = {("select", "schema_version"): None}
+    wanted = [("column", "select", name) for name in ("blobid", "size", *_MARKS)]
+    wanted += [("column", "insert", name) for need in needs for name in need.insert]
+    wanted += [("column", "update", name) for need in needs for name in need.update]
+    wanted += [("schema", "usage", "ntt_backup"), ("table", "select", "schema_version")]
     for need in needs:
-        on_own |= {(verb, name): None for name, verbs in need.own.items() for verb in verbs.split()}
-    rows = conn.execute(statement("lacking_on_own", **who), _pairs(list(on_own), table))
-    found += [Lack(verb, f"ntt_backup.{name}") for verb, name in rows]
-    if any(need.temporary for need in needs) and not temporary:
-        found.append(Lack("temporary", "the database"))
-    return found
-
-
-def _union(groups: Iterable[tuple[str, ...]]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group))
-
-
-def _column(name: str, target: str) -> str:
-    return f"{target}_{name}" if name in _OF_A_TARGET else name
-
-
-def _pairs(wanted: list[tuple[str, str]], table: int | None) -> dict[str, object]:
-    return {
+        for name, words in need.own.items():
+            wanted += [("table", verb, name) for verb in words.split()]
+        wanted += [("database", "temporary", "")] if need.temporary else []
+    kinds, verbs, names = map(list, zip(*dict.fromkeys(wanted), strict=True))
+    values = {
         "table": table,
-        "privileges": [verb for verb, _ in wanted],
-        "names": [name for _, name in wanted],
+        "kinds": kinds,
+        "privileges": verbs,
+        "names": [f"{target}_{name}" if name in _MARKS else name for name in names],
     }
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, verb, name in conn.execute(statement("lacking", role=role_sql(role)), values):
+        on = {"column": "blobs", "table": f"ntt_backup.{name}", "schema": "schema ntt_backup"}
+        columns = found.setdefault((verb, on.get(kind, "the database")), [])
+        columns += [name] if kind == "column" else []
+    return [Lack(verb, on, tuple(columns)) for (verb, on), columns in found.items()]
 
 
-def named(role: str | None) -> sql.Composable:
-    """The role (None: that of this session) as a part of a query."""
+def role_sql(role: str | None) -> sql.Composable:
+    """Return the role (None: that of this session) as a part of a query."""
     return sql.SQL("{}::name").format(sql.Literal(role)) if role else sql.SQL("current_user")
 
 
@@ -156,3 +139,52 @@ def require_writing(conn: Connection) -> None:
     raise CatalogUnavailable(
         f"the transactions of {conn.info.user} are read-only on this server", hint=hint
     )
+
+
+# --- what pg_dump needs ---------------------------------------------------------------------------
+
+
+def require_dumpable(conn: Connection) -> None:
+    """Raise DumpFailed, with the SQL that mends it, where pg_dump may not read all there is."""
+    with translated(conn, "tell what of it may be read"):
+        found = _undumpable(conn, None)
+    if not found:
+        return
+    user = conn.info.user
+    kinds = {kind for kind, *_ in found}
+    mends = []
+    if "unreadable" in kinds and conn.info.server_version >= _READ_ALL:
+        mends.append(shown("mend_read_all", user=sql.Identifier(user)))
+    elif "unreadable" in kinds:
+        schemas = {schema for kind, _, schema, _ in found if kind == "unreadable"}
+        mends += grants_to_read(schemas, user)
+    if "policy" in kinds:
+        mends.append(shown("mend_row_security", user=sql.Identifier(user)))
+    if "large object" in kinds:
+        mends.append(shown("mend_large_objects", role=sql.Literal(user)))
+    names = [quoted for _, quoted, *_ in found]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    raise DumpFailed(
+        f"{user} may not read all that pg_dump dumps",
+        detail=", ".join(names[:_SHOWN]) + more,
+        hint="as a superuser: " + " ".join(" ".join(mends).split()),
+    )
+
+
+def unreadable(conn: Connection, role: str | None = None) -> list[tuple[str, str]]:
+    """Return what pg_dump reads and the role may not: schema and name of tables and sequences."""
+    found = _undumpable(conn, role)
+    return [(schema, name) for kind, _, schema, name in found if kind == "unreadable"]
+
+
+def grants_to_read(schemas: Iterable[str], role: str) -> list[str]:
+    """Return the SQL that lets a role read the tables and sequences of today in the schemas."""
+    return [
+        shown("grant_reading", schema=sql.Identifier(one), role=sql.Identifier(role))
+        for one in sorted(schemas)
+    ]
+
+
+def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str, str]]:
+    """Return kind, quoted name, schema and name of what pg_dump, run by the role, cannot dump."""
+    return conn.execute(statement("undumpable", role=role_sql(role))).fetchall()

@@ -63,6 +63,11 @@ def fragment(name: str, **parts: sql.Composable) -> sql.Composed:
     return sql.SQL(load_all()[name].text).format(**parts)
 
 
+def pasted(name: str, text: str) -> sql.Composed:
+    """A text that was `shown`, ready to be executed under another name."""
+    return sql.SQL("/* ntt_backup {} */ ").format(sql.SQL(name)) + sql.SQL(text)
+
+
 def shown(name: str, **parts: sql.Composable) -> str:
     """The named piece as text that an operator can paste into psql."""
     return fragment(name, **parts).as_string(None) + ";"

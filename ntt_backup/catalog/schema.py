@@ -1,10 +1,9 @@
-"""init-db: make the catalog, or add what we need to a table that another program owns and uses.
+"""init-db: makes the catalog, or adds what we need to a table that another program owns and uses.
 
-On a live table of 42 million rows the obvious ALTER TABLE is an outage: while it waits for its
-exclusive lock behind one long transaction, everybody else queues behind it. So locks are asked for
-briefly and again; columns come without a default, so that nothing is rewritten; the index is built
-CONCURRENTLY, and one that an interruption left unfinished is replaced. What is there already is not
-touched, so init-db can be repeated, and two at once take turns.
+It carries out those steps of the plan (see `schema_plan`) that are the operator's. On a live table
+of 42 million rows a plain ALTER TABLE is an outage: while it waits for its exclusive lock behind
+one long transaction, everybody else queues behind it. So locks are asked for briefly and again.
+What exists is not touched, so init-db can be repeated, and two at once take turns.
 """
 
 from __future__ import annotations
@@ -13,42 +12,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from psycopg import errors, sql
+from psycopg import errors
 
-from ntt_backup.catalog import dump_history, privileges
+from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.found_schema import (
-    Place,
-    add_columns,
-    choose_index,
-    find_table,
-    rows_and_time,
-    surroundings,
-    trigger_state,
-)
-from ntt_backup.catalog.pending import columns
-from ntt_backup.catalog.queries import fragment, shown, statement
+from ntt_backup.catalog.queries import pasted, statement
 from ntt_backup.catalog.range_locks import lock_class
-from ntt_backup.catalog.schema_check import (
-    CREATE_OWN,
-    PRINT_SQL,
-    SCHEMA_VERSION,
-    Table,
-    check_one_table,
-    check_table,
-    check_version,
-    existing_table,
-    read_table,
-    warnings,
-)
-from ntt_backup.catalog.schema_plan import look
+from ntt_backup.catalog.schema_check import PRINT_SQL, existing_table, warnings
+from ntt_backup.catalog.schema_plan import GENERATES, Lock, Step, Who, make_plan
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
 BRIEF_LOCK_MS = 1000
 LOCK_ATTEMPTS = 10
 _PAUSE_S = 0.5
 _SHOWN = 5
-_LOCK = {"class": lock_class("init-db/"), "key": 0}  # no target's name has a slash
+_LOCK = {"class": lock_class("init-db/"), "key": 0}  # No target's name has a slash.
 
 Report = Callable[[str], object]
 
@@ -58,29 +36,22 @@ def init_db(
 ) -> list[str]:
     """Create or complete the catalog for a target, as far as this session may.
 
-    report gets a line for each change, wait and warning. notify: also have inserts wake the daemon
+    report gets a line for each step, wait and warning. notify: also have inserts wake the daemon
     at once. Returns what this session may not do yet although it may run, a command each. Raises
     CatalogRefused where the table cannot be used, or with all that is left for others to do;
-    CatalogUnavailable where a lock was not to be had.
+    CatalogUnavailable where a lock was not to be had. The session's time limits may be changed.
     """
     with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
         privileges.require_writing(conn)
-        if surroundings(conn).version_readable:
-            check_version(conn, older=True)
-            check_one_table(conn)
-        _prepare_table(conn, target, report)
-        place = find_table(conn)
-        if place is not None:
-            if place.found:
-                _prepare_index(conn, existing_table(conn, target), place, target, report)
-            ours = _prepare_own_schema(conn, place, report)
-            if notify:
-                _prepare_trigger(conn, place, ours, report)
-        missing = look(conn, target, notify=notify)
-        if missing.needed:
+        for step in make_plan(conn, target, notify=notify).steps:
+            if step.who is Who.OPERATOR and not step.by_hand:
+                report(step.text)
+                _carry_out(conn, step, report)
+        left = make_plan(conn, target, notify=notify)
+        if left.needed:
             raise CatalogRefused(
                 f"the catalog is not ready for {conn.info.user}",
-                detail=f"missing is: {missing}",
+                detail=f"missing is: {left}",
                 hint=PRINT_SQL,
             )
         for warning in warnings(conn, existing_table(conn, target)):
@@ -90,7 +61,7 @@ def init_db(
 
 def _not_yet(conn: Connection, target: str) -> list[str]:
     lacks = {command: privileges.lacking(conn, target, [command]) for command in privileges.NEEDS}
-    unread = [f"{schema}.{name}" for schema, name in dump_history.unreadable(conn)]
+    unread = [f"{schema}.{name}" for schema, name in privileges.unreadable(conn)]
     lacks["dump"] += [privileges.Lack("select", name) for name in unread[:_SHOWN]]
     return [
         f"`{command}` (it lacks {', '.join(map(str, these))})"
@@ -114,114 +85,45 @@ def _one_at_a_time(conn: Connection, report: Report) -> Iterator[None]:
             conn.execute(statement("unlock"), _LOCK)
 
 
-def _prepare_table(conn: Connection, target: str, report: Report) -> None:
-    table = read_table(conn)
-    if table is None:
-        around = surroundings(conn)
-        if around.may_create_table and find_table(conn) is None:
-            name = sql.Identifier("blobs")
-            conn.execute(statement("create_table", table=name, **columns(target)))
-            report(
-                f"there was no table blobs: made a new, empty one, {around.new_schema}.blobs in"
-                f" {around.database}. Where another program keeps its blobs, that is the wrong"
-                " database: drop this table, and correct catalog.url (NTT_DB_URL)"
-            )
-        return
-    check_table(conn, table, target)
-    change = add_columns(target, list(table.columns))
-    if change is None or not table.owned:
-        return
-    absent, changes = change
-    alter = statement("alter_table", table=sql.Identifier("blobs"), changes=changes)
-    _with_brief_lock(conn, alter, report)
-    report(f"added to blobs: {', '.join(absent)}")
+def _carry_out(conn: Connection, step: Step, report: Report) -> None:
+    if step.lock is Lock.BRIEF:
+        _with_brief_lock(conn, step, report)
+    elif step.lock is Lock.UNHURRIED:
+        _build_index(conn, step)
+    else:
+        with conn.transaction():
+            _execute(conn, step)
 
 
-def _prepare_index(
-    conn: Connection, table: Table, place: Place, target: str, report: Report
-) -> None:
-    """Have one valid index of what is pending."""
-    chosen = choose_index(conn, target, place.oid)
-    if chosen is None or not table.owned:
-        return
-    name, unfinished = chosen
-    parts = {
-        "index": sql.Identifier(name),
-        "table": sql.Identifier("blobs"),
-        "uncopied": fragment("uncopied_is_false", **columns(target)),
-    }
-    if place.partitioned:
-        raise CatalogRefused(
-            "blobs is partitioned: its index cannot be built while others write",
-            hint=f"run as {table.owner} when writers may wait until it is done (or build it for"
-            " each partition and attach it, see CREATE INDEX in PostgreSQL's manual): "
-            + shown("mend_partitioned_index", old=parts["index"], **parts),
-        )
-    builders = [pid for (pid,) in conn.execute(statement("building"))]
-    if builders:
+def _execute(conn: Connection, step: Step) -> None:
+    for text in step.statements:
+        query = text.removesuffix(GENERATES)
+        rows = conn.execute(pasted("init-db", query))
+        if query != text:
+            for (generated,) in rows.fetchall():
+                conn.execute(pasted("init-db", generated))
+
+
+def _build_index(conn: Connection, step: Step) -> None:
+    """Execute the step without time limits, unless another session is building an index."""
+    if builders := conn.execute(statement("building")).fetchall():
         raise CatalogUnavailable(
             "another session is building an index on blobs",
-            detail=f"pid {', '.join(map(str, builders))}",
+            detail=f"pid {', '.join(str(pid) for (pid,) in builders)}",
             hint="run init-db again when it is done: select * from pg_stat_progress_create_index;",
         )
-    with _unhurried(conn):
-        for left in unfinished:
-            conn.execute(statement("drop_index", index=sql.Identifier(left)))
-            report(f"dropped the unfinished index {left}")
-        size = rows_and_time(conn, place.oid)
-        over = f" over {size}" if size else ""
-        report(f"building the index {name}{over}; reading and writing go on")
-        conn.execute(statement("create_index", **parts))
-    report(f"built the index {name}")
-
-
-@contextmanager
-def _unhurried(conn: Connection) -> Iterator[None]:
-    """Without time limits: an index waits for old transactions, and blocks nobody meanwhile."""
-    lock_timeout, statement_timeout = conn.execute(statement("limits")).fetchall()[0]
     configure(conn, "lock_timeout", 0)
     configure(conn, "statement_timeout", 0)
-    try:
-        yield
-    finally:
-        if not conn.closed:
-            configure(conn, "lock_timeout", lock_timeout)
-            configure(conn, "statement_timeout", statement_timeout)
+    _execute(conn, step)
 
 
-def _prepare_own_schema(conn: Connection, place: Place, report: Report) -> bool:
-    """Make or complete our schema; whether that was ours to do: who owns it, or may make one."""
-    there, ours = conn.execute(statement("own_schema")).fetchall()[0]
-    if not ours:
-        return False
-    noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(place.schema)}
-    with conn.transaction():
-        if not there:
-            conn.execute(statement("create_schema"))
-            report("created the schema ntt_backup")
-        for name in CREATE_OWN:
-            conn.execute(statement(name))
-        conn.execute(statement("set_version", **noted))
-    return True
-
-
-def _prepare_trigger(conn: Connection, place: Place, ours: bool, report: Report) -> None:
-    state = trigger_state(conn, place.oid)
-    if state.there or not (state.may_add and (state.function or ours)):
-        return
-    if ours:
-        conn.execute(statement("create_notify"))
-    _with_brief_lock(conn, statement("create_trigger", table=place.name), report)
-    report("inserts into blobs now wake the daemon")
-
-
-def _with_brief_lock(conn: Connection, change: sql.Composed, report: Report) -> None:
-    """Execute a change that locks the table, never waiting long enough for a queue behind us."""
+def _with_brief_lock(conn: Connection, step: Step, report: Report) -> None:
+    """Execute a step that locks the table, never waiting long enough for a queue behind us."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             with conn.transaction():
                 configure(conn, "lock_timeout", BRIEF_LOCK_MS, local=True)
-                conn.execute(change)
+                _execute(conn, step)
             return
         except (errors.LockNotAvailable, errors.DeadlockDetected):
             holders = conn.execute(statement("lock_holders")).fetchall()

@@ -1,15 +1,14 @@
-"""What the catalog's table looks like, what is wrong with it, and the SQL that mends it.
+"""Checks that the catalog's table can be used: types, order, keys, privileges, the index.
 
-The table belongs to another program and may have any history. Finding out by failing in the middle
-of a night's run would be the obvious way; instead everything that the queries rely on is read from
-the system catalogs first: types, order, keys, privileges, the index. A refusal names one problem
-and the statement to run.
+The table belongs to another program and may have any history. Everything that the queries rely on
+is read from the system catalogs before a run, which everybody may read; a refusal names one problem
+and the statement that mends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -22,27 +21,20 @@ from ntt_backup.errors import CatalogRefused
 
 SCHEMA_VERSION = 1
 OWN_TABLES = frozenset({"dumps", "failures", "marks", "runs", "scans", "schema_version"})
-CREATE_OWN = (
-    "create_failures",
-    "create_runs",
-    "create_scans",
-    "create_dumps",
-    "create_marks",
-    "create_version",
-)
-
 PRINT_SQL = (
     "`ntt-backup-remote init-db --print-sql` prints the SQL, a script for each who must run it"
 )
 
-_INTEGERS = frozenset({"bigint", "integer", "smallint", "numeric"})
 _LARGEST_SIZE = 2**63 - 1
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
-_TIMES = frozenset({"timestamp with time zone", "timestamp without time zone"})
+_ACCEPTED = {
+    "bigint": {"bigint", "integer", "smallint", "numeric"},
+    "timestamptz": {"timestamp with time zone", "timestamp without time zone"},
+    "boolean": {"boolean"},
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of `blobs`. type is the server's word for it, without a length."""
 
     type: str
@@ -51,13 +43,15 @@ class Column:
     deterministic: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The table `blobs`. owned: whether we may alter it."""
+class Table(NamedTuple):
+    """A table `blobs`. kind: as in pg_class. found: the search path of this session leads to it."""
 
+    oid: int
     kind: str
+    schema: str
     owner: str
-    owned: bool
+    schema_owner: str
+    found: bool
     columns: Mapping[str, Column]
 
     @property
@@ -66,7 +60,7 @@ class Table:
 
 
 def our_columns(target: str) -> dict[str, str]:
-    """The columns that we need besides blobid, and the types we give them."""
+    """Return the columns that we need besides blobid, and the types we give them."""
     return {
         "size": "bigint",
         f"{target}_copied": "boolean",
@@ -75,46 +69,53 @@ def our_columns(target: str) -> dict[str, str]:
     }
 
 
-def wanted_columns(target: str) -> dict[str, str]:
-    """The columns that init-db adds, with their types: ours, and when a row was inserted."""
-    return {**our_columns(target), "created_at": "timestamptz"}
+def find_table(conn: Connection) -> Table | None:
+    """Return the table that the search path finds, else the only one that it may be meant to find.
 
-
-def read_table(conn: Connection) -> Table | None:
-    """The table `blobs` as the search path finds it; None if there is none."""
-    row = conn.execute(statement("table")).fetchone()
-    if row is None:
-        return None
-    kind, owner, owned = row
-    columns = {
-        name: Column(type_name, not_null, sql.Identifier(schema or "", collation or ""), *rest)
-        for name, type_name, not_null, schema, collation, *rest in conn.execute(
-            statement("table_columns")
+    Raises CatalogRefused where it finds none and there are several.
+    """
+    tables = conn.execute(statement("find_tables")).fetchall()
+    if len(tables) > 1:
+        raise CatalogRefused(
+            "the search path finds no table blobs, and there are several",
+            detail=", ".join(f"{schema}.blobs" for _, _, schema, *_ in tables),
+            hint="say which, for example as ?options=-c%20search_path%3DSCHEMA in catalog.url",
         )
+    if not tables:
+        return None
+    rows = conn.execute(statement("table_columns"), {"table": tables[0][0]})
+    columns = {
+        name: Column(type_name, not_null, sql.Identifier(schema or "", collation or ""), same_bytes)
+        for name, type_name, not_null, schema, collation, same_bytes in rows
     }
-    return Table(kind, owner, owned, columns)
+    oid, kind, schema, owner, schema_owner, found = tables[0]
+    return Table(oid, kind, schema, owner, schema_owner, found, columns)
 
 
 def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
-    """Check that everything the command relies on is there, and that this session may use it.
+    """Check that everything the command relies on exists, and that this session may use it.
 
-    command: one of `rights.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for the
-    first problem, with the SQL or the command that mends it.
+    command: one of `privileges.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for
+    the first problem, with the SQL or the command that mends it.
     """
     with translated(conn, "show its schema"):
         table = existing_table(conn, target)
-        absent = [name for name in our_columns(target) if name not in table.columns]
-        if absent:
+        if absent := [name for name in our_columns(target) if name not in table.columns]:
             raise CatalogRefused(f"the table blobs lacks {', '.join(absent)}", hint=INIT_DB)
-        _check_own_tables(conn)
+        if absent := sorted(OWN_TABLES - own_tables(conn)):
+            raise CatalogRefused(f"the schema ntt_backup lacks {', '.join(absent)}", hint=INIT_DB)
         verify_rights(conn, target, command)
-        check_version(conn)
+        version, _ = own_version(conn)
+        if version < SCHEMA_VERSION:
+            raise CatalogRefused(
+                f"the schema ntt_backup is of the old version {version}", hint=INIT_DB
+            )
         check_one_table(conn)
         indexes = read_indexes(conn, target)
         if not any(index.valid and index.form for index in indexes):
             raise CatalogRefused(
                 "the table blobs has no usable index of what is pending",
-                detail="an unfinished one is there" if any(not i.valid for i in indexes) else "",
+                detail="" if all(index.valid for index in indexes) else "one is unfinished",
                 hint=INIT_DB,
             )
         return warnings(conn, table)
@@ -136,12 +137,14 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
 
 
 def existing_table(conn: Connection, target: str) -> Table:
-    """The table `blobs`, checked as by `check_table`. Raises CatalogRefused where there is none."""
-    table = read_table(conn)
-    if table is None:
+    """Return the table that the search path finds, checked as by `check_table`.
+
+    Raises CatalogRefused where there is none.
+    """
+    table = find_table(conn)
+    if table is None or not table.found:
         raise CatalogRefused(
-            "the catalog has no table blobs",
-            hint=f"{INIT_DB}, or correct catalog.url",
+            "the catalog has no table blobs", hint=f"{INIT_DB}, or correct catalog.url"
         )
     check_table(conn, table, target)
     return table
@@ -167,9 +170,8 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
             detail="it must be text",
             hint=shown(mend.get(blobid.type, "mend_blobid_other")),
         )
-    ascend = conn.execute(
-        statement("bounds_ascend", collation=blobid.collation), bounds(prefix_ranges())
-    ).fetchall()[0][0]
+    ascending = statement("bounds_ascend", collation=blobid.collation)
+    ascend = conn.execute(ascending, bounds(prefix_ranges())).fetchall()[0][0]
     if not (ascend and blobid.deterministic):
         raise CatalogRefused(
             "the collation of blobs.blobid does not suit hex digits",
@@ -178,7 +180,7 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
         )
     for name, wanted in our_columns(target).items():
         column = table.columns.get(name)
-        if column and column.type not in _accepted(wanted):
+        if column and column.type not in _ACCEPTED[wanted]:
             raise CatalogRefused(
                 f"blobs.{name} is of type {column.type}",
                 detail=f"it must be {wanted}",
@@ -186,32 +188,23 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
             )
 
 
-def _accepted(wanted: str) -> frozenset[str]:
-    return {"bigint": _INTEGERS, "timestamptz": _TIMES}.get(wanted, frozenset({wanted}))
+def own_tables(conn: Connection) -> frozenset[str]:
+    """Return those of our own tables that exist."""
+    return frozenset(name for (name,) in conn.execute(statement("own_tables")))
 
 
-def check_version(conn: Connection, *, older: bool = False) -> int:
-    """The version of our schema. Raises CatalogRefused where a newer program made it, and for an
-    older one, unless older says that it will do.
+def own_version(conn: Connection) -> tuple[int, str]:
+    """Return the version of our schema (0: none is recorded), and the schema of the table it
+    serves. Raises CatalogRefused where a newer program made it.
     """
     rows = conn.execute(statement("schema_version")).fetchall()
-    version = rows[0][0] if rows else 0
+    version, blobs_schema = rows[0] if rows else (0, "")
     if version > SCHEMA_VERSION:
         raise CatalogRefused(
             f"the schema ntt_backup is of version {version}, this program knows {SCHEMA_VERSION}",
             hint="upgrade ntt_backup on this host",
         )
-    if version < SCHEMA_VERSION and not older:
-        raise CatalogRefused(
-            f"the schema ntt_backup is of the old version {version}",
-            hint=INIT_DB,
-        )
-    return int(version)
-
-
-def own_tables(conn: Connection) -> frozenset[str]:
-    """Our own tables that are there."""
-    return frozenset(name for (name,) in conn.execute(statement("own_tables")))
+    return version, blobs_schema
 
 
 def check_one_table(conn: Connection) -> None:
@@ -234,14 +227,8 @@ def _search_path(conn: Connection, schema: str) -> str:
     return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
-def _check_own_tables(conn: Connection) -> None:
-    absent = sorted(OWN_TABLES - own_tables(conn))
-    if absent:
-        raise CatalogRefused(f"the schema ntt_backup lacks {', '.join(absent)}", hint=INIT_DB)
-
-
 def warnings(conn: Connection, table: Table) -> list[str]:
-    """What works and may deserve a change, a line each, with the SQL where there is one."""
+    """Return what works and may deserve a change, a line each, with the SQL where there is one."""
     found = []
     if not conn.execute(statement("blobid_unique")).fetchall()[0][0]:
         found.append(

@@ -1,271 +1,369 @@
-"""One look at everything that init-db makes: what is missing, and who may make it.
+"""The plan of `init-db`: every step that is missing of the catalog, and who may do it.
 
-Who backs up need not own the table, and who owns the table need not be allowed to make a schema. To
-try, and to show the first statement that is refused, takes each of them a round. So all is looked
-at first, in the system catalogs alone, which everybody may read. Nothing is asked for that is
-there, or that a role may do already.
+    dba       a superuser, or who owns the database: our schema, and what others own
+    owner     who owns `blobs`: its columns, its index, its privileges
+    operator  who backs up: what it may do itself; as a rule nothing
+
+Who backs up need not own the table, and who owns the table need not be allowed to make a schema. So
+all is read at first, from the system catalogs alone, which everybody may read. A step is SQL that
+`init-db` executes where it is the operator's, and that it prints as a script for psql. The scripts
+are run in this order, and each may be run again. Nothing is asked for that exists, or that a role
+may do already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
+from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from ntt_backup.catalog import dump_history, privileges
+from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.found_schema import (
-    add_columns,
-    choose_index,
-    find_table,
-    rows_and_time,
-    surroundings,
-    trigger_state,
-)
-from ntt_backup.catalog.pending import columns
+from ntt_backup.catalog.pending import columns, index_names, read_indexes
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.schema_check import (
-    CREATE_OWN,
     OWN_TABLES,
     SCHEMA_VERSION,
+    Table,
+    check_one_table,
     check_table,
-    check_version,
+    find_table,
+    our_columns,
     own_tables,
-    read_table,
+    own_version,
 )
-from ntt_backup.catalog.schema_scripts import Missing, Part, Who
+from ntt_backup.errors import CatalogRefused
+from ntt_backup.format import duration, many, printable
+
+# Ends a query whose rows are the statements to execute.
+GENERATES: Final = " \\gexec"
+_CREATE_OWN: Final = (
+    "create_failures",
+    "create_runs",
+    "create_scans",
+    "create_dumps",
+    "create_marks",
+    "create_version",
+)
+# Rows a second of building an index: 42 million took 210 s beside others who wrote.
+_ROWS_PER_SECOND: Final = 200_000
+_LONG_SECONDS: Final = 5
 
 
-def look(
+class Who(StrEnum):
+    """Who must run a script."""
+
+    DBA = "dba"
+    OWNER = "owner"
+    OPERATOR = "operator"
+
+
+class Lock(StrEnum):
+    """How long a step may wait for its locks: as a script says it."""
+
+    BRIEF = "brief_lock"
+    UNHURRIED = "unhurried"
+
+
+class Step(NamedTuple):
+    """One thing that is missing. needed: without it `run` does not work. by_hand: `init-db` does
+    not carry it out, whosever it is.
+    """
+
+    who: Who
+    text: str
+    statements: tuple[str, ...]
+    needed: bool = True
+    lock: Lock | None = None
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All steps, and what the three are called."""
+
+    steps: Sequence[Step]
+    names: Mapping[Who, str]
+    database: str
+
+    @property
+    def needed(self) -> bool:
+        return any(step.needed for step in self.steps)
+
+    def __str__(self) -> str:
+        """Who has to do what, in one line."""
+        ordered = sorted(self.steps, key=lambda step: list(Who).index(step.who))
+        return "; ".join(
+            f"{who} ({self.names[who]}): {', '.join(step.text for step in group)}"
+            for who, group in groupby(ordered, lambda step: step.who)
+        )
+
+    def script(self, only: Who | None = None) -> str:
+        """Return the script of one, or those of all, for psql."""
+        return "\n".join(self._script(who) for who in Who if only in (None, who))
+
+    def _script(self, who: Who) -> str:
+        steps = [step for step in self.steps if step.who is who]
+        # A name may hold a line end, and the rest of it would be a command.
+        head = printable(f"-- {who}: {self.names[who]}")
+        if not steps:
+            return f"{head}: nothing to do\n"
+        lines = [f"{head}. For psql; may be run again.", "\\set ON_ERROR_STOP on"]
+        lines.append(f"\\connect {sql.Identifier(self.database).as_string(None)}")
+        for step in steps:
+            lines += ["", printable(f"-- {step.text}")]
+            lines += [shown(step.lock)] if step.lock else []
+            lines += step.statements
+        return "\n".join([*lines, ""])
+
+
+def make_plan(
     conn: Connection,
     target: str,
     *,
     role: str | None = None,
     monitors: Iterable[str] = (),
     notify: bool = False,
-) -> Missing:
-    """All that is missing for the role (None: that of this session) to back up, and for others to
-    look at figures. Raises CatalogRefused for what adding cannot mend.
+) -> Plan:
+    """Return all that is missing for the role (None: that of this session) to back up, and for the
+    monitors to look at figures. Raises CatalogRefused for what adding cannot mend.
     """
     with translated(conn, "show what it lacks"):
-        return _Look(conn, target, role).everything(list(monitors), notify)
+        return _Planner(conn, target, role).plan(monitors, notify=notify)
 
 
-class _Look:
+class _Surroundings(NamedTuple):
+    """Database and schemas. own_owner: None where our schema does not exist. new_schema: where a
+    new table would be, and whether this session may make it. user: who acts in this session.
+    """
+
+    database: str
+    database_owner: str
+    own_owner: str | None
+    version_readable: bool
+    new_schema: str
+    may_create_table: bool
+    user: str
+
+
+class _Planner:
     def __init__(self, conn: Connection, target: str, role: str | None) -> None:
         self._conn = conn
         self._target = target
-        self._around = surroundings(conn)
+        self._around = _Surroundings(*conn.execute(statement("surroundings")).fetchall()[0])
         self._role = role or self._around.user
         self._table = find_table(conn)
+        self._oid = 0
+        self._schema = self._around.new_schema
         self._owner: str | None = None
         if self._table is not None:
+            self._oid, self._schema = self._table.oid, self._table.schema
             self._owner = self._table.owner
+            self._check(self._table)
         elif self._around.may_create_table and self._role == self._around.user:
             self._owner = self._role
-        self._own_maker = self._who_makes_own()
         self._name = sql.Identifier(self._schema, "blobs")
-        self._own_parts = self._own_schema()
+        self._own_maker = self._who_makes_own_schema()
+        self._own_steps = self._own_schema()
+        self._unreadable = privileges.unreadable(conn, self._role)
 
-    @property
-    def _schema(self) -> str:
-        return self._table.schema if self._table else self._around.new_schema
+    def _check(self, table: Table) -> None:
+        if table.found:
+            check_table(self._conn, table, self._target)
+            if self._around.version_readable:
+                check_one_table(self._conn)
 
-    def everything(self, monitors: list[str], notify: bool) -> Missing:
-        visible = read_table(self._conn)
-        if visible is not None:
-            check_table(self._conn, visible, self._target)
-        parts = [
-            *self._own_parts,
-            *self._columns(),
-            *self._index(),
-            *self._reach(self._role),
-            *self._grants(self._role, tuple(privileges.NEEDS), "back up", dump_too=True),
-        ]
+    def plan(self, monitors: Iterable[str], *, notify: bool) -> Plan:
+        role, around = self._role, self._around
+        steps = [*self._own_steps, *self._columns(), *self._index(), *self._access(role)]
+        steps += self._grants(role, tuple(privileges.NEEDS), "back up", dump=True)
         for name in monitors:
-            parts += [
-                *self._reach(name),
-                *self._grants(name, privileges.MONITORING, "look at figures"),
-            ]
-        if notify:
-            parts += self._trigger()
-        parts += self._rest_of_dump()
-        around = self._around
+            steps += self._access(name)
+            steps += self._grants(name, privileges.MONITORING, "look at figures")
+        steps += self._trigger() if notify else []
+        steps += self._rest_of_dump()
+        if self._table is not None and not self._table.found:
+            # Perhaps another table is meant.
+            steps = [step._replace(by_hand=True) for step in steps]
         names = {
             Who.DBA: f"a superuser, or {around.own_owner or around.database_owner}",
             Who.OWNER: self._owner or f"who may make tables in the schema {self._schema}",
-            Who.OPERATOR: self._role,
+            Who.OPERATOR: role,
         }
-        return Missing(parts, names, around.database)
+        return Plan(steps, names, around.database)
 
-    # --- what init-db makes -----------------------------------------------------------------------
+    # --- what is made -----------------------------------------------------------------------------
 
-    def _own_schema(self) -> list[Part]:
-        around = self._around
-        there = own_tables(self._conn)
-        if there >= OWN_TABLES and self._version_fits():
-            return []
-        noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(self._schema)}
-        statements = [
-            *([] if around.own_owner else [shown("create_schema")]),
-            *map(shown, CREATE_OWN),
-            shown("set_version", **noted),
-        ]
-        text = "make the schema ntt_backup and its tables"
-        return [Part(self._own_maker, text, tuple(statements))]
-
-    def _who_makes_own(self) -> Who:
+    def _who_makes_own_schema(self) -> Who:
         if self._around.own_owner is not None:
             return self._who(self._around.own_owner)
         may_create = self._ask("may_make", self._role, schema="pg_catalog")[0]
         return Who.OPERATOR if may_create else Who.DBA
 
-    def _version_fits(self) -> bool:
-        """Whoever may not read it is told by the next look, with the privilege."""
-        if not self._around.version_readable:
-            return True
-        return check_version(self._conn, older=True) == SCHEMA_VERSION
+    def _own_schema(self) -> list[Step]:
+        version, serves = SCHEMA_VERSION, self._schema
+        if self._around.version_readable:  # Whoever may not read it is told of the privilege.
+            version, serves = own_version(self._conn)
+        noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(self._schema)}
+        note = shown("set_version", **noted)
+        if own_tables(self._conn) >= OWN_TABLES and version == SCHEMA_VERSION:
+            text = f"note that the table blobs is in the schema {self._schema} now"
+            moved = Step(self._own_maker, text, (note,), needed=False)
+            return [] if serves == self._schema else [moved]
+        create = [] if self._around.own_owner else [shown("create_schema")]
+        text = "make the schema ntt_backup and its tables"
+        return [Step(self._own_maker, text, (*create, *map(shown, _CREATE_OWN), note))]
 
-    def _columns(self) -> list[Part]:
+    def _columns(self) -> list[Step]:
+        who = self._who(self._owner)
         if self._table is None:
             create = shown("create_table", table=self._name, **columns(self._target))
-            text = f"make the table {self._schema}.blobs, new and empty"
-            return [Part(self._who(self._owner), text, (create,))]
-        rows = self._conn.execute(statement("column_names"), {"table": self._table.oid})
-        change = add_columns(self._target, [name for (name,) in rows])
-        if change is None:
+            text = (
+                f"make a new, empty table {self._schema}.blobs in {self._around.database} (where"
+                " another program keeps its blobs elsewhere, correct catalog.url, NTT_DB_URL)"
+            )
+            return [Step(who, text, (create,))]
+        wanted = {**our_columns(self._target), "created_at": "timestamptz"}
+        absent = [name for name in wanted if name not in self._table.columns]
+        if not absent:
             return []
-        absent, changes = change
-        alter = shown("alter_table", table=self._name, changes=changes)
-        statements = (shown("brief_lock"), alter)
-        return [Part(self._who(self._owner), f"add to blobs: {', '.join(absent)}", statements)]
+        changes = [
+            fragment("add_column", column=sql.Identifier(name), type=sql.SQL(wanted[name]))
+            for name in absent
+        ]
+        if "created_at" in absent:
+            changes.append(fragment("default_created_at"))
+        alter = shown("alter_table", table=self._name, changes=sql.SQL(", ").join(changes))
+        return [Step(who, f"add to blobs: {', '.join(absent)}", (alter,), lock=Lock.BRIEF)]
 
-    def _index(self) -> list[Part]:
-        oid = self._table.oid if self._table else 0
-        chosen = choose_index(self._conn, self._target, oid)
-        if chosen is None:
+    def _index(self) -> list[Step]:
+        """Have one valid index of what is pending; those of others are used as they are."""
+        indexes = read_indexes(self._conn, self._target, self._oid)
+        if any(index.valid and index.form for index in indexes):
             return []
-        name, unfinished = chosen
-        ours = sql.Identifier(self._schema, name)
+        names = index_names(self._target)
+        taken = {index.name for index in indexes if index.valid}
+        free = [name for name in names if name not in taken]
+        if not free:
+            raise CatalogRefused(
+                "the names of our index are taken by indexes that do not serve us",
+                detail=", ".join(names),
+                hint=f"rename one, or drop it: {self._drop(names[1])}",
+            )
+        name, *spare = free
         parts = {
             "index": sql.Identifier(name),
             "table": self._name,
             "uncopied": fragment("uncopied_is_false", **columns(self._target)),
         }
-        text = f"build the index {name}"
-        if self._table and (size := rows_and_time(self._conn, oid)):
-            text += f" over {size}"
-        if self._table and self._table.partitioned:
-            text += "; blobs is partitioned, and who writes waits until it is done"
-            statements = [shown("mend_partitioned_index", old=ours, **parts)]
-        else:
-            literal = sql.Literal(ours.as_string(None))
-            statements = [
-                shown("unhurried"),
-                fragment("drop_unfinished", index=literal).as_string(None),
-                shown("create_index", **parts),
-            ]
-        spare = [
-            shown("drop_index", index=sql.Identifier(self._schema, left))
-            for left in unfinished
-            if left != name
-        ]
-        return [Part(self._who(self._owner), text, (*spare, *statements))]
+        text = f"build the index {name}{self._rows_and_time()}"
+        if any(index.name == name for index in indexes):
+            text += ", in place of an unfinished one"
+        who = self._who(self._owner)
+        if self._table is not None and self._table.partitioned:
+            text += "; blobs is partitioned, so who writes waits until it is built"
+            create = shown("mend_partitioned_index", old=self._in_schema(name), **parts)
+            return [Step(who, text, (create,), lock=Lock.UNHURRIED, by_hand=True)]
+        literal = sql.Literal(self._in_schema(name).as_string(None))
+        drop = fragment("drop_unfinished", index=literal).as_string(None) + GENERATES
+        drops = [self._drop(index.name) for index in indexes if index.name in spare]
+        statements = (*drops, drop, shown("create_index", **parts))
+        return [Step(who, text, statements, lock=Lock.UNHURRIED)]
 
-    def _trigger(self) -> list[Part]:
-        state = trigger_state(self._conn, self._table.oid if self._table else 0)
-        if state.there:
+    def _rows_and_time(self) -> str:
+        """Say how large the table is, and how long an index takes; "" where that is soon over."""
+        rows = self._conn.execute(statement("rows_about"), {"table": self._oid}).fetchall()[0][0]
+        seconds = rows / _ROWS_PER_SECOND
+        if seconds < _LONG_SECONDS:
+            return ""
+        return f" over about {many(rows, 'row')}, which takes about {duration(seconds)}"
+
+    def _trigger(self) -> list[Step]:
+        values = {"table": self._oid}
+        state = self._conn.execute(statement("trigger_state"), values).fetchall()[0]
+        exists, function_exists, may_add = state
+        if exists:
             return []
-        parts, made = [], []
-        if not state.function:
+        steps, made = [], []
+        if not function_exists:
             made.append(shown("create_notify"))
         owner = self._owner
         if owner and any(lack.privilege == "usage" for lack in self._lacking(owner, ("check",))):
             made.append(self._grant(["usage"], sql.SQL("schema ntt_backup"), owner))
         if made:
             text = "make the function that wakes a watching daemon"
-            parts.append(Part(self._own_maker, text, tuple(made)))
-        create = shown("create_trigger", table=self._name)
+            steps.append(Step(self._own_maker, text, tuple(made)))
         once = fragment(
             "create_trigger_once",
-            create=sql.Literal(create.removesuffix(";")),
+            create=sql.Literal(shown("create_trigger", table=self._name).removesuffix(";")),
             table=sql.Literal(self._name.as_string(None)),
         )
-        statements = (shown("brief_lock"), once.as_string(None))
         text = "have inserts into blobs wake a watching daemon"
-        return [*parts, Part(self._who(owner), text, statements)]
+        ours = may_add and self._role == self._around.user
+        who = Who.OPERATOR if ours else self._who(owner)
+        too_early = bool(made) and self._own_maker is not Who.OPERATOR
+        statements = (once.as_string(None) + GENERATES,)
+        return [*steps, Step(who, text, statements, lock=Lock.BRIEF, by_hand=too_early)]
 
-    # --- what others may do with it ---------------------------------------------------------------
+    # --- who may do what with it ------------------------------------------------------------------
 
-    def _reach(self, role: str) -> list[Part]:
-        """That the role gets to the table at all."""
-        parts = []
+    def _access(self, role: str) -> list[Step]:
+        """Let the role get to the table at all."""
+        steps = []
         around, table = self._around, self._table
-        database = sql.Identifier(around.database)
         _, connects, uses = self._ask("may_make", role, schema=self._schema)
         if not connects:
-            grant = self._grant(["connect"], sql.SQL("database {}").format(database), role)
-            parts.append(Part(self._who(around.database_owner), f"let {role} connect", (grant,)))
+            grant = self._grant(["connect"], self._database, role)
+            steps.append(Step(self._who(around.database_owner), f"let {role} connect", (grant,)))
         schema = sql.Identifier(self._schema)
         if not uses:
             grant = self._grant(["usage"], sql.SQL("schema {}").format(schema), role)
             who = self._who(table.schema_owner) if table else Who.DBA
-            parts.append(Part(who, f"let {role} use the schema {self._schema}", (grant,)))
+            steps.append(Step(who, f"let {role} use the schema {self._schema}", (grant,)))
         found = table is not None and table.found and role == around.user
         if not (found or self._ask("names_schema", role, schema=self._schema)[0]):
-            named = {"user": sql.Identifier(role), "database": database, "schema": schema}
-            mend = shown("mend_search_path", **named)
-            parts.append(Part(Who.DBA, f"have {role} find blobs in {self._schema}", (mend,)))
-        return parts
+            names = {"user": role, "database": around.database, "schema": self._schema}
+            parts = {key: sql.Identifier(name) for key, name in names.items()}
+            mend = shown("mend_search_path", **parts)
+            steps.append(Step(Who.DBA, f"have {role} find blobs in {self._schema}", (mend,)))
+        return steps
 
     def _grants(
-        self, role: str, commands: Sequence[str], purpose: str, *, dump_too: bool = False
-    ) -> list[Part]:
-        """What the commands lack, grouped by what it is on; needed is what `run` lacks."""
-        urgent = set(self._lacking(role, ("run",)))
+        self, role: str, commands: Sequence[str], purpose: str, *, dump: bool = False
+    ) -> list[Step]:
+        """Grant what the commands lack, a step for each who must; needed is what `run` lacks."""
         lacks = self._lacking(role, commands)
-        if dump_too and not any(one.on == "blobs" and one.privilege == "select" for one in lacks):
-            # By columns it may be read by us, and not be locked by pg_dump.
-            unread = dump_history.unreadable(self._conn, role)
-            if (self._schema, "blobs") in unread:
-                lacks.append(privileges.Lack("select", "blobs"))
-        lacks = [one for one in lacks if not (role == self._role and self._will_own(one.on))]
-        parts: dict[Who, list[str]] = {}
-        needed: dict[Who, bool] = {}
+        readable = not any(one.on == "blobs" and one.privilege == "select" for one in lacks)
+        if dump and readable and (self._schema, "blobs") in self._unreadable:
+            # We may read it by columns, and pg_dump may not lock it.
+            lacks.append(privileges.Lack("select", "blobs"))
+        urgent = self._lacking(role, ("run",))
+        steps: dict[Who, Step] = {}
         for on, group in groupby(sorted(lacks, key=lambda one: one.on), lambda one: one.on):
             these = list(group)
-            who = self._grantor(on)
-            granted = [self._privilege(one) for one in these]
-            parts.setdefault(who, []).append(self._grant(granted, self._object(on), role))
-            needed[who] = needed.get(who, False) or not urgent.isdisjoint(these)
-        return [
-            Part(who, f"let {role} {purpose}", tuple(statements), needed[who])
-            for who, statements in parts.items()
-        ]
+            named, who, will_own = self._object(on)
+            if will_own and role == self._role:
+                continue
+            grant = self._grant([self._privilege(one) for one in these], named, role)
+            step = steps.get(who, Step(who, f"let {role} {purpose}", (), needed=False))
+            needed = step.needed or any(one in urgent for one in these)
+            steps[who] = step._replace(statements=(*step.statements, grant), needed=needed)
+        return list(steps.values())
 
-    def _rest_of_dump(self) -> list[Part]:
-        """What other programs have in the database, for pg_dump."""
-        unread = [
-            (schema, name)
-            for schema, name in dump_history.unreadable(self._conn, self._role)
+    def _rest_of_dump(self) -> list[Step]:
+        """Let pg_dump read what other programs have in the database."""
+        schemas = {
+            schema
+            for schema, name in self._unreadable
             if schema != "ntt_backup" and (schema, name) != (self._schema, "blobs")
-        ]
-        if not unread:
-            return []
-        role = sql.Identifier(self._role)
-        statements = []
-        for schema in dict.fromkeys(schema for schema, _ in unread):
-            named = sql.Identifier(schema)
-            if not self._ask("may_make", self._role, schema=schema)[2]:
-                on = sql.SQL("schema {}").format(named)
-                statements.append(self._grant(["usage"], on, self._role))
-            statements += [
-                shown("grant_all_of_schema", kind=sql.SQL(kind), schema=named, role=role)
-                for kind in ("tables", "sequences")
-            ]
+        }
         text = f"let {self._role} dump all tables of today (pg_read_all_data: later ones, too)"
-        return [Part(Who.DBA, text, tuple(statements), needed=False)]
+        grants = privileges.grants_to_read(schemas, self._role)
+        return [Step(Who.DBA, text, tuple(grants), needed=False)] if grants else []
 
     def _lacking(self, role: str, commands: Sequence[str]) -> list[privileges.Lack]:
         oid = self._table.oid if self._table else None
@@ -279,46 +377,43 @@ class _Look:
         names = sql.SQL(", ").join(map(sql.Identifier, lack.columns))
         return sql.SQL("{} ({})").format(verb, names)
 
-    def _grantor(self, on: str) -> Who:
+    def _object(self, on: str) -> tuple[sql.Composable, Who, bool]:
+        """Return the object of a `Lack`, who may grant it, and whether the role itself makes it:
+        then it may do everything with it.
+        """
         if on == "blobs":
-            return self._who(self._owner)
+            makes_it = self._table is None and self._owner == self._role
+            return self._name, self._who(self._owner), makes_it
         if on == "the database":
-            return self._who(self._around.database_owner)
-        return self._own_maker
+            return self._database, self._who(self._around.database_owner), False
+        makes_it = bool(self._own_steps) and self._own_maker is Who.OPERATOR
+        return sql.SQL(on), self._own_maker, makes_it
 
-    def _will_own(self, on: str) -> bool:
-        """Whether the role makes it itself: then it may do all with it."""
-        if on == "blobs":
-            return self._table is None and self._owner == self._role
-        return on != "the database" and bool(self._own_parts) and self._own_maker is Who.OPERATOR
+    @property
+    def _database(self) -> sql.Composable:
+        return sql.SQL("database {}").format(sql.Identifier(self._around.database))
 
-    def _object(self, on: str) -> sql.Composable:
-        if on == "blobs":
-            return self._name
-        if on == "the database":
-            return sql.SQL("database {}").format(sql.Identifier(self._around.database))
-        return sql.SQL(on)
+    def _in_schema(self, index: str) -> sql.Identifier:
+        return sql.Identifier(self._schema, index)
 
-    def _grant(self, privileges: Sequence[object], on: sql.Composable, role: str) -> str:
-        words = [sql.SQL(one) if isinstance(one, str) else one for one in privileges]
+    def _drop(self, index: str) -> str:
+        return shown("drop_index", index=self._in_schema(index))
+
+    def _grant(self, verbs: Sequence[str | sql.Composable], on: sql.Composable, role: str) -> str:
+        words = [sql.SQL(one) if isinstance(one, str) else one for one in verbs]
         parts = {"privileges": sql.SQL(", ").join(words), "object": on}
         return shown("grant", role=sql.Identifier(role), **parts)
 
     def _who(self, owner: str | None) -> Who:
-        """Who may act as the owner of something."""
+        """Return who may act as the owner of something."""
         if owner is None:
             return Who.OWNER
-        if self._acts_as(self._role, owner):
+        if self._ask("acts_as", self._role, other=owner)[0]:
             return Who.OPERATOR
-        if self._owner and self._acts_as(self._owner, owner):
+        if self._owner and self._ask("acts_as", self._owner, other=owner)[0]:
             return Who.OWNER
         return Who.DBA
 
-    def _acts_as(self, role: str, other: str) -> bool:
-        query = statement("acts_as", role=privileges.named(role))
-        return bool(self._conn.execute(query, {"other": other}).fetchall()[0][0])
-
     def _ask(self, query: str, role: str, **values: object) -> tuple[bool, ...]:
-        return self._conn.execute(statement(query, role=privileges.named(role)), values).fetchall()[
-            0
-        ]
+        asked = statement(query, role=privileges.role_sql(role))
+        return self._conn.execute(asked, values).fetchall()[0]

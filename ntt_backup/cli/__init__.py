@@ -24,7 +24,6 @@ from ntt_backup.catalog import (
     range_locks,
     schema,
     schema_plan,
-    schema_scripts,
     stats,
     verify_schema,
 )
@@ -106,7 +105,7 @@ def check(common: Common) -> None:
 @click.option(
     "--print-sql",
     "script",
-    type=click.Choice(["all", *(who.value for who in schema_scripts.Who)]),
+    type=click.Choice(["all", *(who.value for who in schema_plan.Who)]),
     is_flag=False,
     flag_value="all",
     help="Change nothing: print what is missing as SQL for psql, a script for each who must run it,"
@@ -126,10 +125,10 @@ def init_db(
     settings = common.load(CatalogConfig)
     with connect(settings, "init-db") as conn:
         if script is not None:
-            missing = schema_plan.look(
+            plan = schema_plan.make_plan(
                 conn, settings.target, role=role, monitors=monitor, notify=notify
             )
-            click.echo(missing.script(None if script == "all" else schema_scripts.Who(script)))
+            click.echo(plan.script(None if script == "all" else schema_plan.Who(script)))
             return
         not_yet = schema.init_db(conn, settings.target, notify=notify, report=click.echo)
         who = conn.info.user

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 
 from ntt_backup import identity
-from ntt_backup.catalog import connection, dump_history
+from ntt_backup.catalog import connection, dump_history, privileges
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import pg_programs
@@ -31,7 +31,7 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
     try:
         with connection.connect(settings.catalog.url, application) as conn:
             found = pg_programs.find(settings.dump.bin, conn.info.server_version)
-            dump_history.require_readable(conn)
+            privileges.require_dumpable(conn)
         _dump_no_rows(settings, found, application)
         if remote_too:
             remote, patience = settings.remote, settings.run.receipt_timeout

@@ -164,7 +164,7 @@ def test_a_new_table_is_announced(site: Site) -> None:
 
     assert done.returncode == 0
     name = conninfo_to_dict(site.url)["dbname"]
-    assert f"there was no table blobs: made a new, empty one, public.blobs in {name}" in done.stdout
+    assert f"make a new, empty table public.blobs in {name}" in done.stdout
     assert "catalog.url" in done.stdout
 
 

@@ -36,10 +36,6 @@ select set_config('enable_seqscan', 'off', %(local)s), set_config('enable_bitmap
 %(local)s),
     set_config('jit', 'off', %(local)s);
 
--- name: limits
--- The time limits of the session, as they can be set again.
-select current_setting('lock_timeout'), current_setting('statement_timeout');
-
 -- name: try_lock
 -- Takes the session's advisory lock (class, key) if it is free. Asked again and again rather than
 -- waited for: a session that waits inside a statement keeps a snapshot, and CREATE INDEX

@@ -4,12 +4,6 @@
 -- Lets a role read all tables, also those that others will make; needs a superuser.
 grant pg_read_all_data to {user};
 
--- name: mend_read_schemas
--- The same before PostgreSQL 14, for the tables that are there.
-grant usage on schema {schemas} to {user};
-grant select on all tables in schema {schemas} to {user};
-grant select on all sequences in schema {schemas} to {user};
-
 -- name: mend_large_objects
 -- Lets a role read the large objects that are there; needs a superuser.
 do $$ declare one oid; begin for one in select oid from pg_largeobject_metadata loop

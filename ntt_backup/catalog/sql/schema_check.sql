@@ -1,9 +1,17 @@
--- What the catalog looks like, and what we may do in it.
+-- What the catalog looks like.
 
--- name: table
--- The table, as the search path finds it: its kind, its owner, and whether we may act as the owner.
-select c.relkind::text, pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'usage')
-from pg_class c where c.oid = to_regclass('blobs');
+-- name: find_tables
+-- The table that the search path finds, else all that it might be: oid, kind, schema,
+-- owner, the owner of its schema, whether the search path finds it.
+select c.oid, c.relkind::text, n.nspname, pg_get_userbyid(c.relowner),
+    pg_get_userbyid(n.nspowner), to_regclass('blobs') is not null
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where case when to_regclass('blobs') is not null then c.oid = to_regclass('blobs')
+    else c.relname = 'blobs' and c.relkind in ('r', 'p') and exists (
+        select from pg_attribute a
+        where a.attrelid = c.oid and a.attname = 'blobid' and not a.attisdropped
+    ) end
+order by n.nspname;
 
 -- name: tables_elsewhere
 -- The schemas that have a table of this name.
@@ -11,14 +19,14 @@ select n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relname = 'blobs' and c.relkind in ('r', 'p') order by n.nspname;
 
 -- name: table_columns
--- Its columns: name, type without length, not null, collation (schema, name, whether equal means
--- the same bytes).
+-- The columns of the table of this oid, for whoever may not read it, too: name, type without length,
+-- not null, collation (schema, name, whether equal means the same bytes).
 select a.attname, format_type(a.atttypid, null), a.attnotnull,
     n.nspname, l.collname, coalesce(l.collisdeterministic, true)
 from pg_attribute a
 left join pg_collation l on l.oid = a.attcollation
 left join pg_namespace n on n.oid = l.collnamespace
-where a.attrelid = to_regclass('blobs') and a.attnum > 0 and not a.attisdropped;
+where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped;
 
 -- name: largest_size
 -- The largest number of bytes that the column size can hold, also as a part of other queries. Live
@@ -58,13 +66,13 @@ from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
 where r.hi is not null;
 
 -- name: own_tables
--- Our tables that are there.
+-- Those of our tables that exist.
 select c.relname from pg_class c
 where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r';
 
 -- name: schema_version
--- Which version of our schema this is.
-select version from ntt_backup.schema_version;
+-- Which version of our schema this is, and the schema of the table that it serves.
+select version, blobs_schema from ntt_backup.schema_version;
 
 -- name: other_table
 -- The schema of the table that ours are about, where that is not the one the search path finds. A

@@ -1,4 +1,20 @@
--- What init-db creates.
+-- What init-db looks at, and what it makes or prints.
+
+-- name: surroundings
+-- The database and its owner, the owner of our schema (null: it is not there), whether we may read
+-- which version that is, the schema where a new table would be, whether we may make it, and who we
+-- are.
+select current_database(), pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner),
+    coalesce(
+        has_schema_privilege(n.oid, 'usage') and has_table_privilege(v.oid, 'select'), false
+    ),
+    coalesce(current_schema(), 'public'),
+    coalesce(has_schema_privilege(current_schema(), 'create'), false),
+    current_user
+from pg_database d
+left join pg_namespace n on n.nspname = 'ntt_backup'
+left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
+where d.datname = current_database();
 
 -- name: create_table
 -- The catalog, where there is none yet. Elsewhere it belongs to another program.
@@ -45,15 +61,6 @@ drop index concurrently if exists {index};
 -- name: create_schema
 -- Where our own tables are.
 create schema if not exists ntt_backup;
-
--- name: own_schema
--- Our schema: whether it is there, and whether we own it, or could make it.
-select n.oid is not null,
-    coalesce(
-        pg_has_role(n.nspowner, 'usage'), has_database_privilege(current_database(), 'create')
-    )
-from pg_database d left join pg_namespace n on n.nspname = 'ntt_backup'
-where d.datname = current_database();
 
 -- name: create_failures
 -- Why blobs failed. A blob is failed because its row in blobs says so; this is what we know about
@@ -163,3 +170,23 @@ $$;
 -- one after the other, in the whole cluster, which a busy writer may not want.
 create trigger ntt_backup_notify after insert on {table}
 for each statement execute function ntt_backup.notify_blobs();
+
+-- name: drop_unfinished
+-- For psql: drops an index that an interrupted CREATE INDEX CONCURRENTLY left, if there is one.
+select format('drop index concurrently %s', i.indexrelid::regclass)
+from pg_index i where i.indexrelid = to_regclass({index}) and not i.indisvalid;
+
+-- name: create_trigger_once
+-- For psql: makes the trigger where it is not there yet.
+select {create}
+where not exists (
+    select from pg_trigger where tgrelid = {table}::regclass and tgname = 'ntt_backup_notify'
+);
+
+-- name: brief_lock
+-- A change that cannot have its lock soon gives up, rather than have all others wait behind it.
+set lock_timeout = '5s';
+
+-- name: unhurried
+-- An index waits for old transactions, and blocks nobody meanwhile.
+set lock_timeout = 0;
