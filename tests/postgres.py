@@ -27,7 +27,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog import Connection, connect, init_db
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.schema import init_db
 from tests.parallel import in_turn, memory
 from tests.patience import PATIENCE
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.blobdir.walk import Tree
-from ntt_backup.catalog import Connection
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in

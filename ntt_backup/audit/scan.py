@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup import catalog
 from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.catalog import scan_state
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.model import Blob, relative_path
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.tree import SourceTree
@@ -48,7 +49,7 @@ class ScanResult:
 
 
 def scan(
-    conn: catalog.Connection,
+    conn: Connection,
     store: Store,
     *,
     restart: bool = False,
@@ -70,7 +71,7 @@ def scan(
 class _Scan:
     def __init__(
         self,
-        conn: catalog.Connection,
+        conn: Connection,
         tree: SourceTree,
         on_begin: Callable[[str | None], None],
         on_progress: Callable[[ScanResult], None],
@@ -112,9 +113,9 @@ class _Scan:
         return self._result()
 
     def _begin(self, *, restart: bool) -> None:
-        earlier = catalog.load_scan(self._conn, self._root)
+        earlier = scan_state.load_scan(self._conn, self._root)
         if restart or earlier is None or earlier.finished_at is not None:
-            catalog.begin_scan(self._conn, self._root)
+            scan_state.begin_scan(self._conn, self._root)
         else:
             self._before = (earlier.registered, earlier.strays)
             self._directory = self._resumed_from = earlier.directory
@@ -122,14 +123,14 @@ class _Scan:
 
     def _settle(self, blobids: Sequence[str], *, finished: bool = False) -> None:
         """Register a batch, then save how far that brings us: the last directory that is done."""
-        lacking = catalog.missing(self._conn, blobids)
+        lacking = scan_state.missing(self._conn, blobids)
         self._known += len(blobids) - len(lacking)
         found = [blob for one in blobids if one in lacking if (blob := self._measure(one))]
         if found:
-            self._registered += catalog.register(self._conn, found)
+            self._registered += scan_state.register(self._conn, found)
             self._bytes += sum(blob.size or 0 for blob in found)
         registered, strays = self._before
-        catalog.save_scan(
+        scan_state.save_scan(
             self._conn,
             self._root,
             self._directory,

@@ -29,7 +29,7 @@ from ntt_backup.audit.check_methods import (
     hash_there,
     in_order,
 )
-from ntt_backup.catalog import Connection
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks
 from ntt_backup.client.pool import SessionPool, run_threads

@@ -6,7 +6,8 @@ from typing import Final
 
 from ntt_backup import identity
 from ntt_backup.bench.sample import Sample
-from ntt_backup.catalog import connection, verify_schema
+from ntt_backup.catalog import connection
+from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample
 from ntt_backup.config import Settings
 from ntt_backup.errors import SourceError

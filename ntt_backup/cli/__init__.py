@@ -25,9 +25,8 @@ from ntt_backup.catalog import (
     schema,
     schema_plan,
     stats,
-    verify_schema,
 )
-from ntt_backup.catalog.schema_check import PRINT_SQL
+from ntt_backup.catalog.schema_check import PRINT_SQL, verify_schema
 from ntt_backup.cli.app import unforeseen
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig

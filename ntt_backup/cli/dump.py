@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ntt_backup.catalog import verify_schema
+from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import job

@@ -12,7 +12,7 @@ import click
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
-from ntt_backup.catalog import verify_schema
+from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError

@@ -17,7 +17,7 @@ from ntt_backup.audit.verify import (
     verify_remote,
     verify_store,
 )
-from ntt_backup.catalog import verify_schema
+from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.cli.common import Common, connect, plain_failures
 from ntt_backup.cli.param_types import Duration, HexPrefix, Part
 from ntt_backup.config import RemoteConfig, StoreConfig

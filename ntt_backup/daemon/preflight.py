@@ -23,14 +23,9 @@ from typing import Final, Self
 import humanize
 
 from ntt_backup import __version__, identity
-from ntt_backup.catalog import (
-    Connection,
-    connection,
-    selection,
-    stats,
-    verify_rights,
-    verify_schema,
-)
+from ntt_backup.catalog import connection, selection, stats
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh

@@ -22,8 +22,10 @@ from typing import Final
 
 from ntt_backup import identity
 from ntt_backup.blobdir.walk import Tree
-from ntt_backup.catalog import Connection, connection, dump_history, verify_schema
+from ntt_backup.catalog import connection, dump_history
+from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ranges import prefix_ranges
+from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import Stored

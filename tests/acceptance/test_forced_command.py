@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.catalog import connect, dump_history
+from ntt_backup.catalog import dump_history
+from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.forced_command import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
 from ntt_backup.wire import write_messages

@@ -22,8 +22,9 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from ntt_backup.catalog import Connection, connect, init_db
+from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ranges import claim_order
+from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.worker_session import CatalogSession
 
 TARGET = "remote"

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from ntt_backup.catalog import Ledger, connect, dump_history, ledger
-from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog import dump_history, ledger
+from ntt_backup.catalog.connection import connect
+from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from tests.environment import wait_until

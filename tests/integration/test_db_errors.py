@@ -14,8 +14,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import Claims, Connection, Ledger, connect, describe, exact_totals, requeue
-from ntt_backup.catalog.connection import translated
+from ntt_backup.catalog.connection import Connection, connect, describe, translated
+from ntt_backup.catalog.ledger import Ledger, requeue
+from ntt_backup.catalog.range_locks import Claims
+from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import BackupError, CatalogRefused, CatalogUnavailable, ConfigError
 from ntt_backup.model import Blob
 from tests.postgres import Postgres

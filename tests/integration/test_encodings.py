@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import pytest
 from psycopg import sql
 
-from ntt_backup.catalog import Claims, Ledger, connect, exact_totals, init_db, iter_pending
+from ntt_backup.catalog.connection import connect
+from ntt_backup.catalog.ledger import Ledger
+from ntt_backup.catalog.range_locks import Claims
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.model import Blob, Failure, Reason
 from tests.postgres import Postgres
 

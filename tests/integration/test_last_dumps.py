@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from ntt_backup.catalog import Connection, dump_history
+from ntt_backup.catalog import dump_history
+from ntt_backup.catalog.connection import Connection
 
 NOW = datetime.now(UTC)
 

@@ -9,28 +9,14 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import (
-    Connection,
-    Ledger,
-    begin_scan,
-    connect,
-    end_run,
-    exact_totals,
-    init_db,
-    iter_pending,
-    last_run,
-    ledger,
-    load_scan,
-    missing,
-    register,
-    requeue,
-    save_scan,
-    selection,
-    start_run,
-    stats,
-    update_run,
-)
-from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog import ledger, selection, stats
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.history import end_run, last_run, start_run, update_run
+from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
+from ntt_backup.catalog.scan_state import begin_scan, load_scan, missing, register, save_scan
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null

@@ -9,17 +9,11 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import (
-    Connection,
-    Ledger,
-    connect,
-    end_run,
-    exact_totals,
-    pending_estimate,
-    start_run,
-    stats,
-)
-from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog import stats
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.history import end_run, start_run
+from ntt_backup.catalog.ledger import Ledger, record_checks
+from ntt_backup.catalog.stats import exact_totals, pending_estimate
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_ledger import TARGET, rows

@@ -12,21 +12,12 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import (
-    Claims,
-    Connection,
-    Ledger,
-    connect,
-    holders,
-    init_db,
-    iter_pending,
-    pending_estimate,
-    range_locks,
-    requeue,
-)
+from ntt_backup.catalog import range_locks
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.pending import Cursor, read_parts, reading
 from ntt_backup.catalog.queries import statement
-from ntt_backup.catalog.range_locks import lock_class
+from ntt_backup.catalog.range_locks import Claims, holders, lock_class
 from ntt_backup.catalog.ranges import (
     WORTH_SHARING,
     claim_order,
@@ -34,6 +25,9 @@ from ntt_backup.catalog.ranges import (
     range_name,
     whole_of,
 )
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.selection import iter_pending
+from ntt_backup.catalog.stats import pending_estimate
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS

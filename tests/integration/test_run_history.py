@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog import Claims, Connection, last_run
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.history import last_run
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from blake3 import blake3
 
-from ntt_backup.catalog import Connection, register
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.scan_state import register
 from ntt_backup.catalog.selection import sample
 from ntt_backup.model import Blob
 

@@ -11,11 +11,13 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ntt_backup import catalog as catalog_api
 from ntt_backup.audit import scan as scan_module
 from ntt_backup.audit.scan import ScanResult, scan
 from ntt_backup.blobdir.layout import Stray, StrayKind
-from ntt_backup.catalog import Connection, load_scan
+from ntt_backup.catalog import scan_state
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.scan_state import load_scan
+from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, relative_path
 from ntt_backup.source.inspection import Store
@@ -72,7 +74,7 @@ def interrupt_after(batches: int) -> Callable[[ScanResult], None]:
 def test_what_is_missing_is_registered_with_its_size(
     catalog: Connection, root: Path, blobs: list[Blob]
 ) -> None:
-    catalog_api.register(catalog, [Blob(blob.blobid, 10**6) for blob in blobs[:10]])
+    scan_state.register(catalog, [Blob(blob.blobid, 10**6) for blob in blobs[:10]])
     result = scan(catalog, Store(root))
     assert rows(catalog) == sizes([Blob(blob.blobid, 10**6) for blob in blobs[:10]] + blobs[10:])
     assert (result.registered, result.known) == (50, 10)
@@ -84,7 +86,7 @@ def test_what_is_missing_is_registered_with_its_size(
 
 def test_registered_blobs_are_pending(catalog: Connection, root: Path, blobs: list[Blob]) -> None:
     scan(catalog, Store(root))
-    assert catalog_api.exact_totals(catalog, "remote").pending == len(blobs)
+    assert exact_totals(catalog, "remote").pending == len(blobs)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -183,7 +185,7 @@ def test_strays_are_told_and_never_registered_or_followed(
 def test_a_blob_that_changes_between_listing_and_sizing(
     catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_up = catalog_api.missing
+    look_up = scan_state.missing
 
     def meanwhile(conn: Connection, blobids: list[str]) -> set[str]:
         (root / relative_path(blobs[0].blobid)).unlink()
@@ -192,7 +194,7 @@ def test_a_blob_that_changes_between_listing_and_sizing(
         replaced.symlink_to("/etc/passwd")
         return look_up(conn, blobids)
 
-    monkeypatch.setattr(catalog_api, "missing", meanwhile)
+    monkeypatch.setattr(scan_state, "missing", meanwhile)
     strays: list[Stray] = []
     result = scan(catalog, Store(root), on_stray=strays.append)
     assert rows(catalog) == sizes(blobs[2:])
