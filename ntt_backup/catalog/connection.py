@@ -1,11 +1,9 @@
-"""The connection to the catalog, and the one place where psycopg's errors become ours.
+"""The connection to the catalog, and the translation of psycopg's errors into ours.
 
-A driver knows some two hundred errors; a daemon must know of each just two things: may it pass by
-itself, and what should the operator do? Both are decided here, by SQLSTATE, never by the caller.
-
-Errors at connecting are the exception: libpq hands over text without a SQLSTATE. What says that we
-are not let in is recognised by its English wording; anything else counts as an outage, since
-waiting out a refusal is a lesser harm than giving up on an outage.
+Of each error the daemon must know whether it may pass by itself, and what the operator should do.
+Both are decided here by SQLSTATE. Errors at connecting have none: a refusal is recognised by its
+English words, and anything else counts as an outage, since to wait in vain harms less than to give
+up on an outage.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ _AWAY_HINT = "check that PostgreSQL runs there, and catalog.url (NTT_DB_URL)"
 
 
 def connect(url: str, application_name: str) -> Connection:
-    """A connection in autocommit mode; each end notices within half a minute when the other died.
+    """Open a connection in autocommit mode; each end notices within 30 s that the other died.
 
     url is a libpq connection string or URI; what it sets itself is left alone. application_name is
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
@@ -98,10 +96,8 @@ def connect(url: str, application_name: str) -> Connection:
 
 
 def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
-    """The same connection for a program of PostgreSQL's: a connection string, and what must be in
-    its environment.
-
-    A password goes there: arguments are shown to every user of this machine. Raises ConfigError.
+    """Return a connection string for a program of PostgreSQL's, and what its environment must have:
+    the password, since every user of this machine may see arguments. Raises ConfigError.
     """
     given = _parameters(url)
     if given.pop("sslpassword", None) is not None:
@@ -134,14 +130,16 @@ def translated(conn: Connection, doing: str) -> Iterator[None]:
 
 
 def describe(url: str) -> str:
-    """The catalog as a message may name it: never with a password."""
+    """Return the catalog as a message may name it: never with a password."""
     given = _parameters(url)
     where = given.get("host") or given.get("hostaddr") or given.get("service") or "local socket"
     return f"{given.get('dbname') or 'the default database'} on {where}"
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """The parts of url. Refused: a password of which an unescaped @ or / makes a host or port."""
+    """Return the parts of url. Raises ConfigError, also where an unescaped @ or / in a password makes
+    a wrong host or port.
+    """
     hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"
     try:
         given = conninfo_to_dict(url)

@@ -1,17 +1,14 @@
-"""What a dump needs to know of its database, and the history of dumps for `status`.
+"""The history of dumps, and whether the database has changed since the last one.
 
-"Has anything changed since the last dump?" cannot be asked of PostgreSQL directly. The position of
-its log moves by itself, and so do transaction numbers. The counters of rows inserted, updated and
-deleted do not: together with what says that they were reset, they are a fingerprint, and where it
-differs something may have changed. Our own tables are left out, or noting a run would be a change;
-and so are the rows of `blobs` that we have marked, which each marking statement counts in
-`ntt_backup.marks` with its own commit: after a restore, a mark that the dump lacks only has a blob
-looked for on the remote again, or checked again. No table is read for this but that small one.
+The server's counters of rows inserted, updated and deleted are a fingerprint: where it differs,
+something may have changed. Our own tables are left out, and so are the rows of `blobs` that we have
+marked, which each marking statement counts in `ntt_backup.marks` with its own commit: after a
+restore, a mark that the dump lacks only has a blob sent or checked again.
 
-It must be taken before the dump, so that what happens meanwhile counts for the next one. A session
-tells the server its counts with a delay of some seconds, and ours at once: beside working workers
-the two do not match, which costs a dump and no more. What is overlooked is seen the next time, or
-when the dump has reached `dump.max_age`.
+The fingerprint must be taken before the dump, so that later changes count for the next one. A
+session tells the server its counts with a delay of some seconds, and ours at once: beside working
+workers the two do not match, which costs a dump and no more. What is overlooked is seen the next
+time, or when the dump has reached `dump.max_age`.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class DumpRun:
 
 
 def database_state(conn: Connection) -> DatabaseState:
-    """The database as it is at this moment."""
+    """Return the database as it is at this moment."""
     with translated(conn, "tell about itself"):
         return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
 
@@ -77,7 +74,7 @@ def note(
     sha256: str,
     error: str,
 ) -> None:
-    """Note a dump that was made or has failed."""
+    """Record a dump that was made or has failed."""
     values = {
         "target": target,
         "started_at": started_at,
@@ -91,12 +88,12 @@ def note(
 
 
 def last_dumps(conn: Connection, target: str) -> list[DumpRun]:
-    """The target's latest good dump, and its latest failed one where that came after it."""
+    """Return the target's latest good dump, and its latest failed one where that came later."""
     with translated(conn, "read the history of dumps"):
         rows = conn.execute(statement("last_dumps"), {"target": target}).fetchall()
     return [DumpRun(*row) for row in rows]
 
 
 def ever_made(conn: Connection, target: str) -> bool:
-    """Whether the target ever got a good dump."""
+    """Tell whether the target ever got a good dump."""
     return any(one.name for one in last_dumps(conn, target))

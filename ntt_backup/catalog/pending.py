@@ -1,16 +1,15 @@
-"""How "pending" is said for one target, so that PostgreSQL uses the index that is there.
+"""The predicate "pending" of one target, in the form that lets PostgreSQL use the partial index.
 
 A partial index serves only queries that repeat its predicate in the same form (see
-sql/pending.sql), and the index of a live table is not ours to choose. So the catalog is asked for
-its indexes, and every query is written in the form of the one found. Where none fits, queries are
-correct and slow, `verify_schema` refuses, and `init_db` builds one.
+sql/pending.sql), and the index of a live table is not ours to choose. So every query is written in
+the form of the index that exists. Where none fits, `verify_schema` refuses, `init_db` builds one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -29,8 +28,7 @@ _FORMS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(NamedTuple):
     """An index of `blobs`. valid: it may be used. form: the pending form it serves, or None."""
 
     name: str
@@ -39,12 +37,12 @@ class Index:
 
 
 def index_names(target: str) -> tuple[str, str]:
-    """What our index is called, and what it is called where that name is taken by an unfit one."""
+    """Return the name of our index, and the name for it where an unfit index has the first."""
     return f"idx_blobs_{target}_pending", f"idx_blobs_{target}_pending_ntt"
 
 
 def read_indexes(conn: Connection, target: str, table: int | None = None) -> list[Index]:
-    """All indexes of the table (by its oid, or as the search path finds it), ours by name first."""
+    """Return all indexes of the table (None: the one that the search path finds), ours first."""
     names = index_names(target)
     indexes = [
         Index(name, valid, form_of(predicate, target) if ordered and predicate else None)
@@ -54,7 +52,7 @@ def read_indexes(conn: Connection, target: str, table: int | None = None) -> lis
 
 
 def form_of(predicate: str, target: str) -> str | None:
-    """The pending form that the predicate is written in, as the server prints it; None for another.
+    """Return the form of a predicate that the server prints; None for another predicate.
 
     A closed list, since a form that is close but not the same would leave pending blobs out.
     """
@@ -64,7 +62,7 @@ def form_of(predicate: str, target: str) -> str | None:
 
 
 def columns(target: str) -> dict[str, sql.Composable]:
-    """The target's columns as parts of a query."""
+    """Return the target's columns as parts of a query."""
     return {
         "copied": sql.Identifier(f"{target}_copied"),
         "last_checked": sql.Identifier(f"{target}_last_checked"),
@@ -73,9 +71,7 @@ def columns(target: str) -> dict[str, sql.Composable]:
 
 
 def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
-    """Columns and predicates (`uncopied`, `pending`) of the target, and `size`, as parts of a
-    query.
-    """
+    """Return the target's columns, `size`, `uncopied` and `pending` as parts of a query."""
     usable = (index.form for index in read_indexes(conn, target) if index.valid and index.form)
     parts = columns(target)
     parts["uncopied"] = fragment(next(usable, _OWN_FORM), **parts)
@@ -94,16 +90,15 @@ def walk_indexes(conn: Connection, *, local: bool = False) -> None:
     conn.execute(statement("walk_indexes"), {"local": local})
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Where reading a range goes on: after the blobid `past`, or at its beginning for None."""
+class Cursor(NamedTuple):
+    """The position in a range: after the blobid `past`, or its beginning for None."""
 
     range: BlobRange
     past: str | None = None
 
 
 def bounds(ranges: Sequence[BlobRange]) -> dict[str, object]:
-    """The values of a query that looks into ranges."""
+    """Return the values of a query that looks into ranges."""
     return {
         "indexes": [one.index for one in ranges],
         "los": [one.lo for one in ranges],
@@ -112,7 +107,7 @@ def bounds(ranges: Sequence[BlobRange]) -> dict[str, object]:
 
 
 def reading(cursors: Sequence[Cursor]) -> dict[str, object]:
-    """The values of a query that reads ranges on from their cursors."""
+    """Return the values of a query that reads ranges on from their cursors."""
     return {
         **bounds([cursor.range for cursor in cursors]),
         "los": [c.range.lo if c.past is None else c.past for c in cursors],

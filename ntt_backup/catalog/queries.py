@@ -1,12 +1,8 @@
-"""Every query of ours, by name: the SQL lies in `sql/*.sql`, this module loads and completes it.
+"""Every query by its name: the SQL lies in `sql/*.sql`, this module loads and completes it.
 
-SQL that is put together where it is used cannot be read, explained or reviewed as SQL. So each
-query has a name and a description in a file, and Python holds only the name. What differs from
-target to target are names of columns, written `{copied}` and filled in as quoted identifiers;
-values are always parameters, `%(limit)s`.
-
-Each statement is sent with its name in a comment, so that pg_stat_activity and the server's log
-tell which query they show.
+What differs from target to target are names of columns, written `{copied}` and filled in as quoted
+identifiers; values are always parameters, `%(limit)s`. Each statement is sent with its name in a
+comment, so that pg_stat_activity and the server's log tell which query they show.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ class Query:
 
 @cache
 def load_all() -> dict[str, Query]:
-    """All queries of the package by their name. Raises ValueError where two have the same."""
+    """Return all queries by their name. Raises ValueError where two have the same."""
     queries: dict[str, Query] = {}
     directory = resources.files(__package__) / "sql"
     for file in sorted(directory.iterdir(), key=lambda one: one.name):
@@ -45,7 +41,7 @@ def load_all() -> dict[str, Query]:
 
 
 def parse(text: str) -> list[Query]:
-    """The queries in one file: `-- name: x`, a comment that describes it, the SQL."""
+    """Return the queries of one file: `-- name: x`, a comment that describes it, the SQL."""
     _, *parts = _HEADER.split(text)
     return [
         Query(name, " ".join(comment.replace("--", " ").split()), body.strip().removesuffix(";"))
@@ -54,20 +50,21 @@ def parse(text: str) -> list[Query]:
 
 
 def statement(name: str, **parts: sql.Composable) -> sql.Composed:
-    """The named query, ready to be executed, its `{...}` filled with parts."""
-    return sql.SQL("/* ntt_backup {} */ ").format(sql.SQL(name)) + fragment(name, **parts)
+    """Return the named query, ready to be executed, its `{...}` filled with parts."""
+    return pasted(name, fragment(name, **parts))
 
 
 def fragment(name: str, **parts: sql.Composable) -> sql.Composed:
-    """The named piece of SQL, to be put into another query or shown to the operator."""
+    """Return the named piece of SQL, to be put into another query."""
     return sql.SQL(load_all()[name].text).format(**parts)
 
 
-def pasted(name: str, text: str) -> sql.Composed:
-    """A text that was `shown`, ready to be executed under another name."""
-    return sql.SQL("/* ntt_backup {} */ ").format(sql.SQL(name)) + sql.SQL(text)
+def pasted(name: str, query: sql.Composed | str) -> sql.Composed:
+    """Return SQL, also a text that was `shown`, ready to be executed under a name."""
+    composed = sql.Composed([sql.SQL(query)]) if isinstance(query, str) else query
+    return sql.SQL("/* ntt_backup {} */ ").format(sql.SQL(name)) + composed
 
 
 def shown(name: str, **parts: sql.Composable) -> str:
-    """The named piece as text that an operator can paste into psql."""
+    """Return the named piece as text that an operator can paste into psql."""
     return fragment(name, **parts).as_string(None) + ";"

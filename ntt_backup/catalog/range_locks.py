@@ -1,19 +1,15 @@
-"""Claims: which ranges this worker may send, and the pending blobs in them, in order.
+"""Claims of ranges by advisory locks, and the pending blobs in them, in order.
 
-Several workers, on several hosts, share one catalog. Marking rows "in progress" would need someone
-to clean up after a crash. A claim here is a session's advisory lock on a range instead: it vanishes
-with the connection, so none can go stale, and it costs no write. The price is that a claim is only
-as good as the connection: whoever loses it must stop handing out what it had taken.
-
-Life of a range, as one session sees it:
+Several workers, on several hosts, share one catalog. A claim is a session's advisory lock on a
+range: it vanishes with the connection, so none can go stale, and it costs no write. Whoever loses
+the connection must stop handing out what it had taken.
 
     free --take--> open --read to its end--> exhausted --release--> free
 
-A range in which much is left behind the first batch is not kept for one worker: it is held in
-parts. Each part is a lock of its own, beside a shared one on the whole, which keeps off whoever
-wants all of it. A session goes on in the parts of its own range, and where nothing whole is free,
-it helps with the parts of the others'. All hosts must know of parts: for one that does not, a range
-that is held in parts is simply taken.
+A range in which much is left behind the first batch is held in parts, for several workers. Each
+part is a lock of its own, beside a shared one on the whole, which keeps off whoever wants all of
+it. A session goes on in the parts of its own range, and where nothing whole is free, it helps with
+the parts of the others'. All hosts must know of parts: one that does not takes such a range.
 
 At most one range is open at a time. Exhausted ones stay locked while their blobs are under way,
 else another worker would send them again. A range that is claimed again starts at its beginning,

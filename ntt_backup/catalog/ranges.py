@@ -19,11 +19,10 @@ WORTH_SHARING = 256
 
 @cache
 def prefix_ranges() -> tuple[BlobRange, ...]:
-    """The whole space of blobids, cut at the two-digit hex prefixes.
+    """Cut the whole space of blobids at the two-digit hex prefixes.
 
     The first range starts at '' and the last has no end, so that every text, also one that is no
-    blobid, lies in exactly one range, whatever the database's collation makes of it. The number is
-    fixed: the index of a range is its advisory lock, and all hosts must mean the same by it.
+    blobid, lies in exactly one range, whatever the database's collation makes of it.
     """
     bounds = ["", *(f"{index:02x}" for index in range(1, RANGES)), None]
     return tuple(
@@ -32,9 +31,7 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
 
 
 def parts(whole: BlobRange) -> tuple[BlobRange, ...]:
-    """A range cut at the third digit, for several workers. Their indexes follow on those of all
-    ranges, and are the same on every host.
-    """
+    """Cut a range at the third digit. The indexes of the parts follow on those of all ranges."""
     cuts = [whole.lo, *(f"{whole.index:02x}{part:x}" for part in range(1, PARTS))]
     first = RANGES + PARTS * whole.index
     return tuple(
@@ -49,22 +46,21 @@ def part(index: int) -> BlobRange:
 
 
 def whole_of(index: int) -> int:
-    """The index of the range that this is a part of; its own, where it is no part."""
+    """Return the index of the range that this is a part of; its own, where it is no part."""
     return index if index < RANGES else (index - RANGES) // PARTS
 
 
 def range_name(index: int) -> str:
-    """The digits that the blobids of a range, or of a part, begin with."""
+    """Return the digits that the blobids of a range, or of a part, begin with."""
     return f"{index:02x}" if index < RANGES else f"{index - RANGES:03x}"
 
 
 def claim_order(worker: int, workers: int) -> tuple[int, ...]:
-    """In which order a worker (counted from 0) tries the ranges: its own share, then those of the
-    others from their ends.
+    """Return the order in which a worker (counted from 0) tries the ranges: its own share, then
+    those of the others from their ends.
 
     Each works its share upwards, so what is left lies at the ends. Ranges that are done are tried
-    last: they are full of dead rows until vacuum comes, and each has to be looked at. The locks
-    settle who gets what.
+    last: they are full of dead rows until vacuum comes, and each has to be looked at.
     """
     starts = [one * RANGES // workers for one in range(workers + 1)]
     shares = [range(start, end) for start, end in pairwise(starts)]

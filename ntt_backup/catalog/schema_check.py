@@ -54,10 +54,6 @@ class Table(NamedTuple):
     found: bool
     columns: Mapping[str, Column]
 
-    @property
-    def partitioned(self) -> bool:
-        return self.kind == "p"
-
 
 def our_columns(target: str) -> dict[str, str]:
     """Return the columns that we need besides blobid, and the types we give them."""

@@ -41,14 +41,6 @@ from ntt_backup.format import duration, many, printable
 
 # Ends a query whose rows are the statements to execute.
 GENERATES: Final = " \\gexec"
-_CREATE_OWN: Final = (
-    "create_failures",
-    "create_runs",
-    "create_scans",
-    "create_dumps",
-    "create_marks",
-    "create_version",
-)
 # Rows a second of building an index: 42 million took 210 s beside others who wrote.
 _ROWS_PER_SECOND: Final = 200_000
 _LONG_SECONDS: Final = 5
@@ -156,26 +148,23 @@ class _Planner:
         self._target = target
         self._around = _Surroundings(*conn.execute(statement("surroundings")).fetchall()[0])
         self._role = role or self._around.user
-        self._table = find_table(conn)
-        self._oid = 0
-        self._schema = self._around.new_schema
-        self._owner: str | None = None
-        if self._table is not None:
-            self._oid, self._schema = self._table.oid, self._table.schema
-            self._owner = self._table.owner
-            self._check(self._table)
-        elif self._around.may_create_table and self._role == self._around.user:
-            self._owner = self._role
+        self._table = find_table(conn) or self._new_table()
+        self._schema = self._table.schema
         self._name = sql.Identifier(self._schema, "blobs")
+        if self._table.oid and self._table.found:
+            check_table(conn, self._table, target)
+            if self._around.version_readable:
+                check_one_table(conn)
         self._own_maker = self._who_makes_own_schema()
         self._own_steps = self._own_schema()
         self._unreadable = privileges.unreadable(conn, self._role)
 
-    def _check(self, table: Table) -> None:
-        if table.found:
-            check_table(self._conn, table, self._target)
-            if self._around.version_readable:
-                check_one_table(self._conn)
+    def _new_table(self) -> Table:
+        """Return a table that is still to be made: its oid is 0, its owner "" for anybody."""
+        around = self._around
+        may_make = around.may_create_table and self._role == around.user
+        owner = self._role if may_make else ""
+        return Table(0, "r", around.new_schema, owner, around.database_owner, True, {})
 
     def plan(self, monitors: Iterable[str], *, notify: bool) -> Plan:
         role, around = self._role, self._around
@@ -186,12 +175,12 @@ class _Planner:
             steps += self._grants(name, privileges.MONITORING, "look at figures")
         steps += self._trigger() if notify else []
         steps += self._rest_of_dump()
-        if self._table is not None and not self._table.found:
+        if not self._table.found:
             # Perhaps another table is meant.
             steps = [step._replace(by_hand=True) for step in steps]
         names = {
             Who.DBA: f"a superuser, or {around.own_owner or around.database_owner}",
-            Who.OWNER: self._owner or f"who may make tables in the schema {self._schema}",
+            Who.OWNER: self._table.owner or f"who may make tables in {self._schema}",
             Who.OPERATOR: role,
         }
         return Plan(steps, names, around.database)
@@ -201,7 +190,7 @@ class _Planner:
     def _who_makes_own_schema(self) -> Who:
         if self._around.own_owner is not None:
             return self._who(self._around.own_owner)
-        may_create = self._ask("may_make", self._role, schema="pg_catalog")[0]
+        may_create, *_ = self._ask("may_make", self._role, schema="pg_catalog")
         return Who.OPERATOR if may_create else Who.DBA
 
     def _own_schema(self) -> list[Step]:
@@ -216,11 +205,11 @@ class _Planner:
             return [] if serves == self._schema else [moved]
         create = [] if self._around.own_owner else [shown("create_schema")]
         text = "make the schema ntt_backup and its tables"
-        return [Step(self._own_maker, text, (*create, *map(shown, _CREATE_OWN), note))]
+        return [Step(self._own_maker, text, (*create, shown("create_own_tables"), note))]
 
     def _columns(self) -> list[Step]:
-        who = self._who(self._owner)
-        if self._table is None:
+        who = self._who(self._table.owner)
+        if not self._table.oid:
             create = shown("create_table", table=self._name, **columns(self._target))
             text = (
                 f"make a new, empty table {self._schema}.blobs in {self._around.database} (where"
@@ -242,7 +231,7 @@ class _Planner:
 
     def _index(self) -> list[Step]:
         """Have one valid index of what is pending; those of others are used as they are."""
-        indexes = read_indexes(self._conn, self._target, self._oid)
+        indexes = read_indexes(self._conn, self._target, self._table.oid)
         if any(index.valid and index.form for index in indexes):
             return []
         names = index_names(self._target)
@@ -263,8 +252,8 @@ class _Planner:
         text = f"build the index {name}{self._rows_and_time()}"
         if any(index.name == name for index in indexes):
             text += ", in place of an unfinished one"
-        who = self._who(self._owner)
-        if self._table is not None and self._table.partitioned:
+        who = self._who(self._table.owner)
+        if self._table.kind == "p":
             text += "; blobs is partitioned, so who writes waits until it is built"
             create = shown("mend_partitioned_index", old=self._in_schema(name), **parts)
             return [Step(who, text, (create,), lock=Lock.UNHURRIED, by_hand=True)]
@@ -276,22 +265,22 @@ class _Planner:
 
     def _rows_and_time(self) -> str:
         """Say how large the table is, and how long an index takes; "" where that is soon over."""
-        rows = self._conn.execute(statement("rows_about"), {"table": self._oid}).fetchall()[0][0]
+        values = {"table": self._table.oid}
+        rows = self._conn.execute(statement("rows_about"), values).fetchall()[0][0]
         seconds = rows / _ROWS_PER_SECOND
         if seconds < _LONG_SECONDS:
             return ""
         return f" over about {many(rows, 'row')}, which takes about {duration(seconds)}"
 
     def _trigger(self) -> list[Step]:
-        values = {"table": self._oid}
-        state = self._conn.execute(statement("trigger_state"), values).fetchall()[0]
-        exists, function_exists, may_add = state
+        values = {"table": self._table.oid}
+        rows = self._conn.execute(statement("trigger_state"), values).fetchall()
+        exists, function_exists, may_add = rows[0]
         if exists:
             return []
-        steps, made = [], []
-        if not function_exists:
-            made.append(shown("create_notify"))
-        owner = self._owner
+        steps = []
+        made = [] if function_exists else [shown("create_notify")]
+        owner = self._table.owner
         if owner and any(lack.privilege == "usage" for lack in self._lacking(owner, ("check",))):
             made.append(self._grant(["usage"], sql.SQL("schema ntt_backup"), owner))
         if made:
@@ -314,17 +303,17 @@ class _Planner:
     def _access(self, role: str) -> list[Step]:
         """Let the role get to the table at all."""
         steps = []
-        around, table = self._around, self._table
+        around = self._around
         _, connects, uses = self._ask("may_make", role, schema=self._schema)
         if not connects:
             grant = self._grant(["connect"], self._database, role)
             steps.append(Step(self._who(around.database_owner), f"let {role} connect", (grant,)))
-        schema = sql.Identifier(self._schema)
         if not uses:
-            grant = self._grant(["usage"], sql.SQL("schema {}").format(schema), role)
-            who = self._who(table.schema_owner) if table else Who.DBA
+            schema = sql.SQL("schema {}").format(sql.Identifier(self._schema))
+            grant = self._grant(["usage"], schema, role)
+            who = self._who(self._table.schema_owner)
             steps.append(Step(who, f"let {role} use the schema {self._schema}", (grant,)))
-        found = table is not None and table.found and role == around.user
+        found = self._table.found and role == around.user
         if not (found or self._ask("names_schema", role, schema=self._schema)[0]):
             names = {"user": role, "database": around.database, "schema": self._schema}
             parts = {key: sql.Identifier(name) for key, name in names.items()}
@@ -366,8 +355,8 @@ class _Planner:
         return [Step(Who.DBA, text, tuple(grants), needed=False)] if grants else []
 
     def _lacking(self, role: str, commands: Sequence[str]) -> list[privileges.Lack]:
-        oid = self._table.oid if self._table else None
-        return privileges.lacking(self._conn, self._target, commands, role=role, table=oid)
+        table = self._table.oid
+        return privileges.lacking(self._conn, self._target, commands, role=role, table=table)
 
     def _privilege(self, lack: privileges.Lack) -> sql.Composable:
         """By columns only what changes them: pg_dump must be able to lock the whole table."""
@@ -382,8 +371,8 @@ class _Planner:
         then it may do everything with it.
         """
         if on == "blobs":
-            makes_it = self._table is None and self._owner == self._role
-            return self._name, self._who(self._owner), makes_it
+            makes_it = not self._table.oid and self._table.owner == self._role
+            return self._name, self._who(self._table.owner), makes_it
         if on == "the database":
             return self._database, self._who(self._around.database_owner), False
         makes_it = bool(self._own_steps) and self._own_maker is Who.OPERATOR
@@ -404,13 +393,13 @@ class _Planner:
         parts = {"privileges": sql.SQL(", ").join(words), "object": on}
         return shown("grant", role=sql.Identifier(role), **parts)
 
-    def _who(self, owner: str | None) -> Who:
+    def _who(self, owner: str) -> Who:
         """Return who may act as the owner of something."""
-        if owner is None:
+        if not owner:
             return Who.OWNER
         if self._ask("acts_as", self._role, other=owner)[0]:
             return Who.OPERATOR
-        if self._owner and self._ask("acts_as", self._owner, other=owner)[0]:
+        if self._table.owner and self._ask("acts_as", self._table.owner, other=owner)[0]:
             return Who.OWNER
         return Who.DBA
 

@@ -14,7 +14,13 @@ from ntt_backup.catalog.range_locks import lock_class
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
 PYTHON = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
-_MANY = {"mend_partitioned_index", "grant_reading", "mend_large_objects", "create_notify"}
+_MANY = {
+    "mend_partitioned_index",
+    "grant_reading",
+    "create_own_tables",
+    "mend_large_objects",
+    "create_notify",
+}
 ALL = sorted(load_all().values(), key=lambda query: query.name)
 
 

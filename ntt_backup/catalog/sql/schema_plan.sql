@@ -62,7 +62,9 @@ drop index concurrently if exists {index};
 -- Where our own tables are.
 create schema if not exists ntt_backup;
 
--- name: create_failures
+-- name: create_own_tables
+-- Our own tables, in the schema ntt_backup.
+
 -- Why blobs failed. A blob is failed because its row in blobs says so; this is what we know about
 -- it.
 create table if not exists ntt_backup.failures (
@@ -76,7 +78,6 @@ create table if not exists ntt_backup.failures (
     primary key (target, blobid)
 );
 
--- name: create_runs
 -- The history of runs.
 create table if not exists ntt_backup.runs (
     run_id uuid primary key,
@@ -95,7 +96,16 @@ create table if not exists ntt_backup.runs (
     bytes bigint not null default 0
 );
 
--- name: create_dumps
+-- How far the scan of a store got. directory is the last one that is done with.
+create table if not exists ntt_backup.scans (
+    root text primary key,
+    directory text,
+    registered bigint not null default 0,
+    strays bigint not null default 0,
+    started_at timestamptz not null default now(),
+    finished_at timestamptz
+);
+
 -- The history of dumps: those that were made, and with an error those that were not.
 create table if not exists ntt_backup.dumps (
     target text not null,
@@ -108,7 +118,6 @@ create table if not exists ntt_backup.dumps (
     primary key (target, started_at)
 );
 
--- name: create_marks
 -- How many rows of blobs we have updated ourselves, in all: the sum over the slots. A session has one
 -- of a few slots, so that workers do not wait for each other to count.
 create table if not exists ntt_backup.marks (
@@ -116,18 +125,6 @@ create table if not exists ntt_backup.marks (
     marked bigint not null
 );
 
--- name: create_scans
--- How far the scan of a store got. directory is the last one that is done with.
-create table if not exists ntt_backup.scans (
-    root text primary key,
-    directory text,
-    registered bigint not null default 0,
-    strays bigint not null default 0,
-    started_at timestamptz not null default now(),
-    finished_at timestamptz
-);
-
--- name: create_version
 -- Which version of our schema this is, and which table blobs it is about: one row.
 create table if not exists ntt_backup.schema_version (
     singleton boolean primary key default true check (singleton),
@@ -172,12 +169,12 @@ create trigger ntt_backup_notify after insert on {table}
 for each statement execute function ntt_backup.notify_blobs();
 
 -- name: drop_unfinished
--- For psql: drops an index that an interrupted CREATE INDEX CONCURRENTLY left, if there is one.
+-- Returns the statement that drops what an interrupted CREATE INDEX CONCURRENTLY left, if anything.
 select format('drop index concurrently %s', i.indexrelid::regclass)
 from pg_index i where i.indexrelid = to_regclass({index}) and not i.indisvalid;
 
 -- name: create_trigger_once
--- For psql: makes the trigger where it is not there yet.
+-- Returns the statement that makes the trigger, where it does not exist.
 select {create}
 where not exists (
     select from pg_trigger where tgrelid = {table}::regclass and tgname = 'ntt_backup_notify'
