@@ -1,20 +1,22 @@
-"""Whether anything has changed since the last dump: our own marks are no change, all else is."""
+"""The last dumps, and what counts as a change since then: all but our own marks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
 from ntt_backup.catalog import dump_history, ledger
-from ntt_backup.catalog.connection import connect
+from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
 from tests.environment import wait_until
 
 TARGET = "remote"
+NOW = datetime.now(UTC)
 
 
 def counted(url: str) -> str:
@@ -125,3 +127,18 @@ def test_what_happens_in_another_database_is_no_change(
     before = filled(catalog_url)
     role()
     assert counted(catalog_url) == before
+
+
+def note(conn: Connection, started_at: datetime, *, name: str = "", error: str = "") -> None:
+    dump_history.note(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
+
+
+def test_a_clock_that_was_ahead_once_hides_nothing(catalog: Connection) -> None:
+    note(catalog, NOW + timedelta(days=90), name="ahead.dump")
+    note(catalog, NOW, error="the remote is full")
+    assert [one.name or one.error for one in dump_history.last_dumps(catalog, "remote")] == [
+        "ahead.dump",
+        "the remote is full",
+    ]
+    note(catalog, NOW + timedelta(days=1), name="right.dump")
+    assert [one.name for one in dump_history.last_dumps(catalog, "remote")] == ["right.dump"]

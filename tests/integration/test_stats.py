@@ -13,6 +13,7 @@ from ntt_backup.catalog import stats
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.history import end_run, start_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
+from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals, pending_estimate
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
@@ -125,6 +126,54 @@ def test_a_locked_table_is_not_waited_for(catalog: Connection, catalog_url: str)
 
 
 # --- all figures ----------------------------------------------------------------------------------
+
+
+def test_totals_are_exact_and_add_up(catalog: Connection) -> None:
+    allow_null(catalog)
+    add(catalog, None, None, None)
+    add(catalog, "p1", "p2", size=10)
+    add(catalog, "p3", "c3", "f3")
+    add(catalog, "c1", "c2", size=100)
+    add(catalog, "f1", size=1000)
+    Ledger(catalog, TARGET).record(
+        [Blob("c1"), Blob("c2"), Blob("c3")],
+        [Failure("f1", Reason.MISSING), Failure("f3", Reason.WRONG_SIZE)],
+    )
+
+    totals = exact_totals(catalog, TARGET)
+
+    assert totals == stats.Totals(
+        pending=3,
+        copied=3,
+        failed=2,
+        pending_bytes=20,
+        copied_bytes=200,
+        failed_bytes=1000,
+        unsized=1,
+        without_blobid=3,
+        failed_by_reason={"missing": 1, "wrong-size": 1},
+        pending_by_reason={},
+    )
+
+
+def test_what_a_check_made_pending_is_counted_by_its_reason_until_it_is_copied(
+    catalog: Connection,
+) -> None:
+    add(catalog, "a", "b", "c", "d", "e")
+    book = Ledger(catalog, TARGET)
+    book.record([Blob(one) for one in "abcd"], [Failure("e", Reason.MISSING)])
+    lost = [Failure(one, Reason.REMOTE_MISSING) for one in "ab"]
+    record_checks(catalog, TARGET, ["d"], [*lost, Failure("c", Reason.REMOTE_CORRUPT)])
+
+    totals = exact_totals(catalog, TARGET)
+    assert totals.pending == 3
+    assert totals.pending_by_reason == {"remote-missing": 2, "remote-corrupt": 1}
+    assert totals.failed_by_reason == {"missing": 1}
+    init_db(catalog, "second")
+    assert exact_totals(catalog, "second").pending_by_reason == {}
+
+    book.record([Blob("a"), Blob("c")], [])
+    assert exact_totals(catalog, TARGET).pending_by_reason == {"remote-missing": 1}
 
 
 LARGE = ("totals", "pending_total", "uncopied_by_reason")

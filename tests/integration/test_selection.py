@@ -1,4 +1,4 @@
-"""A sample of the catalog: fair, bounded, and nothing is written for it."""
+"""Selections of blobs: in order, in pages, or as a fair sample."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 from blake3 import blake3
 
-from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog import selection
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.scan_state import register
-from ntt_backup.catalog.selection import sample
+from ntt_backup.catalog.selection import iter_pending, sample
 from ntt_backup.model import Blob
-
-TARGET = "remote"
+from tests.integration.test_ledger import TARGET, rows
+from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
 
 
 def blobs(count: int) -> list[Blob]:
@@ -49,3 +51,34 @@ def test_a_session_that_may_only_read_can_draw_it(catalog: Connection) -> None:
     register(catalog, blobs(5))
     catalog.execute("set default_transaction_read_only = on")
     assert len(sample(catalog, TARGET, 64)) == 5
+
+
+def test_pending_blobs_are_listed_page_by_page(
+    catalog: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_PAGE", 7)
+    allow_null(catalog)
+    add_hashes(catalog, 70)
+    add(catalog, *MALFORMED, None, "stored", size=3)
+    Ledger(catalog, TARGET).record([Blob("stored")], [])
+
+    listed = list(iter_pending(catalog, TARGET))
+
+    expected = rows(
+        catalog,
+        "select blobid, size from blobs where blobid is not null and remote_copied is not true"
+        " order by blobid",
+    )
+    assert [(blob.blobid, blob.size) for blob in listed] == expected
+
+
+def test_a_listing_that_is_not_read_on_holds_no_transaction(
+    catalog: Connection, catalog_url: str
+) -> None:
+    add_hashes(catalog, 10)
+    with connect(catalog_url, "reader") as conn:
+        next(iter_pending(conn, TARGET))
+
+        assert rows(
+            catalog, "select state from pg_stat_activity where application_name = 'reader'"
+        ) == [("idle",)]

@@ -1,0 +1,55 @@
+"""The history of runs, as `status` shows it."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.history import end_run, last_run, start_run, update_run
+
+TARGET = "remote"
+
+
+def test_runs_are_remembered(catalog: Connection) -> None:
+    assert last_run(catalog, TARGET) is None
+    first, second = uuid4(), uuid4()
+    start(catalog, first)
+    end_run(catalog, first, outcome="done", exit_code=7, copied=5, failed=1, bytes=2**40)
+
+    run = last_run(catalog, TARGET)
+    assert run is not None
+    assert (run.run_id, run.outcome, run.exit_code) == (first, "done", 7)
+    assert (run.copied, run.failed, run.bytes) == (5, 1, 2**40)
+    assert run.ended_at is not None
+
+    start(catalog, second)
+    update_run(catalog, second, copied=3, failed=0, bytes=30)
+
+    run = last_run(catalog, TARGET)
+    assert run is not None
+    assert (run.run_id, run.copied, run.ended_at, run.outcome) == (second, 3, None, None)
+    assert run.updated_at > run.started_at
+    assert (run.host, run.pid, run.strategy, run.workers) == ("here", 42, "tar", 4)
+    assert last_run(catalog, "other") is None
+
+
+def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> None:
+    """A statement that was given up, because a lock held it, is still carried out afterwards."""
+    run_id = uuid4()
+    start(catalog, run_id)
+    update_run(catalog, run_id, copied=7, failed=2, bytes=70)
+    update_run(catalog, run_id, copied=5, failed=1, bytes=50)
+
+    run = last_run(catalog, TARGET)
+    assert run is not None
+    assert (run.copied, run.failed, run.bytes) == (7, 2, 70)
+
+    end_run(catalog, run_id, outcome="done", exit_code=0, copied=9, failed=3, bytes=90)
+    ended = last_run(catalog, TARGET)
+    update_run(catalog, run_id, copied=7, failed=2, bytes=70)
+
+    assert last_run(catalog, TARGET) == ended
+
+
+def start(conn: Connection, run_id: UUID) -> None:
+    start_run(conn, run_id, target=TARGET, host="here", pid=42, strategy="tar", workers=4)

@@ -1,0 +1,89 @@
+"""What a scan registers, and how far it got, on a real database."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ntt_backup.catalog.connection import Connection, connect
+from ntt_backup.catalog.scan_state import begin_scan, load_scan, missing, register, save_scan
+from ntt_backup.catalog.schema import init_db
+from ntt_backup.errors import CatalogRefused
+from ntt_backup.model import Blob
+from tests.integration.test_ledger import TARGET, rows, state
+from tests.integration.test_range_locks import add
+
+
+def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connection) -> None:
+    add(catalog, "known", size=1)
+    odd = ["tab\tand\\N", "line\nbreak", ""]
+    found = [Blob("known", 2), Blob("new", 3), Blob("new", 3), *(Blob(one) for one in odd)]
+
+    assert missing(catalog, [blob.blobid for blob in found]) == {"new", *odd}
+    assert register(catalog, found) == 4
+
+    assert missing(catalog, [blob.blobid for blob in found]) == set()
+    assert register(catalog, found) == 0
+    assert register(catalog, []) == 0
+    assert state(catalog)["known"] == (None, False, None, 1)
+    assert state(catalog)["new"] == (None, False, None, 3)
+
+
+def test_registering_while_another_program_inserts(catalog: Connection, catalog_url: str) -> None:
+    results: list[int] = []
+    with connect(catalog_url, "other") as other, connect(catalog_url, "scan") as scan:
+        other.execute("begin")
+        add(other, "both")
+        thread = threading.Thread(
+            target=lambda: results.append(register(scan, [Blob("both", 1), Blob("ours", 1)]))
+        )
+        thread.start()
+        while not rows(catalog, "select 1 from pg_locks where not granted"):
+            pass
+        other.execute("commit")
+        thread.join()
+
+    assert results == [1]
+    assert set(state(catalog)) == {"both", "ours"}
+
+
+def test_registering_without_a_unique_index_repeats_nothing(database: Connection) -> None:
+    database.execute("create table blobs (blobid text)")
+    init_db(database, TARGET)
+
+    assert register(database, [Blob("a", 1)]) == 1
+    assert register(database, [Blob("a", 1), Blob("b", 1), Blob("b", 2)]) == 1
+
+
+def test_a_foreign_column_that_needs_a_value_is_named(catalog: Connection) -> None:
+    catalog.execute("alter table blobs add n_hardlinks int not null")
+
+    with pytest.raises(CatalogRefused, match="not-null") as caught:
+        register(catalog, [Blob("a", 1)])
+
+    assert "n_hardlinks" in caught.value.hint
+
+
+def test_the_progress_of_a_scan(catalog: Connection) -> None:
+    assert load_scan(catalog, "/store") is None
+    begin_scan(catalog, "/store")
+    begin_scan(catalog, "/other")
+
+    save_scan(catalog, "/store", "ab/cd", registered=10, strays=2)
+
+    progress = load_scan(catalog, "/store")
+    assert progress is not None
+    assert (progress.directory, progress.registered, progress.strays) == ("ab/cd", 10, 2)
+    assert progress.finished_at is None
+
+    save_scan(catalog, "/store", "ff/ff", registered=11, strays=2, finished=True)
+    finished = load_scan(catalog, "/store")
+    assert finished is not None
+    assert finished.finished_at is not None
+
+    begin_scan(catalog, "/store")
+    again = load_scan(catalog, "/store")
+    assert again is not None
+    assert (again.directory, again.registered, again.finished_at) == (None, 0, None)
+    assert again.started_at > finished.started_at
