@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.catalog.worker_session import CatalogSession
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
@@ -45,6 +44,7 @@ from ntt_backup.planner import (
 )
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
+from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import (
     Line,
     tell_receipt,

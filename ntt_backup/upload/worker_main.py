@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ntt_backup.catalog.ranges import claim_order
-from ntt_backup.catalog.worker_session import CatalogSession
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Limit
@@ -24,6 +23,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
+from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import write_event
 from ntt_backup.upload.strategies import connect_ahead, open_session
 from ntt_backup.upload.strategies.session import Session

@@ -25,7 +25,7 @@ from typing import Any
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ranges import claim_order
 from ntt_backup.catalog.schema import init_db
-from ntt_backup.catalog.worker_session import CatalogSession
+from ntt_backup.upload.catalog_session import CatalogSession
 
 TARGET = "remote"
 _WINDOW = 4  # batches that are under way, as with run.window

@@ -1,7 +1,7 @@
-"""A worker's connection to the catalog: its claims and its ledger, which stand and fall together.
+"""A worker's connection to the catalog: its claims and its ledger.
 
 Claims vanish with their connection, so what was claimed and where it is recorded must never be on
-two connections. Handed to `worker` as something it can open anew after an outage.
+two connections.
 """
 
 from __future__ import annotations
