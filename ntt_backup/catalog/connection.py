@@ -1,7 +1,7 @@
 """The connection to the catalog, and the translation of psycopg's errors into ours.
 
 Of each error the daemon must know whether it may pass by itself, and what the operator should do.
-Both are decided here by SQLSTATE. Errors at connecting have none: a refusal is recognised by its
+Both are decided by SQLSTATE. Errors at connecting have none: a refusal is recognised by its
 English words, and anything else counts as an outage, since to wait in vain harms less than to give
 up on an outage.
 """
@@ -61,7 +61,7 @@ _HINTS = {
 WHO_KEEPS_ROWS = (
     "look at the triggers and policies of blobs (in psql: \\d blobs); the owner decides"
 )
-_AWAY_HINT = "check that PostgreSQL runs there, and catalog.url (NTT_DB_URL)"
+_AWAY_HINT = "check that PostgreSQL runs on that host, and catalog.url (NTT_DB_URL)"
 
 
 def connect(url: str, application_name: str) -> Connection:
@@ -137,8 +137,8 @@ def describe(url: str) -> str:
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """Return the parts of url. Raises ConfigError, also where an unescaped @ or / in a password makes
-    a wrong host or port.
+    """Return the parts of url. Raises ConfigError, also where the unescaped @ or / of a password
+    makes a wrong host or port.
     """
     hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"
     try:
@@ -186,4 +186,4 @@ def _refusal_hint(error: psycopg.Error, detail: str) -> str:
         return _HINTS.get(error.sqlstate, "")
     if "database" in detail and "does not exist" in detail:
         return _HINTS["3D000"]
-    return "check user, password and host in catalog.url (NTT_DB_URL), and pg_hba.conf there"
+    return "check user, password and host in catalog.url (NTT_DB_URL), and pg_hba.conf of the server"

@@ -64,7 +64,7 @@ def require_empty(conn: Connection) -> None:
         )
 
 
-def note(
+def record_dump(
     conn: Connection,
     target: str,
     started_at: datetime,
@@ -75,16 +75,10 @@ def note(
     error: str,
 ) -> None:
     """Record a dump that was made or has failed."""
-    values = {
-        "target": target,
-        "started_at": started_at,
-        "name": name,
-        "bytes": bytes,
-        "sha256": sha256,
-        "error": error,
-    }
+    result = {"name": name, "bytes": bytes, "sha256": sha256, "error": error}
     with translated(conn, "note the dump"):
-        conn.execute(statement("note_dump"), values)
+        values = {"target": target, "started_at": started_at, **result}
+        conn.execute(statement("record_dump"), values)
 
 
 def last_dumps(conn: Connection, target: str) -> list[DumpRun]:

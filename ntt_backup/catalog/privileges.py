@@ -8,7 +8,6 @@ reading the columns of `blobs` that we know, and the version of our schema.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from psycopg import sql
@@ -17,52 +16,35 @@ from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.queries import shown, statement
 from ntt_backup.errors import CatalogUnavailable, DumpFailed
 
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a command does besides reading: the columns of `blobs` that it updates and inserts (a
-    target's by their last words), and what it does with our own tables.
-    """
-
-    update: tuple[str, ...] = ()
-    insert: tuple[str, ...] = ()
-    own: Mapping[str, str] = field(default_factory=dict)
-    temporary: bool = False
-
-    @property
-    def writes(self) -> bool:
-        return bool(self.update or self.insert) or any(
-            words != "select" for words in self.own.values()
-        )
-
-
-_MARKS: Final = ("copied", "last_checked", "copy_failed")
-_COUNTED: Final = {"marks": "select insert update"}
-_CHECKED: Final = Needs(update=_MARKS, own={"failures": "select insert update", **_COUNTED})
-NEEDS: Final[Mapping[str, Needs]] = {
-    "check": Needs(),
-    "run --dry-run": Needs(),
-    "reconcile": Needs(),
-    "verify --local": Needs(),
-    "drill": Needs(),
-    "bench": Needs(),
-    "status": Needs(own={"failures": "select", "runs": "select", "dumps": "select"}),
-    "scan": Needs(insert=("blobid", "size"), own={"scans": "select insert update"}, temporary=True),
-    "run": Needs(
-        update=("size", *_MARKS),
-        own={
-            "failures": "select insert update delete",
-            "runs": "select insert update",
-            "dumps": "select insert",
-            **_COUNTED,
-        },
+_CHECKED: Final = (
+    "update .copied .last_checked .copy_failed",
+    "select insert update failures marks",
+)
+# What each command does besides: verbs, then our own tables, or columns of `blobs` with a dot (a
+# target's by their last words).
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "check": (),
+    "run --dry-run": (),
+    "reconcile": (),
+    "verify --local": (),
+    "drill": (),
+    "bench": (),
+    "status": ("select failures runs dumps",),
+    "scan": ("insert .blobid .size", "select insert update scans", "temporary database"),
+    "run": (
+        "update .size .copied .last_checked .copy_failed",
+        "select insert update delete failures",
+        "select insert update runs marks",
+        "select insert dumps",
     ),
-    "dump": Needs(own={"dumps": "select insert", "marks": "select"}),
-    "requeue": Needs(update=("copy_failed",), own={"failures": "select delete", **_COUNTED}),
+    "dump": ("select insert dumps", "select marks"),
+    "requeue": ("update .copy_failed", "select delete failures", "select insert update marks"),
     "verify": _CHECKED,
     "reconcile --apply": _CHECKED,
 }
 MONITORING: Final = ("check", "status", "reconcile")
+_VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
+_OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
 _READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.
 _SHOWN: Final = 5
 
@@ -79,6 +61,24 @@ class Lack(NamedTuple):
         return f"{self.privilege}{columns} on {self.on}"
 
 
+def needs(command: str) -> list[tuple[str, str, str]]:
+    """Return kind, privilege and name of all that the command needs besides reading `blobs`."""
+    found = []
+    for line in NEEDS[command]:
+        words = line.split()
+        verbs = [word for word in words if word in _VERBS]
+        for name in words[len(verbs) :]:
+            kind = "column" if name.startswith(".") else "table"
+            kind = "database" if name == "database" else kind
+            found += [(kind, verb, name.lstrip(".")) for verb in verbs]
+    return found
+
+
+def writes(command: str) -> bool:
+    """Tell whether the command changes anything in the catalog."""
+    return any(verb != "select" for _, verb, _ in needs(command))
+
+
 def lacking(
     conn: Connection,
     target: str,
@@ -91,21 +91,15 @@ def lacking(
 
     table: the oid of `blobs`, where the search path may not find it.
     """
-    needs = [NEEDS[command] for command in commands]
-    wanted = [("column", "select", name) for name in ("blobid", "size", *_MARKS)]
-    wanted += [("column", "insert", name) for need in needs for name in need.insert]
-    wanted += [("column", "update", name) for need in needs for name in need.update]
+    wanted = [("column", "select", name) for name in ("blobid", "size", *_OF_A_TARGET)]
     wanted += [("schema", "usage", "ntt_backup"), ("table", "select", "schema_version")]
-    for need in needs:
-        for name, words in need.own.items():
-            wanted += [("table", verb, name) for verb in words.split()]
-        wanted += [("database", "temporary", "")] if need.temporary else []
+    wanted += [one for command in commands for one in needs(command)]
     kinds, verbs, names = map(list, zip(*dict.fromkeys(wanted), strict=True))
     values = {
         "table": table,
         "kinds": kinds,
         "privileges": verbs,
-        "names": [f"{target}_{name}" if name in _MARKS else name for name in names],
+        "names": [f"{target}_{name}" if name in _OF_A_TARGET else name for name in names],
     }
     found: dict[tuple[str, str], list[str]] = {}
     for kind, verb, name in conn.execute(statement("lacking", role=role_sql(role)), values):

@@ -128,7 +128,7 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
                 detail=f"it lacks {', '.join(map(str, lacks))}",
                 hint=PRINT_SQL,
             )
-        if privileges.NEEDS[command].writes:
+        if privileges.writes(command):
             privileges.require_writing(conn)
 
 

@@ -337,7 +337,7 @@ class _Planner:
             named, who, will_own = self._object(on)
             if will_own and role == self._role:
                 continue
-            grant = self._grant([self._privilege(one) for one in these], named, role)
+            grant = self._grant([_verb(one) for one in these], named, role)
             step = steps.get(who, Step(who, f"let {role} {purpose}", (), needed=False))
             needed = step.needed or any(one in urgent for one in these)
             steps[who] = step._replace(statements=(*step.statements, grant), needed=needed)
@@ -357,14 +357,6 @@ class _Planner:
     def _lacking(self, role: str, commands: Sequence[str]) -> list[privileges.Lack]:
         table = self._table.oid
         return privileges.lacking(self._conn, self._target, commands, role=role, table=table)
-
-    def _privilege(self, lack: privileges.Lack) -> sql.Composable:
-        """By columns only what changes them: pg_dump must be able to lock the whole table."""
-        verb = sql.SQL(lack.privilege)
-        if not lack.columns or lack.privilege == "select":
-            return verb
-        names = sql.SQL(", ").join(map(sql.Identifier, lack.columns))
-        return sql.SQL("{} ({})").format(verb, names)
 
     def _object(self, on: str) -> tuple[sql.Composable, Who, bool]:
         """Return the object of a `Lack`, who may grant it, and whether the role itself makes it:
@@ -388,9 +380,8 @@ class _Planner:
     def _drop(self, index: str) -> str:
         return shown("drop_index", index=self._in_schema(index))
 
-    def _grant(self, verbs: Sequence[str | sql.Composable], on: sql.Composable, role: str) -> str:
-        words = [sql.SQL(one) if isinstance(one, str) else one for one in verbs]
-        parts = {"privileges": sql.SQL(", ").join(words), "object": on}
+    def _grant(self, verbs: Sequence[str], on: sql.Composable, role: str) -> str:
+        parts = {"privileges": sql.SQL(", ".join(verbs)), "object": on}
         return shown("grant", role=sql.Identifier(role), **parts)
 
     def _who(self, owner: str) -> Who:
@@ -406,3 +397,11 @@ class _Planner:
     def _ask(self, query: str, role: str, **values: object) -> tuple[bool, ...]:
         asked = statement(query, role=privileges.role_sql(role))
         return self._conn.execute(asked, values).fetchall()[0]
+
+
+def _verb(lack: privileges.Lack) -> str:
+    """By columns only what changes them: pg_dump must be able to lock the whole table."""
+    if not lack.columns or lack.privilege == "select":
+        return lack.privilege
+    names = sql.SQL(", ").join(map(sql.Identifier, lack.columns))
+    return f"{lack.privilege} ({names.as_string(None)})"

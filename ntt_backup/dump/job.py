@@ -223,7 +223,7 @@ class _Job:
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
         """Write into the catalog what `status` shows. It may be away: then only the log knows."""
         with suppress(CatalogError), self._connect() as conn:
-            dump_history.note(
+            dump_history.record_dump(
                 conn,
                 self._settings.target,
                 self._begun,

@@ -103,7 +103,7 @@ def test_check_says_that_no_dump_goes_through_it(
 
     with connect(site.url, "test") as conn:
         now = datetime.now(UTC)
-        dump_history.note(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
+        dump_history.record_dump(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
 
     check = site.run("check")
     assert check.returncode == 7, check.stdout

@@ -130,7 +130,7 @@ def test_what_happens_in_another_database_is_no_change(
 
 
 def note(conn: Connection, started_at: datetime, *, name: str = "", error: str = "") -> None:
-    dump_history.note(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
+    dump_history.record_dump(conn, "remote", started_at, name=name, bytes=0, sha256="", error=error)
 
 
 def test_a_clock_that_was_ahead_once_hides_nothing(catalog: Connection) -> None:

@@ -112,17 +112,6 @@ def test_odd_blobids_and_details_are_recorded_as_they_are(catalog: Connection) -
     assert exact_totals(catalog, TARGET).copied == len(MALFORMED)
 
 
-def test_blobs_deleted_meanwhile_leave_no_trace(catalog: Connection) -> None:
-    add(catalog, "here")
-
-    Ledger(catalog, TARGET).record(
-        [Blob("gone", 1), Blob("here", 1)], [Failure("gone too", Reason.MISSING)]
-    )
-
-    assert set(state(catalog)) == {"here"}
-    assert rows(catalog, "select * from ntt_backup.failures") == []
-
-
 def test_blobs_deleted_while_recording_waits_for_them_are_no_error(
     catalog: Connection, catalog_url: str
 ) -> None:
@@ -135,7 +124,8 @@ def test_blobs_deleted_while_recording_waits_for_them_are_no_error(
         def record() -> None:
             try:
                 Ledger(worker, TARGET).record(
-                    [Blob("going", 1), Blob("staying", 1)], [Failure("bad going", Reason.MISSING)]
+                    [Blob("gone", 1), Blob("going", 1), Blob("staying", 1)],
+                    [Failure("bad going", Reason.MISSING), Failure("bad gone", Reason.MISSING)],
                 )
             except CatalogRefused as error:
                 errors.append(error)

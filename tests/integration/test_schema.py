@@ -16,13 +16,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ntt_backup.catalog import schema, schema_check
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.schema_plan import Who, make_plan
 from ntt_backup.catalog.selection import iter_pending
-from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
 from tests.postgres import Postgres
@@ -207,18 +205,6 @@ def test_index_names_that_are_both_taken_are_refused_and_mended(database: Connec
     execute_hint(database, caught.value.hint)
     init_db(database, "remote")
     assert_usable(database)
-
-
-def test_targets_do_not_disturb_each_other(catalog: Connection) -> None:
-    make(catalog, "insert into blobs (blobid) values ('ab')")
-    init_db(catalog, "second")
-
-    Ledger(catalog, "remote").record([Blob("ab", 1)], [])
-
-    assert verify_schema(catalog, "second") == []
-    assert exact_totals(catalog, "remote").pending == 0
-    assert exact_totals(catalog, "second").pending == 1
-    assert "idx_blobs_second_pending" in pending_indexes(catalog)
 
 
 def test_an_unfinished_index_is_refused_then_rebuilt(

@@ -15,7 +15,6 @@ from ntt_backup.catalog.history import end_run, start_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals, pending_estimate
-from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
 from tests.integration.test_ledger import TARGET, rows
 from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
@@ -39,10 +38,6 @@ def test_an_estimate_is_exact_where_time_allows(catalog: Connection) -> None:
     estimate = pending_estimate(catalog, TARGET, 60_000)
 
     assert estimate == stats.PendingEstimate(blobs=3, bytes=42, unsized=1, exact=True)
-
-
-def test_nothing_pending_is_known_exactly(catalog: Connection) -> None:
-    assert pending_estimate(catalog, TARGET, 60_000) == stats.PendingEstimate(0, 0, 0, True)
 
 
 def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +111,6 @@ def test_the_planner_knows_sizes_too(catalog: Connection, monkeypatch: pytest.Mo
     assert estimate.blobs == pytest.approx(20_000, rel=0.1)
     assert estimate.bytes == pytest.approx(10_000 * 1000, rel=0.2)
     assert estimate.unsized == pytest.approx(10_000, rel=0.2)
-
-
-def test_a_locked_table_is_not_waited_for(catalog: Connection, catalog_url: str) -> None:
-    with connect(catalog_url, "test") as other, other.transaction():
-        other.execute("lock table blobs")
-        with pytest.raises(CatalogUnavailable, match="estimate what is pending"):
-            pending_estimate(catalog, TARGET, 50)
 
 
 # --- all figures ----------------------------------------------------------------------------------

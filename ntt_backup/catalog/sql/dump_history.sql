@@ -43,8 +43,8 @@ where c.relkind in ('r', 'p', 'v', 'm', 'S', 'f')
 order by 1
 limit 1;
 
--- name: note_dump
--- Notes a dump that was made, or why none was.
+-- name: record_dump
+-- Records a dump that was made, or why none was.
 insert into ntt_backup.dumps (target, started_at, name, bytes, sha256, error)
 values (
     %(target)s, %(started_at)s, %(name)s, %(bytes)s, %(sha256)s, %(error)s

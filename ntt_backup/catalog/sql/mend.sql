@@ -5,7 +5,7 @@
 grant pg_read_all_data to {user};
 
 -- name: mend_large_objects
--- Lets a role read the large objects that are there; needs a superuser.
+-- Lets a role read the large objects of today; needs a superuser.
 do $$ declare one oid; begin for one in select oid from pg_largeobject_metadata loop
 execute format('grant select on large object %s to %I', one, {role}); end loop; end $$;
 
@@ -41,7 +41,7 @@ alter table blobs alter column blobid type text collate "C";
 
 -- name: mend_partitioned_index
 -- Our index where the table is partitioned, and CONCURRENTLY is not to be had. Writers wait for it.
--- An index of this name that is there was never finished.
+-- An index that has this name was never finished.
 drop index if exists {old};
 create index {index} on {table} (blobid) where {uncopied};
 

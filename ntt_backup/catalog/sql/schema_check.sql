@@ -30,7 +30,7 @@ where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped;
 
 -- name: largest_size
 -- The largest number of bytes that the column size can hold, also as a part of other queries. Live
--- tables have an integer there, which ends at 2 GiB, or a number of so many digits, whose modifier
+-- tables have an integer, which ends at 2 GiB, or a number of so many digits, whose modifier
 -- is (precision << 16 | scale) + 4.
 (
     select case
@@ -76,7 +76,7 @@ select version, blobs_schema from ntt_backup.schema_version;
 
 -- name: other_table
 -- The schema of the table that ours are about, where that is not the one the search path finds. A
--- table that is no longer there has moved.
+-- table that does not exist any more has moved.
 select v.blobs_schema from ntt_backup.schema_version v
 join pg_namespace n on n.nspname = v.blobs_schema
 join pg_class c on c.relnamespace = n.oid and c.relname = 'blobs' and c.relkind in ('r', 'p')

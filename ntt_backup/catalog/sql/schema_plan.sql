@@ -1,7 +1,7 @@
 -- What init-db looks at, and what it makes or prints.
 
 -- name: surroundings
--- The database and its owner, the owner of our schema (null: it is not there), whether we may read
+-- The database and its owner, the owner of our schema (null: it does not exist), whether we may read
 -- which version that is, the schema where a new table would be, whether we may make it, and who we
 -- are.
 select current_database(), pg_get_userbyid(d.datdba), pg_get_userbyid(n.nspowner),
@@ -17,7 +17,7 @@ left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
 where d.datname = current_database();
 
 -- name: create_table
--- The catalog, where there is none yet. Elsewhere it belongs to another program.
+-- The catalog, where no other program has made it.
 create table if not exists {table} (
     blobid text primary key,
     size bigint,
@@ -36,7 +36,7 @@ add column if not exists {column} {type};
 alter table {table} {changes};
 
 -- name: default_created_at
--- New rows get a date; the rows that are there keep none, since nobody knows it any more.
+-- New rows get a date; earlier rows keep none, since nobody knows it any more.
 alter column created_at set default now();
 
 -- name: rows_about
@@ -140,7 +140,7 @@ on conflict (singleton) do update set blobs_schema = excluded.blobs_schema
 where known.blobs_schema <> excluded.blobs_schema;
 
 -- name: trigger_state
--- Whether inserts already wake the daemon, whether the function for it is there, and whether we may
+-- Whether inserts already wake the daemon, whether the function for it exists, and whether we may
 -- give the table such a trigger.
 select
     exists (select from pg_trigger where tgrelid = %(table)s and tgname = 'ntt_backup_notify'),

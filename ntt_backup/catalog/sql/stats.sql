@@ -1,7 +1,7 @@
 -- Figures. Exact ones read the whole table; they are for people who ask, not for the send loop.
 --
 -- Sizes are another program's, and may be any number. Those below zero count as none, and a sum
--- that no bigint holds as the largest one. (least() passes over a null, so no null may get there.)
+-- that no bigint holds as the largest one. (least() passes over a null, so none may reach it.)
 
 -- name: totals
 -- All blobs by their state: how many, the bytes of those with a known size, and how many lack a
