@@ -91,7 +91,7 @@ def walk_indexes(conn: Connection, *, local: bool = False) -> None:
 
 
 class Cursor(NamedTuple):
-    """The position in a range: after the blobid `past`, or its beginning for None."""
+    """A position in a range: after the blobid `past`, or its beginning for None."""
 
     range: BlobRange
     past: str | None = None

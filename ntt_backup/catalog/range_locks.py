@@ -41,7 +41,7 @@ _SEARCH_SECONDS: Final = 0.5
 
 
 def lock_class(name: str) -> int:
-    """The first key of our advisory locks: a signed 32-bit hash, the same on every host.
+    """Return the first key of our advisory locks: a signed 32-bit hash, the same on every host.
 
     BLAKE2b of "ntt_backup:" + name, four bytes, big-endian. The second key is the range's index.
     """
@@ -91,7 +91,7 @@ class Claims:
 
     @property
     def searching(self) -> bool:
-        """Whether the last `take` ended before it had looked into all free ranges."""
+        """Tell whether the last `take` ended before it had looked into all free ranges."""
         return bool(self._wholes.left or self._theirs.left)
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
@@ -113,7 +113,7 @@ class Claims:
         return taken
 
     def exhausted(self) -> frozenset[int]:
-        """The held ranges that give nothing more: release them once their blobs are settled."""
+        """Return the held ranges that give nothing more: release them with their last blob."""
         return frozenset(self._held - {self._open.range.index} if self._open else self._held)
 
     def release(self, indexes: Iterable[int]) -> None:
@@ -131,7 +131,7 @@ class Claims:
             self._open = None
 
     def any_pending(self) -> bool | None:
-        """Whether the catalog has a pending blob, claimed by anyone or not; None while that is not
+        """Tell whether the catalog has a pending blob, claimed by anyone or not; None while that is not
         known: the next call goes on.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
@@ -149,12 +149,12 @@ class Claims:
             self._conn.execute(statement("listen"))
 
     def fileno(self) -> int:
-        """The connection's socket, to wait on: readable on a notification, or when it was lost."""
+        """Return the socket, to wait on: readable on a notification, or when it was lost."""
         with translated(self._conn, "wait for new blobs"):
             return self._conn.fileno()
 
     def drain_notifications(self) -> bool:
-        """Whether blobs were inserted since the last call. Never waits.
+        """Tell whether blobs were inserted since the last call. Never waits.
 
         Ask before waiting on `fileno` too: a notification may have come in with another answer. A
         lost connection stays readable, and is reported by the second call at the latest.
@@ -284,13 +284,13 @@ class Claims:
 
 
 def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
-    """The values of a statement that locks or unlocks parts of ranges."""
+    """Return the values of a statement that locks or unlocks parts of ranges."""
     some = list(indexes)
     return {"parts": some, "wholes": [whole_of(one) for one in some]}
 
 
 def holders(conn: Connection, target: str) -> list[Holder]:
-    """Who holds which range of the target at this moment, by index."""
+    """Return who holds which range of the target at this moment, by index."""
     with translated(conn, "list who holds its ranges"):
         rows = conn.execute(statement("holders"), {"class": lock_class(target)}).fetchall()
     return [Holder(*row) for row in rows]

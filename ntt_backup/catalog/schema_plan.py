@@ -55,7 +55,7 @@ class Who(StrEnum):
 
 
 class Lock(StrEnum):
-    """How long a step may wait for its locks: as a script says it."""
+    """How long a step may wait for its locks: the query that sets it in a script."""
 
     BRIEF = "brief_lock"
     UNHURRIED = "unhurried"
@@ -87,7 +87,7 @@ class Plan:
         return any(step.needed for step in self.steps)
 
     def __str__(self) -> str:
-        """Who has to do what, in one line."""
+        """Say in one line who has to do what."""
         ordered = sorted(self.steps, key=lambda step: list(Who).index(step.who))
         return "; ".join(
             f"{who} ({self.names[who]}): {', '.join(step.text for step in group)}"
@@ -400,7 +400,7 @@ class _Planner:
 
 
 def _verb(lack: privileges.Lack) -> str:
-    """By columns only what changes them: pg_dump must be able to lock the whole table."""
+    """Return the privilege to grant. To read is granted on the whole table, as pg_dump locks it."""
     if not lack.columns or lack.privilege == "select":
         return lack.privilege
     names = sql.SQL(", ").join(map(sql.Identifier, lack.columns))

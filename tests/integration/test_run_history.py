@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.history import last_run
+from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress
