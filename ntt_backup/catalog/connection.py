@@ -186,6 +186,4 @@ def _refusal_hint(error: psycopg.Error, detail: str) -> str:
         return _HINTS.get(error.sqlstate, "")
     if "database" in detail and "does not exist" in detail:
         return _HINTS["3D000"]
-    return (
-        "check user, password and host in catalog.url (NTT_DB_URL), and pg_hba.conf of the server"
-    )
+    return "check user, password and host in catalog.url (NTT_DB_URL), and the server's pg_hba.conf"

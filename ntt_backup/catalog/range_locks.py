@@ -131,8 +131,8 @@ class Claims:
             self._open = None
 
     def any_pending(self) -> bool | None:
-        """Tell whether the catalog has a pending blob, claimed by anyone or not; None while that is not
-        known: the next call goes on.
+        """Tell whether the catalog has a pending blob, claimed by anyone or not. None while that is
+        not known: the next call goes on.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated(self._conn, "look for pending blobs"):

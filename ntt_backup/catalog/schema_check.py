@@ -55,6 +55,12 @@ class Table(NamedTuple):
     columns: Mapping[str, Column]
 
 
+def search_path(conn: Connection, schema: str, role: str = "") -> str:
+    """Return the SQL that lets a role ("": that of this session) find the tables of a schema."""
+    names = {"user": role or conn.info.user, "database": conn.info.dbname, "schema": schema}
+    return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
+
+
 def our_columns(target: str) -> dict[str, str]:
     """Return the columns that we need besides blobid, and the types we give them."""
     return {
@@ -152,7 +158,7 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
         elsewhere = conn.execute(statement("tables_elsewhere")).fetchall()
         raise CatalogRefused(
             f"blobs is {_KINDS.get(table.kind, 'something else')}, not a table",
-            hint=f"the search path must find the table: {_search_path(conn, elsewhere[0][0])}"
+            hint=f"the search path must find the table: {search_path(conn, elsewhere[0][0])}"
             if elsewhere
             else "catalog.url (NTT_DB_URL) must name the database that has the table",
         )
@@ -214,13 +220,8 @@ def check_one_table(conn: Connection) -> None:
             "the schema ntt_backup of this database serves another table",
             detail=f"it is about {schema}.blobs, which the search path does not find",
             hint="give a second catalog a database of its own; to use that table:"
-            f" {_search_path(conn, schema)}",
+            f" {search_path(conn, schema)}",
         )
-
-
-def _search_path(conn: Connection, schema: str) -> str:
-    names = {"user": conn.info.user, "database": conn.info.dbname, "schema": schema}
-    return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
 def warnings(conn: Connection, table: Table) -> list[str]:

@@ -35,6 +35,7 @@ from ntt_backup.catalog.schema_check import (
     our_columns,
     own_tables,
     own_version,
+    search_path,
 )
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.format import duration, many, printable
@@ -151,11 +152,15 @@ class _Planner:
         self._table = find_table(conn) or self._new_table()
         self._schema = self._table.schema
         self._name = sql.Identifier(self._schema, "blobs")
+        self._database = sql.SQL("database {}").format(sql.Identifier(self._around.database))
         if self._table.oid and self._table.found:
             check_table(conn, self._table, target)
             if self._around.version_readable:
                 check_one_table(conn)
-        self._own_maker = self._who_makes_own_schema()
+        may_create, *_ = self._ask("may_make", self._role, schema="pg_catalog")
+        self._own_maker = Who.OPERATOR if may_create else Who.DBA
+        if self._around.own_owner is not None:
+            self._own_maker = self._who(self._around.own_owner)
         self._own_steps = self._own_schema()
         self._unreadable = privileges.unreadable(conn, self._role)
 
@@ -175,8 +180,7 @@ class _Planner:
             steps += self._grants(name, privileges.MONITORING, "look at figures")
         steps += self._trigger() if notify else []
         steps += self._rest_of_dump()
-        if not self._table.found:
-            # Perhaps another table is meant.
+        if not self._table.found:  # Perhaps another table is meant.
             steps = [step._replace(by_hand=True) for step in steps]
         names = {
             Who.DBA: f"a superuser, or {around.own_owner or around.database_owner}",
@@ -186,12 +190,6 @@ class _Planner:
         return Plan(steps, names, around.database)
 
     # --- what is made -----------------------------------------------------------------------------
-
-    def _who_makes_own_schema(self) -> Who:
-        if self._around.own_owner is not None:
-            return self._who(self._around.own_owner)
-        may_create, *_ = self._ask("may_make", self._role, schema="pg_catalog")
-        return Who.OPERATOR if may_create else Who.DBA
 
     def _own_schema(self) -> list[Step]:
         version, serves = SCHEMA_VERSION, self._schema
@@ -315,9 +313,7 @@ class _Planner:
             steps.append(Step(who, f"let {role} use the schema {self._schema}", (grant,)))
         found = self._table.found and role == around.user
         if not (found or self._ask("names_schema", role, schema=self._schema)[0]):
-            names = {"user": role, "database": around.database, "schema": self._schema}
-            parts = {key: sql.Identifier(name) for key, name in names.items()}
-            mend = shown("mend_search_path", **parts)
+            mend = search_path(self._conn, self._schema, role)
             steps.append(Step(Who.DBA, f"have {role} find blobs in {self._schema}", (mend,)))
         return steps
 
@@ -369,10 +365,6 @@ class _Planner:
             return self._database, self._who(self._around.database_owner), False
         makes_it = bool(self._own_steps) and self._own_maker is Who.OPERATOR
         return sql.SQL(on), self._own_maker, makes_it
-
-    @property
-    def _database(self) -> sql.Composable:
-        return sql.SQL("database {}").format(sql.Identifier(self._around.database))
 
     def _in_schema(self, index: str) -> sql.Identifier:
         return sql.Identifier(self._schema, index)
