@@ -15,7 +15,7 @@ import time
 from typing import Protocol
 
 from ntt_backup.bench.sending import FetchJob, SendJob
-from ntt_backup.bench.streaming import DownloadJob, TripsJob, UploadJob
+from ntt_backup.bench.streams import DownloadJob, TripsJob, UploadJob
 from ntt_backup.bench.tasks import TASK, Answer, Download, Fetch, Said, Send, Task, Trips, Upload
 from ntt_backup.errors import BackupError
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from ntt_backup.bench.crew import Crew
-from ntt_backup.bench.reach import Varied
+from ntt_backup.bench.helpers import Crew
+from ntt_backup.bench.progress import StepView
+from ntt_backup.bench.remote import Varied
 from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.tasks import Answer, Content, Download, Reach, Task, Trips, Upload
-from ntt_backup.bench.view import StepView
 from ntt_backup.client.shell import ask
 from ntt_backup.client.ssh import Ssh, endpoint, explain, query_argv
 from ntt_backup.config import RemoteSettings

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ntt_backup.bench.outcome import Findings, Run
 from ntt_backup.bench.results import MEGA, Spread
+from ntt_backup.bench.runs import Findings, Run
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import many
 

@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.bench.crew import Crew
+from ntt_backup.bench.helpers import Crew
+from ntt_backup.bench.progress import StepView
 from ntt_backup.bench.results import Figure
 from ntt_backup.bench.tasks import Download, Reach, Trips, Upload
-from ntt_backup.bench.view import StepView
 from ntt_backup.config import RemoteSettings
 
 PIPE: Final = "pipe in one process"

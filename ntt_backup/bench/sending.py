@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ntt_backup.bench import plain
-from ntt_backup.bench.reach import transport, wire_bytes
+from ntt_backup.bench import tar_pipe
+from ntt_backup.bench.remote import transport, wire_bytes
 from ntt_backup.bench.tasks import Answer, Fetch, Item, Send
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import RemoteUnreachable, SourceError
@@ -54,10 +54,10 @@ class SendJob:
         task = self._task
         if task.stored:
             file = self._scratch / "archive"
-            data = plain.archive_on_disk(task.store, items, task.codec, file)
+            data = tar_pipe.archive_on_disk(task.store, items, task.codec, file)
         else:
-            data = plain.archive(task.store, items, task.codec)
-        plain.deliver(self._transport, task.root, task.codec, data, task.run.receipt_timeout)
+            data = tar_pipe.archive(task.store, items, task.codec)
+        tar_pipe.deliver(self._transport, task.root, task.codec, data, task.run.receipt_timeout)
 
     def _by_session(self, strategy: str) -> None:
         task = self._task
@@ -92,7 +92,9 @@ class FetchJob:
     def run(self) -> Answer:
         task = self._task
         began = time.monotonic()
-        got = plain.fetch(self._transport, task.root, task.prefixes, task.into, task.reach.patience)
+        got = tar_pipe.fetch(
+            self._transport, task.root, task.prefixes, task.into, task.reach.patience
+        )
         return Answer(began=began, ended=time.monotonic(), size=got)
 
     def close(self) -> None:

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.bench import draw, link, sample, ways
-from ntt_backup.bench.crew import Crew
-from ntt_backup.bench.outcome import MIX, Cell, Findings, Run
+from ntt_backup.bench import link, sample, ways
+from ntt_backup.bench import population as blobs_of
+from ntt_backup.bench.helpers import Crew
+from ntt_backup.bench.progress import StepView
+from ntt_backup.bench.remote_dir import Scratch, scratch
+from ntt_backup.bench.runs import MIX, Cell, Findings, Run
 from ntt_backup.bench.sample import Sample
-from ntt_backup.bench.scratch import Scratch, scratch
 from ntt_backup.bench.tasks import Answer, Fetch, Item, Reach, Send
-from ntt_backup.bench.view import StepView
 from ntt_backup.bench.ways import PLAIN, Way
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.ssh import Ssh
@@ -79,7 +80,7 @@ class Bench:
         for name, members in sample.by_class(population).items():
             if name not in found.sample.missing:
                 few = sample.draw_class(members, budget // _CLASS_SHARE, _CLASS_BLOBS)
-                loads[name] = draw.sound(self.settings, Sample(few, ()))[0].blobs
+                loads[name] = blobs_of.sound(self.settings, Sample(few, ()))[0].blobs
         self.loads = {
             name: sample.batches(blobs, run.batch_size, run.batch_bytes, most)
             for name, blobs in loads.items()
@@ -172,7 +173,7 @@ def measure(
 ) -> Findings:
     """All of it. Raises what the catalog, the store, the remote or the link did."""
     view.doing("drawing a sample from the catalog")
-    population = draw.population(settings)
+    population = blobs_of.population(settings)
     reach = Reach(remote=settings.remote, patience=settings.run.stall_timeout)
     with ExitStack() as stack:
         back = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ntt-bench-")))
@@ -180,9 +181,9 @@ def measure(
         crew = stack.enter_context(Crew(view.tick))
         view.doing("looking at the link")
         warm = link.warm_bytes(crew, reach)
-        budget = options.sample or draw.budget(warm / link.WARM_SECONDS)
+        budget = options.sample or blobs_of.budget(warm / link.WARM_SECONDS)
         view.doing("reading the sample")
-        chosen, gone = draw.sound(settings, sample.draw(population, budget))
+        chosen, gone = blobs_of.sound(settings, sample.draw(population, budget))
         if not chosen.blobs:
             raise SourceError(
                 "no blob of the sample can be read",

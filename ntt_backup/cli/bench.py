@@ -17,18 +17,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ntt_backup.bench import (
-    advice,
     link,
+    link_verdict,
     machine,
     plot,
     scenarios,
     strategies,
-    table,
-    verdict,
+    strategies_verdict,
+    tables,
     ways,
 )
+from ntt_backup.bench.progress import StepView
 from ntt_backup.bench.results import LEAST_ROUNDS, Setting, report_json
-from ntt_backup.bench.view import StepView
 from ntt_backup.cli.common import Common
 from ntt_backup.config import RemoteConfig, Settings, parse_size
 from ntt_backup.errors import ConfigError
@@ -133,8 +133,8 @@ def bench_link(
     report = _Report("link", settings, asdict(options), json_file)
     with _watched(quiet, Interrupts()) as view:
         found = link.measure(settings.remote, settings.run.stall_timeout, options, view)
-    said = verdict.of_link(found)
-    report.show(table.link_tables(found), found.skipped, said)
+    said = link_verdict.of_link(found)
+    report.show(tables.link_tables(found), found.skipped, said)
     report.write([figure.json() for figure in found.figures()], found.skipped, said)
 
 
@@ -184,8 +184,8 @@ def bench_strategies(
     interrupts = Interrupts()
     with _watched(quiet, interrupts) as view:
         found = strategies.measure(settings, options, interrupts, view)
-    said = advice.of_strategies(found)
-    report.show(table.strategies_tables(found), found.skipped, said)
+    said = strategies_verdict.of_strategies(found)
+    report.show(tables.strategies_tables(found), found.skipped, said)
     report.write(**found.json(), skipped=found.skipped, said=said)
     if plot_file is not None:
         plot.draw(found, plot_file, settings.remote.host)
@@ -214,7 +214,7 @@ def bench_scenarios(
         patience = settings.run.stall_timeout
         found = scenarios.measure(settings.remote, patience, options, view)
     said = scenarios.costs(found)
-    report.show([table.scenarios_table(found)], {}, said)
+    report.show([tables.scenarios_table(found)], {}, said)
     report.write([figure.json() for figure in found.figures()], {}, said)
 
 
@@ -242,14 +242,14 @@ class _Report:
         self._setting = Setting(machine.now(), machine.describe(), remote, options)
 
     def show(
-        self, tables: Sequence[Table], skipped: Mapping[str, str], said: Sequence[str]
+        self, shown: Sequence[Table], skipped: Mapping[str, str], said: Sequence[str]
     ) -> None:
         """Tables, what was left out, and the verdict."""
         # A pipe has no width; tables must not be cut for it.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-        for one in tables:
+        for one in shown:
             console.print(one)
-        click.echo("\n".join([*table.skipped_lines(skipped), *(f"* {line}" for line in said)]))
+        click.echo("\n".join([*tables.skipped_lines(skipped), *(f"* {line}" for line in said)]))
 
     def write(
         self,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ntt_backup.demo import loss, ssh
+from ntt_backup.demo import drill, ssh
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
@@ -124,7 +124,7 @@ class Story:
         verdict.show()
         if not verdict.good:
             return 1
-        return loss.drill(scratch, postgres, command) if self.drill else 0
+        return drill.drill(scratch, postgres, command) if self.drill else 0
 
     def _leave(self, scratch: Scratch) -> None:
         """Remove the directory, or say what can be done with it."""

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ntt_backup import demo
-from ntt_backup.demo import loss, scratch, store, story
+from ntt_backup.demo import drill, scratch, store, story
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.errors import ConfigError, SourceError
@@ -294,8 +294,8 @@ def test_drill_fails_where_the_remote_has_a_byte_wrong(
         flip(max(blobs, key=lambda path: path.stat().st_size))
         flip(sorted(scratch.remote.glob("pgdump/*.dump"))[-1])
 
-    lose_all = loss.lose
-    monkeypatch.setattr(loss, "lose", lose)
+    lose_all = drill.lose
+    monkeypatch.setattr(drill, "lose", lose)
     assert demo.run(source=files, directory=tmp_path / "demo", workers=1, drill=True) == 7
     output = capfd.readouterr().out
     said = " ".join(output[output.index("Is all of it back?") :].split())
@@ -326,7 +326,7 @@ SAME = store.Comparison(same=3, missing=[], extra=[], different=[])
 )
 def test_each_thing_that_is_wrong_fails_the_drill(wrong: dict[str, Any]) -> None:
     rows = {"blobs": "3 rows, x"}
-    right = loss.Recovery(rows, dict(rows), SAME, SAME, {"catalog back": 1.0}, 0)
+    right = drill.Recovery(rows, dict(rows), SAME, SAME, {"catalog back": 1.0}, 0)
     assert right.good
     assert not replace(right, **wrong).good
 

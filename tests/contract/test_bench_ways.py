@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.bench import plain
-from ntt_backup.bench.crew import Crew
+from ntt_backup.bench import tar_pipe
+from ntt_backup.bench.helpers import Crew
 from ntt_backup.bench.tasks import Answer, Download, Fetch, Item, Reach, Send, Task, Trips, Upload
 from ntt_backup.bench.ways import VARIATIONS, Way, registered
 from ntt_backup.config.models import RunSettings
@@ -164,6 +164,6 @@ def test_helpers_that_failed_are_replaced(crew: Crew, store: Path, there: Path) 
 
 def test_an_archive_leaves_nothing_on_this_disk(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "archive"
-    data = b"".join(plain.archive_on_disk(store, items(store), "", file))
-    assert data == b"".join(plain.archive(store, items(store), ""))
+    data = b"".join(tar_pipe.archive_on_disk(store, items(store), "", file))
+    assert data == b"".join(tar_pipe.archive(store, items(store), ""))
     assert not file.exists()

@@ -18,8 +18,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from ntt_backup.demo import ssh_server
-from ntt_backup.demo.ssh_server import EmbeddedSshServer
+from ntt_backup.demo import paramiko_server
+from ntt_backup.demo.paramiko_server import EmbeddedSshServer
 from tests.patience import PATIENCE
 
 MEGABYTE = 1_000_000
@@ -243,7 +243,9 @@ def test_server_that_ran_out_of_descriptors_takes_the_next_client(
 def test_command_that_cannot_be_started_says_why(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_server, "_environment", lambda: {"HOME": "/", "LONG": "x" * 200_000})
+    monkeypatch.setattr(
+        paramiko_server, "_environment", lambda: {"HOME": "/", "LONG": "x" * 200_000}
+    )
     done = client.run("true")
     assert done.returncode == 126
     assert b"Argument list too long" in done.stderr

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from ntt_backup.bench import advice, verdict
+from ntt_backup.bench import link_verdict, strategies_verdict
 from ntt_backup.bench.link import ZEROS, Cell, Findings, Options, cells, rate_of
-from ntt_backup.bench.outcome import MIX, Run
-from ntt_backup.bench.outcome import Cell as WayCell
-from ntt_backup.bench.outcome import Findings as WayFindings
 from ntt_backup.bench.results import Figure, Setting, Spread, report_json
+from ntt_backup.bench.runs import MIX, Run
+from ntt_backup.bench.runs import Cell as WayCell
+from ntt_backup.bench.runs import Findings as WayFindings
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.tasks import Answer
 from ntt_backup.bench.ways import PLAIN, Way
@@ -96,18 +96,18 @@ def test_zeros_are_in_no_figure() -> None:
 
 def test_one_stream_that_reaches_the_ceiling_is_enough() -> None:
     rates = {UP: (11.8, 11.9, 12.0), Cell("up", 4): (11.9, 12.0, 12.1)}
-    assert verdict.streams_needed(found(rates), "up") == 1
-    assert verdict.of_link(found(rates))[0] == "Ceiling up: 12.0 MB/s, reached by one stream."
+    assert link_verdict.streams_needed(found(rates), "up") == 1
+    assert link_verdict.of_link(found(rates))[0] == "Ceiling up: 12.0 MB/s, reached by one stream."
 
 
 def test_more_streams_are_named_where_one_falls_short() -> None:
     rates = {UP: (5.9, 6.0, 6.1), Cell("up", 2): (11.7, 11.8, 11.9), Cell("up", 4): (12, 12, 12)}
-    said = verdict.of_link(found(rates))[0]
+    said = link_verdict.of_link(found(rates))[0]
     assert said == "Ceiling up: 12.0 MB/s, reached by 2 streams; one stream alone gets 6.0 MB/s."
 
 
 def test_the_times_are_said() -> None:
-    said = " ".join(verdict.of_link(found({UP: (12, 12, 12)})))
+    said = " ".join(link_verdict.of_link(found({UP: (12, 12, 12)})))
     assert "take 28.0 ms" in said
     assert "connection 250.0 ms" in said
 
@@ -126,7 +126,7 @@ def test_a_cipher_is_better_only_where_its_runs_do_not_overlap(
     own: tuple[float, ...], other: tuple[float, ...], words: str
 ) -> None:
     rates = {UP: own, Cell("up", cipher="fast"): other}
-    assert words in " ".join(verdict.of_link(found(rates)))
+    assert words in " ".join(link_verdict.of_link(found(rates)))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_a_cipher_is_better_only_where_its_runs_do_not_overlap(
 def test_whether_compression_pays(
     packed: tuple[float, ...], halves: tuple[float, ...], words: str
 ) -> None:
-    said = verdict.of_link(found({UP: (12, 12, 12), PACKED: packed, HALVES: halves}))
+    said = link_verdict.of_link(found({UP: (12, 12, 12), PACKED: packed, HALVES: halves}))
     assert words in " ".join(said)
 
 
 def test_what_zeros_would_have_claimed_is_said_and_why_it_is_not_shown() -> None:
-    said = verdict.of_link(found({UP: (12, 12, 12)}))[-1]
+    said = link_verdict.of_link(found({UP: (12, 12, 12)}))[-1]
     assert "would have claimed 480.0 MB/s, 40.0 times the ceiling" in said
     assert "in none of the figures" in said
 
@@ -179,7 +179,7 @@ def test_ways_are_ranked_and_held_against_the_ceiling() -> None:
         }
     )
     assert [way.name for way in made.compared()] == ["tar", "tar-pipe"]
-    said = advice.of_strategies(made)
+    said = strategies_verdict.of_strategies(made)
     assert said[0].startswith("Ceiling: 12.0 MB/s")
     assert said[1] == "Fastest with 4 workers: tar, 11.4 MB/s, 95% of the ceiling."
     assert said[2] == "Workers, tar: one worker will do (1: 11.3 MB/s, 4: 11.4 MB/s)."
@@ -187,7 +187,7 @@ def test_ways_are_ranked_and_held_against_the_ceiling() -> None:
 
 def test_ways_whose_runs_overlap_are_no_different() -> None:
     made = ways_found({WayCell(TAR, 4): runs(10, 11, 12), WayCell(PLAIN, 4): runs(9, 10.5, 11)})
-    assert "no certain difference to tar-pipe" in advice.of_strategies(made)[1]
+    assert "no certain difference to tar-pipe" in strategies_verdict.of_strategies(made)[1]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,9 @@ def test_whether_a_codec_pays_is_told_by_plain_tars(packed: tuple[float, ...], w
     made = ways_found(
         {WayCell(PLAIN, 4): runs(11.9, 12, 12.1), WayCell(GZ, 4): runs(*packed, wire=50)}
     )
-    said = next(line for line in advice.of_strategies(made) if line.startswith("Compression"))
+    said = next(
+        line for line in strategies_verdict.of_strategies(made) if line.startswith("Compression")
+    )
     assert words in said
     assert "50% of the bytes go over the wire" in said
 
@@ -215,18 +217,18 @@ def test_classes_come_in_the_order_of_their_sizes() -> None:
         }
     )
     assert list(made.classes()[TAR]) == ["under 1 KB", "1-10 MB"]
-    assert "(under 1 KB)" in " ".join(advice.of_strategies(made))
+    assert "(under 1 KB)" in " ".join(strategies_verdict.of_strategies(made))
 
 
 def test_what_was_too_large_for_the_sample_is_said() -> None:
-    said = advice.of_strategies(ways_found({WayCell(TAR, 4): runs(12, 12, 12)}))
+    said = strategies_verdict.of_strategies(ways_found({WayCell(TAR, 4): runs(12, 12, 12)}))
     assert said[-1] == "Too large for a sample of this size: blobs over 100 MB; see --sample."
 
 
 def test_blobs_that_could_not_be_read_are_said() -> None:
     made = ways_found({WayCell(TAR, 4): runs(12, 12, 12)})
     made.gone = 3
-    assert advice.of_strategies(made)[-1].startswith("Not in the sample: 3 blobs")
+    assert strategies_verdict.of_strategies(made)[-1].startswith("Not in the sample: 3 blobs")
 
 
 # --- JSON

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.bench.reach import accounted, remote_cpu_s, wire_bytes
+from ntt_backup.bench.remote import accounted, remote_cpu_s, wire_bytes
 from ntt_backup.bench.sample import CLASSES, batches, by_class, class_of, deal, draw, draw_class
-from ntt_backup.bench.streaming import stock
+from ntt_backup.bench.streams import stock
 from ntt_backup.bench.ways import PLAIN, VARIATIONS, choose, registered
 from ntt_backup.client.ssh import endpoint, query_argv, varied
 from ntt_backup.model import Blob, total_size

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.bench import plot
-from ntt_backup.bench.outcome import Cell, Findings, Run
+from ntt_backup.bench.runs import Cell, Findings, Run
 from ntt_backup.bench.sample import CLASSES, Sample
 from ntt_backup.bench.ways import PLAIN, Way
 from ntt_backup.errors import ConfigError

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from ntt_backup.bench import outcome, scenarios, table
+from ntt_backup.bench import runs as outcome
+from ntt_backup.bench import scenarios, tables
 from ntt_backup.bench.link import Cell, Findings
 from ntt_backup.bench.results import Figure
 from ntt_backup.bench.sample import Sample
@@ -37,7 +38,7 @@ def test_a_links_rates_are_in_megabytes_and_its_times_in_milliseconds() -> None:
         opening=figure("ssh session", 0.2, 0.25, 0.3),
         trip=figure("round trip", 0.028, 0.029, 0.0305),
     )
-    lines = text(*table.link_tables(found))
+    lines = text(*tables.link_tables(found))
     assert ["up,", "1", "stream", "11.5", "11.4", "-", "11.6", "3"] in lines
     assert ["round", "trip", "29.0", "28.0", "-", "30.5", "3"] in lines
     assert ["ssh", "session", "250.0", "200.0", "-", "300.0", "3"] in lines
@@ -59,7 +60,7 @@ def test_ways_are_shown_with_all_their_costs() -> None:
         outcome.Cell(tar, 4, "1-10 KB"): runs,
     }
     found.back = unknown
-    lines = text(*table.strategies_tables(found))
+    lines = text(*tables.strategies_tables(found))
     tail = ["10.00", "9.00", "-", "11.00", "10.0", "100", "101.0", "0.50", "0.25", "80%"]
     assert ["tar", "4", *tail] in lines
     assert ["tar", "1", *tail] in lines
@@ -86,10 +87,10 @@ def test_ways_are_shown_with_all_their_costs() -> None:
 )
 def test_a_layers_times_are_in_the_unit_that_suits_them(seconds: float, shown: str) -> None:
     found = scenarios.Findings({"ssh": [figure("round trip", seconds)]})
-    (row,) = (line for line in text(table.scenarios_table(found)) if line[0] == "round")
+    (row,) = (line for line in text(tables.scenarios_table(found)) if line[0] == "round")
     assert row == ["round", "trip", *shown.split()]
 
 
 def test_what_was_left_out_is_one_line_each() -> None:
-    said = table.skipped_lines({"tar-zst-1": "no zstd\nhere"})
+    said = tables.skipped_lines({"tar-zst-1": "no zstd\nhere"})
     assert said == ["left out: tar-zst-1: no zstd; here"]

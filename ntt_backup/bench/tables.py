@@ -8,7 +8,8 @@ from typing import Final
 from rich.box import SIMPLE
 from rich.table import Table
 
-from ntt_backup.bench import link, outcome, scenarios
+from ntt_backup.bench import link, scenarios
+from ntt_backup.bench import runs as outcome
 from ntt_backup.bench.results import MEGA, Figure, Spread
 from ntt_backup.format import many, printable, size
 

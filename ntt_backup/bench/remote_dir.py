@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from ntt_backup import identity
-from ntt_backup.bench.reach import remote_cpu_s
+from ntt_backup.bench.remote import remote_cpu_s
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ask
 from ntt_backup.client.ssh import Ssh

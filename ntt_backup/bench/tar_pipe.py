@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.bench.reach import HELLO, connect
-from ntt_backup.bench.streaming import arrival
+from ntt_backup.bench.remote import HELLO, connect
+from ntt_backup.bench.streams import arrival
 from ntt_backup.bench.tasks import Item
 from ntt_backup.client.error_text import explain_batch
 from ntt_backup.client.transport import Transport

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ntt_backup.bench.outcome import Findings, Run, known, median
+from ntt_backup.bench.link_verdict import MARGIN, above
 from ntt_backup.bench.results import MEGA, Spread
-from ntt_backup.bench.verdict import MARGIN, above
+from ntt_backup.bench.runs import Findings, Run, known, median
 from ntt_backup.bench.ways import PLAIN, Way
 from ntt_backup.format import many
 

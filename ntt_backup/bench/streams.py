@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
-from ntt_backup.bench.reach import HELLO, connect, transport
+from ntt_backup.bench.remote import HELLO, connect, transport
 from ntt_backup.bench.tasks import Answer, Content, Download, Trips, Upload
 from ntt_backup.client.channel import Channel
 from ntt_backup.errors import RemoteUnreachable
