@@ -1,127 +1,130 @@
-"""Helper processes that do tasks side by side, from the same moment on.
+"""Helper processes that measure side by side, all from the same moment on.
 
-They are started once and used again: a program's start takes longer than many a measurement. What
-one of them meets ends the work of all, for half a measurement is none. Whatever ends this process
-ends them, and with each its ssh and tar.
+Several streams in one process would share one interpreter, and the figure would be its speed. So
+each task has a process of its own, as each worker of a run has. A task opens its connection first
+and then waits for the others, so that no start is part of a figure. What one task raises ends all.
 """
 
 from __future__ import annotations
 
-import sys
+import json
+import os
+import resource
+import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final
 
-from ntt_backup.bench.tasks import Answer, Said, Task
 from ntt_backup.errors import BackupError, WorkerFailed
-from ntt_backup.process.pipeline import Child, wait_for, write
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.pipeline import wait_for, write
 
-PROGRAM: Final = (sys.executable, "-m", "ntt_backup.bench.helper")
 _TICK_SECONDS: Final = 0.2
 
 
-class Crew:
-    """As many helpers as the largest number of tasks so far. on_tick is called while they work."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a task. Times are readings of the monotonic clock, which all processes of a
+    machine share.
 
-    def __init__(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        self._on_tick = on_tick
-        self._helpers: list[_Helper] = []
+    opening_s: until the task was ready. size: bytes of content. trips: seconds each. cpu_s: of the
+    helper and of all that it started.
+    """
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self.dismiss()
-
-    def run(self, tasks: Sequence[Task]) -> list[Answer]:
-        """The answers, in order, of tasks that all began when the last was ready.
-
-        Raises what the first helper met that could not do its task.
-        """
-        while len(self._helpers) < len(tasks):
-            self._helpers.append(_Helper())
-        helpers = self._helpers[: len(tasks)]
-        try:
-            for helper, task in zip(helpers, tasks, strict=True):
-                helper.tell(task.model_dump_json())
-            self._gather(helpers)
-            for helper in helpers:
-                helper.tell("go")
-            answers = [said.answer for said in self._gather(helpers)]
-        except BaseException:
-            self.dismiss()
-            raise
-        return [answer for answer in answers if answer is not None]
-
-    def dismiss(self) -> None:
-        """End all helpers now, and what they started."""
-        while self._helpers:
-            self._helpers.pop().kill()
-
-    def _gather(self, helpers: Sequence[_Helper]) -> list[Said]:
-        """The next word of each."""
-        words: dict[int, Said] = {}
-        while len(words) < len(helpers):
-            waiting = [one for number, one in enumerate(helpers) if number not in words]
-            fds = [fd for one in waiting for fd in one.fds]
-            wait_for(reading=fds, timeout=_TICK_SECONDS)
-            self._on_tick()
-            for number, helper in enumerate(helpers):
-                if number not in words and (said := helper.hear()) is not None:
-                    if said.exit_code:
-                        raise _failure(said)
-                    words[number] = said
-        return [words[number] for number in range(len(helpers))]
+    began: float
+    ended: float
+    size: int = 0
+    trips: Sequence[float] = ()
+    opening_s: float = 0.0
+    cpu_s: float = 0.0
 
 
-class _Helper:
-    def __init__(self) -> None:
-        # A session of its own: Ctrl-C at the terminal is ours to handle, and goes to us alone.
-        self._child = Child(PROGRAM, new_session=True)
+# A task calls the function it is given when it is ready; that returns when all tasks are.
+Ready = Callable[[], None]
+Task = Callable[[Ready], Answer]
+
+
+def run_together(tasks: Sequence[Task], on_tick: Callable[[], None]) -> list[Answer]:
+    """Runs each task in a process of its own and returns their answers in the same order.
+
+    on_tick is called while they work. Raises what the first task met that failed.
+    """
+    helpers: list[_Helper] = []
+    try:
+        for task in tasks:
+            helpers.append(_Helper(task))
+        _listen(helpers, on_tick)
+        for helper in helpers:
+            write(helper.stdin_fd, b"\n")
+        return [Answer(**said) for said in _listen(helpers, on_tick)]
+    finally:
+        for helper in helpers:
+            helper.kill()
+
+
+def _listen(helpers: Sequence[_Helper], on_tick: Callable[[], None]) -> list[dict[str, Any]]:
+    """Returns the next message of each helper."""
+    said: dict[_Helper, dict[str, Any]] = {}
+    while len(said) < len(helpers):
+        silent = [helper for helper in helpers if helper not in said]
+        wait_for(reading=[fd for one in silent for fd in one.fds], timeout=_TICK_SECONDS)
+        on_tick()
+        for helper in silent:
+            if (message := helper.hear()) is not None:
+                said[helper] = message
+    return [said[helper] for helper in helpers]
+
+
+class _Helper(Fork):
+    """A process that does one task. Its messages are lines of JSON: ready, then the answer."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(partial(_work, task), "ntt-bench")
         self._said = b""
 
-    @property
-    def fds(self) -> list[int]:
-        return self._child.fds
-
-    def tell(self, line: str) -> None:
-        data = memoryview(line.encode() + b"\n")
-        while data:
-            try:
-                data = data[write(self._child.stdin_fd, data) :]
-            except BrokenPipeError:
-                raise self._lost() from None
-            if data:
-                wait_for(writing=[self._child.stdin_fd], timeout=None)
-
-    def hear(self) -> Said | None:
-        """Its next word; None while there is none."""
-        self._child.drain_stderr()
+    def hear(self) -> dict[str, Any] | None:
+        """Returns its next message; None while there is none. Raises what its task raised."""
+        self.drain_stderr()
         while b"\n" not in self._said:
-            data = self._child.read()
+            data = self.read()
             if data is None:
                 return None
             if not data:
-                raise self._lost()
+                status = self.wait(1.0)
+                last = self.stderr.text.splitlines()[-1:] or [f"it ended with status {status}"]
+                raise WorkerFailed("a helper process died", detail=last[0])
             self._said += data
         line, _, self._said = self._said.partition(b"\n")
-        return Said.model_validate_json(line)
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def _lost(self) -> BackupError:
-        status = self._child.wait(1.0)
-        last = self._child.stderr.text.splitlines()[-1:]
-        return WorkerFailed(
-            "a helper process died", detail=last[0] if last else f"it ended with status {status}"
-        )
+        message: dict[str, Any] = json.loads(line)
+        if "message" in message:
+            raise WorkerFailed(**message)
+        return message
 
 
-def _failure(said: Said) -> BackupError:
-    return WorkerFailed(said.message, detail=said.detail, hint=said.hint, exit_code=said.exit_code)
+def _work(task: Task) -> int:
+    started = opened = time.monotonic()
+
+    def ready() -> None:
+        nonlocal opened
+        opened = time.monotonic()
+        _say({})
+        os.read(0, 1)
+
+    try:
+        answer = task(ready)
+    except BackupError as error:
+        _say(error.fields)
+    else:
+        _say(asdict(replace(answer, opening_s=opened - started, cpu_s=_cpu_s())))
+    return 0
+
+
+def _cpu_s() -> float:
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
+
+
+def _say(message: dict[str, Any]) -> None:
+    with os.fdopen(1, "wb", closefd=False) as output:
+        output.write(json.dumps(message).encode() + b"\n")

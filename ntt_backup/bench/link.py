@@ -1,26 +1,24 @@
-"""`bench link`: what the link gives by the job's own ssh, and which of its options matter.
+"""`bench link` measures what the link gives by the job's own ssh.
 
-A rate depends on the direction, the number of streams, the cipher and on compression, and all of
-them share one link and two machines; so they are measured in turns, each of them once a round. How
-much the link carries in the time that TCP takes to get up to speed is found out first: so much is
-sent before the clock starts.
-
-Writes nothing on the remote.
+A rate depends on the direction, the number of streams and the cipher. All of them share one link
+and two machines, so they are measured in turns, each once a round. Nothing is written on the
+remote.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
-from ntt_backup.bench.helpers import Crew
+from ntt_backup.bench.helpers import Answer, run_together
 from ntt_backup.bench.progress import StepView
-from ntt_backup.bench.remote import Varied
+from ntt_backup.bench.remote import MeasuredSsh
 from ntt_backup.bench.results import MEGA, Figure
-from ntt_backup.bench.tasks import Answer, Content, Download, Reach, Task, Trips, Upload
+from ntt_backup.bench.streams import download, round_trips, upload
 from ntt_backup.client.shell import ask
 from ntt_backup.client.ssh import Ssh, endpoint, explain, query_argv
 from ntt_backup.config import RemoteSettings
@@ -36,10 +34,8 @@ CIPHERS: Final = (
 )
 
 _PROBE_SECONDS: Final = 1.0
+_WARM_SECONDS: Final = 0.4
 _LEAST_WARM: Final = 128 * 1024
-_MOST_WARM_COMPRESSED: Final = 4 * 1024 * 1024
-WARM_SECONDS: Final = 0.4
-_ZEROS_SECONDS: Final = 1.0
 _TRIPS_SECONDS: Final = 60.0
 _QUERY_SECONDS: Final = 10.0
 
@@ -48,7 +44,7 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How it is measured. streams: how many side by side, one after the other."""
+    """How it is measured. streams: numbers of connections side by side."""
 
     rounds: int = 3
     seconds: float = 3.0
@@ -59,33 +55,23 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One kind of stream. cipher "" is what the job itself gets."""
+    """One kind of measurement. cipher "" is the job's own choice."""
 
     direction: Direction
     streams: int = 1
     cipher: str = ""
-    compressed: bool = False
-    content: Content = "random"
 
     @property
     def name(self) -> str:
-        words = [self.direction, f"{self.streams} stream{'s' if self.streams > 1 else ''}"]
-        words += [self.cipher.partition("@")[0]] if self.cipher else []
-        words += ["ssh -C"] if self.compressed else []
-        words += {"random": [], "zeros": ["zeros"], "halves": ["content that halves"]}[self.content]
-        return ", ".join(words)
+        words = [self.direction, many(self.streams, "stream")]
+        return ", ".join([*words, self.cipher.partition("@")[0]] if self.cipher else words)
 
     def labels(self) -> dict[str, Any]:
         return {
             "direction": self.direction,
             "streams": self.streams,
             "cipher": self.cipher or "job",
-            "compressed": self.compressed,
-            "content": self.content,
         }
-
-
-ZEROS: Final = Cell("up", compressed=True, content="zeros")
 
 
 @dataclass(slots=True)
@@ -93,105 +79,98 @@ class Findings:
     """What was found. rates are in bytes a second, the rest in seconds.
 
     connect: the TCP connection alone; no value where ssh goes by a proxy. opening: from the start
-    of ssh to the first word of a command there. zeros is what a test with zeros would have claimed.
+    of ssh to the first word of a command on the remote.
     """
 
     rates: dict[Cell, Figure]
-    zeros: Figure
     connect: Figure
     opening: Figure
     trip: Figure
     skipped: dict[str, str] = field(default_factory=dict)
 
     def figures(self) -> list[Figure]:
-        """All that may be shown: not the zeros."""
         timings = (self.connect, self.opening, self.trip)
         return [figure for figure in (*timings, *self.rates.values()) if figure.values]
 
 
+class Link:
+    """The link by the job's own ssh. It is measured once at the start: warm is how many bytes it
+    carries while TCP gets up to speed, bytes_per_s a first guess.
+
+    patience: seconds for which nothing may move. Methods raise what the remote or the link did.
+    """
+
+    def __init__(self, ssh: Ssh, patience: float, on_tick: Callable[[], None]) -> None:
+        self._ssh = ssh
+        self._patience = patience
+        self._on_tick = on_tick
+        self._warm = _LEAST_WARM
+        self.bytes_per_s = self.rate(Cell("up"), _PROBE_SECONDS)
+        self._warm = max(_LEAST_WARM, int(_WARM_SECONDS * self.bytes_per_s))
+
+    def rate(self, cell: Cell, seconds: float) -> float:
+        """Returns the bytes a second of all streams of a cell together."""
+        ssh = MeasuredSsh(self._ssh, {"Ciphers": cell.cipher} if cell.cipher else {})
+        measure = upload if cell.direction == "up" else download
+        warm = max(1, self._warm // cell.streams)
+        task = partial(measure, ssh, self._patience, seconds, warm)
+        return rate_of(run_together([task] * cell.streams, self._on_tick))
+
+    def round_trips(self, count: int) -> Answer:
+        task = partial(round_trips, self._ssh, self._patience, count, _TRIPS_SECONDS)
+        return run_together([task], self._on_tick)[0]
+
+
 def cells(options: Options, ciphers: Sequence[str]) -> list[Cell]:
-    """What is measured in each round. Pure."""
+    """Returns what is measured in each round."""
     directions: tuple[Direction, ...] = ("up", "down")
-    every = sorted({1, *options.streams})  # one is what ciphers and compression are held against
+    every = sorted({1, *options.streams})  # ciphers are compared with one stream
     found = [Cell(way, streams) for way in directions for streams in every]
-    found += [Cell(way, cipher=cipher) for way in directions for cipher in ciphers]
-    found += [Cell(way, compressed=True) for way in directions]
-    return [*found, Cell("up", compressed=True, content="halves")]
+    return found + [Cell(way, cipher=cipher) for way in directions for cipher in ciphers]
 
 
 def measure(remote: RemoteSettings, patience: float, options: Options, view: StepView) -> Findings:
-    """All of it. patience: seconds for which nothing may move. Raises what the remote or the link
-    did.
-    """
-    plain = Reach(remote=remote, patience=patience)
-    view.doing("looking at what the remote offers")
-    ciphers, skipped = _usable(Ssh(remote), options.ciphers)
-    where = endpoint(output_of(query_argv(Ssh(remote).argv("")), _QUERY_SECONDS))
+    """Measures all of it. Raises what the remote or the link did."""
+    ssh = Ssh(remote)
+    view.doing("asking the remote for its ciphers")
+    ciphers, skipped = _usable(ssh, options.ciphers)
+    address = endpoint(output_of(query_argv(ssh.argv("")), _QUERY_SECONDS))
     wanted = cells(options, ciphers)
     found = Findings(
         rates={cell: Figure(cell.name, "bytes/s", cell.labels()) for cell in wanted},
-        zeros=Figure("zeros through ssh -C", "bytes/s"),
         connect=Figure("TCP connection", "s"),
         opening=Figure("ssh session", "s"),
         trip=Figure("round trip", "s"),
         skipped=skipped,
     )
-    if where is None:
+    if address is None:
         found.skipped["TCP connection"] = "ssh goes by a proxy"
-    with Crew(view.tick) as crew:
-        warm = warm_bytes(crew, plain)
-        view.begin(options.rounds * (len(wanted) + 2))
-        for number in range(1, options.rounds + 1):
-            mark = f"round {number} of {options.rounds}: "
-            if where is not None:
-                found.connect.values.append(_connect_s(where, remote.connect_timeout))
-            view.doing(mark + "round trips")
-            count = -(-options.trips // options.rounds)
-            trips = Trips(reach=plain, count=count, seconds=_TRIPS_SECONDS)
-            answer = crew.run([trips])[0]
-            found.trip.values += answer.trips
-            found.opening.values.append(answer.opening_s)
-            view.step(f"{mark}{many(len(answer.trips), 'round trip')}")
-            for cell in (*wanted, ZEROS):
-                view.doing(mark + cell.name)
-                seconds = _ZEROS_SECONDS if cell == ZEROS else options.seconds
-                rate = measure_rate(crew, plain, cell, seconds, warm)
-                (found.zeros if cell == ZEROS else found.rates[cell]).values.append(rate)
-                # A figure that fools is not shown, not even in passing.
-                said = "done, see the verdict" if cell == ZEROS else f"{rate / MEGA:.1f} MB/s"
-                view.step(f"{mark}{cell.name}: {said}")
+    link = Link(ssh, patience, view.tick)
+    view.begin(options.rounds * (len(wanted) + 1))
+    for number in range(1, options.rounds + 1):
+        mark = f"round {number} of {options.rounds}: "
+        if address is not None:
+            found.connect.values.append(_connect_s(address, remote.connect_timeout))
+        view.doing(mark + "round trips")
+        answer = link.round_trips(-(-options.trips // options.rounds))
+        found.trip.values += answer.trips
+        found.opening.values.append(answer.opening_s)
+        view.step(f"{mark}{many(len(answer.trips), 'round trip')}")
+        for cell in wanted:
+            view.doing(mark + cell.name)
+            rate = link.rate(cell, options.seconds)
+            found.rates[cell].values.append(rate)
+            view.step(f"{mark}{cell.name}: {rate / MEGA:.1f} MB/s")
     return found
 
 
-def warm_bytes(crew: Crew, reach: Reach) -> int:
-    """How much to send before the clock starts: what the link carries in WARM_SECONDS."""
-    task = Upload(reach=reach, seconds=_PROBE_SECONDS, warm=_LEAST_WARM)
-    return max(_LEAST_WARM, int(WARM_SECONDS * rate_of(crew.run([task]))))
-
-
-def measure_rate(crew: Crew, reach: Reach, cell: Cell, seconds: float, warm: int) -> float:
-    """Bytes a second of all streams of a cell together. warm: from `warm_bytes`."""
-    options = {"Compression": "yes" if cell.compressed else "no"}
-    if cell.cipher:
-        options["Ciphers"] = cell.cipher
-    way = reach.model_copy(update={"options": options})
-    share = max(1, warm // cell.streams)
-    if cell.compressed:
-        share = min(share, _MOST_WARM_COMPRESSED)
-    task: Task
-    if cell.direction == "up":
-        task = Upload(reach=way, seconds=seconds, warm=share, content=cell.content)
-    else:
-        task = Download(reach=way, seconds=seconds, warm=share)
-    return rate_of(crew.run([task] * cell.streams))
-
-
 def rate_of(answers: Sequence[Answer]) -> float:
-    """Bytes a second of streams side by side, from when all were up to speed until all had ended.
+    """Returns the bytes a second of streams side by side, from when all were up to speed until all
+    had ended.
 
     What a stream moved before the last one was up to speed is taken out in proportion; they begin
     within tenths of a second of each other. Towards the end fewer are left, and if these cannot
-    fill the link, the figure is too low. Pure.
+    fill the link, the figure is too low.
     """
     start = max(one.began for one in answers)
     end = max(one.ended for one in answers)
@@ -201,17 +180,15 @@ def rate_of(answers: Sequence[Answer]) -> float:
     return moved / max(end - start, 1e-9)
 
 
-def _usable(base: Ssh, ciphers: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The ciphers that both sides have, and why the others are left out.
-
-    That the job's own options work is seen first: what fails then is the cipher's fault.
-    """
+def _usable(ssh: Ssh, ciphers: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the ciphers that both sides have, and why the others are left out."""
     usable, skipped = [], {}
-    ask(base, ":", {}, doing="a first word", timeout=base.connect_timeout)
+    # Where the job's own options fail, no cipher is to blame.
+    ask(ssh, ":", {}, doing="a first word", timeout=ssh.connect_timeout)
     for cipher in ciphers:
-        way = Varied(base, {"Ciphers": cipher})
+        with_cipher = MeasuredSsh(ssh, {"Ciphers": cipher})
         try:
-            ask(way, ":", {}, doing=f"a word by {cipher}", timeout=base.connect_timeout)
+            ask(with_cipher, ":", {}, doing=f"a word by {cipher}", timeout=ssh.connect_timeout)
         except (ConfigError, RemoteDenied) as error:
             skipped[cipher] = str(error)
         else:
@@ -219,10 +196,10 @@ def _usable(base: Ssh, ciphers: Sequence[str]) -> tuple[list[str], dict[str, str
     return usable, skipped
 
 
-def _connect_s(where: tuple[str, int], timeout: float) -> float:
+def _connect_s(address: tuple[str, int], timeout: float) -> float:
     started = time.monotonic()
     try:
-        socket.create_connection(where, timeout).close()
+        socket.create_connection(address, timeout).close()
     except OSError as error:
         raise explain(None, str(error)) from error
     return time.monotonic() - started

@@ -15,14 +15,11 @@ from ntt_backup.format import many
 from ntt_backup.model import Blob
 from ntt_backup.source.inspection import Store
 
-MOST_BYTES: Final = 10**9
-_LEAST_BYTES: Final = 20 * 10**6
-_SAMPLE_SECONDS: Final = 10.0
 _POPULATION: Final = 100_000
 
 
 def population(settings: Settings) -> list[Blob]:
-    """Some of the catalog, with the sizes that the store knows. Raises SourceError for none."""
+    """Returns some blobs of the catalog with their sizes. Raises SourceError for none."""
     conn = connection.connect(settings.catalog.url, identity.application("bench"))
     try:
         verify_schema(conn, settings.target, "bench")
@@ -33,22 +30,16 @@ def population(settings: Settings) -> list[Blob]:
     if not blobs:
         raise SourceError(
             "there is nothing to draw a sample from",
-            detail=f"of {many(len(drawn), 'blob')} of the catalog none has a size, there or in the"
-            " store",
+            detail=f"of {many(len(drawn), 'blob')} of the catalog none has a size, neither in the"
+            " catalog nor in the store",
             hint="see `ntt-backup-remote status`, and source.root",
         )
     return blobs
 
 
-def sound(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
-    """What of the sample can be read, and how many blobs cannot; all of it is in memory then.
-
-    Raises SourceError where the store as a whole cannot be read.
+def readable(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
+    """Reads the sample, so that it is in memory; returns the blobs that are sound, and how many are
+    not. Raises SourceError where the store as a whole cannot be read.
     """
     checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
     return Sample(tuple(checked.ready), drawn.missing), len(checked.failed)
-
-
-def budget(rate: float) -> int:
-    """How many bytes make a run long enough to mean something, on a link of rate bytes a second."""
-    return int(min(MOST_BYTES, max(_LEAST_BYTES, rate * _SAMPLE_SECONDS)))

@@ -1,10 +1,10 @@
-"""The job's own way to the remote, with the few things that a measurement changes or adds.
+"""A connection that measures: the job's own ssh, with a few options added.
 
-What is measured must be what the job uses, so nothing here makes an argv: the transport's own is
-taken, and options go before its own, where they win. Two things are added that the job has no need
-of. ssh writes into a file how many bytes it sent, all its own included (`-E`, LogLevel VERBOSE):
-with ssh's own compression nobody else knows. And the far side leaves the CPU time of its session in
-a file: that of the command from the shell's `times`, that of the sshd above it from /proc.
+What is measured must be what the job uses, so the argv is the job's; options of a measurement stand
+before it, where they win. Two accounts are kept besides. ssh writes the bytes of its own connection
+into a file (`-E`, LogLevel VERBOSE), because ssh's compression is known to nobody else. The remote
+appends the CPU time of each session to another file: that of the command from the shell's `times`,
+that of the sshd above it from /proc.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ntt_backup.bench.tasks import Reach
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.shell import shell_script
 from ntt_backup.client.ssh import Ssh, varied
-from ntt_backup.client.transport import Local, Transport
+from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError
 
 HELLO: Final = "LC_ALL=C; export LC_ALL; umask 022\necho; echo NTT-BENCH ready\n"
@@ -28,25 +27,15 @@ _READY: Final = re.compile(rb"^NTT-BENCH ready$")
 _TRANSFERRED: Final = re.compile(r"Transferred: sent (\d+), received (\d+) bytes")
 _TIMES: Final = re.compile(r"(\d+)m(\d+(?:\.\d+)?)s")
 _STAT: Final = re.compile(r"^\d+ \(sshd[^)]*\) \S (.*)$", re.MULTILINE)
-_TICKS_PER_SECOND: Final = 100.0  # what /proc shows, on every Linux
+_TICKS_PER_SECOND: Final = 100.0  # in /proc, on every Linux
 
 
-def transport(reach: Reach, journal: Path | None = None) -> Transport:
-    """The transport of a task. journal: where ssh writes what it sent."""
-    if reach.remote is None:
-        return Local()
-    options = dict(reach.options)
-    if journal is not None:
-        options["LogLevel"] = "VERBOSE"
-    return Varied(Ssh(reach.remote), options, journal, reach.account)
-
-
-def connect(way: Transport, script: str, **values: str) -> Channel:
-    """A channel to script on the far side, which has greeted (HELLO)."""
+def connect(transport: Transport, script: str, **values: str) -> Channel:
+    """Starts script on the remote and returns the channel to it, once it has printed HELLO."""
     command, source = shell_script(script, values)
-    channel = Channel(way, command)
+    channel = Channel(transport, command)
     try:
-        channel.greet(source, _READY, way.connect_timeout, doing="starting a measurement")
+        channel.greet(source, _READY, transport.connect_timeout, doing="starting a measurement")
     except BaseException:
         channel.abort()
         raise
@@ -54,11 +43,14 @@ def connect(way: Transport, script: str, **values: str) -> Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Varied:
-    """Transport over ssh with some options of its own; see `Transport`."""
+class MeasuredSsh:
+    """Transport over ssh with some options of its own; see `Transport`.
+
+    journal: the local file for ssh's byte counts. account: the remote file for CPU times.
+    """
 
     base: Ssh
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(default_factory=dict)
     journal: Path | None = None
     account: str | None = None
 
@@ -69,35 +61,39 @@ class Varied:
     def argv(self, remote_command: str) -> list[str]:
         if self.account is not None:
             remote_command = accounted(remote_command, self.account)
-        argv = varied(self.base.argv(remote_command), self.options)
-        return [argv[0], "-E", str(self.journal), *argv[1:]] if self.journal else argv
+        if self.journal is None:
+            return varied(self.base.argv(remote_command), self.options)
+        options = {**self.options, "LogLevel": "VERBOSE"}
+        argv = varied(self.base.argv(remote_command), options)
+        return [argv[0], "-E", str(self.journal), *argv[1:]]
 
     def environment(self) -> Mapping[str, str]:
         return self.base.environment()
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
-        # With a journal, ssh's own words stand there.
-        said = self.journal.read_text(errors="replace") if self.journal else ""
+        # With -E ssh's own messages are in the journal, too.
+        journal = self.journal
+        said = journal.read_text(errors="replace") if journal and journal.exists() else ""
         return self.base.explain(status, f"{said}\n{stderr}".strip())
 
 
 def accounted(command: str, account: str) -> str:
-    """A remote command that does what command does, and then adds CPU times to a file. Pure.
+    """Returns a command that does the same and then appends CPU times to a file on the remote.
 
-    One line of words that every login shell reads alike.
+    It is one line of words that every login shell reads alike.
     """
     figures = f"{{ times; cat /proc/$PPID/stat; }} >>{shlex.quote(account)} 2>/dev/null"
     return f"exec sh -c {shlex.quote(f'({command}); status=$?; {figures}; exit $status')}"
 
 
 def remote_cpu_s(account: str) -> float | None:
-    """Seconds in the text of such a file: of the commands and of the sshds that it names. Pure."""
+    """Returns the seconds in the text of such a file: of commands, and of the sshds above them."""
     times = [60 * int(minutes) + float(seconds) for minutes, seconds in _TIMES.findall(account)]
     ticks = [int(field) for stat in _STAT.findall(account) for field in stat.split()[10:12]]
     return sum(times) + sum(ticks) / _TICKS_PER_SECOND if times else None
 
 
 def wire_bytes(journal: str) -> int | None:
-    """What ssh sent and received by its own account, over all connections. Pure."""
+    """Returns the bytes that ssh sent and received, over all connections in the journal's text."""
     counts = [int(sent) + int(received) for sent, received in _TRANSFERRED.findall(journal)]
     return sum(counts) if counts else None

@@ -1,24 +1,22 @@
-"""What came of sending a sample in many ways: runs, and the figures that they make.
-
-Pure. Filled by `strategies`; read by `verdict`, `table` and `plot`.
-"""
+"""The runs of `bench strategies`, and the figures that they make. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ntt_backup.bench.results import Spread
-from ntt_backup.bench.sample import CLASSES, Sample, counts
+from ntt_backup.bench.sample import CLASSES, Sample, by_class
 from ntt_backup.bench.ways import Way
+from ntt_backup.format import many
+from ntt_backup.model import total_size
 
 MIX: Final = "mix"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One way, with so many workers, on the whole sample (MIX) or one class of sizes."""
+    """One way, with so many workers, on the whole sample (MIX) or on one class of sizes."""
 
     way: Way
     workers: int
@@ -27,15 +25,15 @@ class Cell:
     @property
     def name(self) -> str:
         load = "" if self.load == MIX else f", {self.load}"
-        return f"{self.way.name}, {self.workers} worker{'s' if self.workers > 1 else ''}{load}"
+        return f"{self.way.name}, {many(self.workers, 'worker')}{load}"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: seconds from the word to go to the last receipt, of files with size bytes.
+    """One run: seconds from the common start to the last receipt, of files with size bytes.
 
-    wire_bytes: what ssh sent and received. CPU seconds of all workers and what they started here,
-    and of their commands and sshds there. None for what is not known.
+    wire_bytes: what ssh sent and received. cpu_here: CPU seconds of all workers and what they
+    started; cpu_there: of their commands and sshds on the remote. None for what is not known.
     """
 
     seconds: float
@@ -54,49 +52,62 @@ class Run:
         return self.files / self.seconds
 
 
+class Runs(list[Run]):
+    """The runs of one cell, at least one."""
+
+    def spread(self, name: str) -> Spread:
+        """Returns the spread of a value of which every run has one."""
+        found = Spread.of([getattr(run, name) for run in self])
+        assert found is not None
+        return found
+
+    def known(self, name: str) -> Spread | None:
+        """Returns the spread of a value; None where a run lacks it."""
+        return None if None in [getattr(run, name) for run in self] else self.spread(name)
+
+    @property
+    def rate(self) -> Spread:
+        return self.spread("rate")
+
+
 @dataclass(slots=True)
 class Findings:
-    """All runs. ceilings: bytes a second that random bytes reach, by the number of streams.
+    """All runs. ceilings: bytes a second of random bytes, by the number of streams.
 
-    workers: those that all ways were compared with. gone: blobs of the sample that could not be
-    read. returning: the cell whose files were brought back; back has those runs.
+    workers: the number that all ways are compared with. unreadable: blobs of the sample that could
+    not be read.
     """
 
     sample: Sample
-    gone: int
+    unreadable: int
     workers: int
-    returning: Cell | None = None
-    runs: dict[Cell, list[Run]] = field(default_factory=dict)
-    back: list[Run] = field(default_factory=list)
+    runs: dict[Cell, Runs] = field(default_factory=dict)
     ceilings: dict[int, list[float]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def ceiling(self) -> float:
-        """The best median of them, in bytes a second; 0 before any."""
+        """The best median of the ceilings; 0 before any."""
         spreads = [Spread.of(values) for values in self.ceilings.values()]
         return max((spread.median for spread in spreads if spread), default=0.0)
 
-    def compared(self) -> dict[Way, list[Run]]:
-        """The whole sample with the same number of workers, by way."""
-        found = {
-            cell.way: runs
-            for cell, runs in self.runs.items()
-            if cell.load == MIX and cell.workers == self.workers
-        }
-        return dict(sorted(found.items(), key=lambda one: -median(one[1], lambda run: run.rate)))
+    def compared(self) -> dict[Way, Runs]:
+        """Returns the runs of the whole sample with the common number of workers, fastest first."""
+        mine = [one for one in self.runs if one.load == MIX and one.workers == self.workers]
+        mine.sort(key=lambda one: -self.runs[one].rate.median)
+        return {cell.way: self.runs[cell] for cell in mine}
 
-    def scaling(self) -> dict[Way, dict[int, list[Run]]]:
-        """The whole sample by way and number of workers, where there were several."""
-        found: dict[Way, dict[int, list[Run]]] = {}
-        for cell, runs in self.runs.items():
+    def scaling(self) -> dict[Way, dict[int, Runs]]:
+        """Returns the runs of the whole sample by number of workers, where there are several."""
+        found: dict[Way, dict[int, Runs]] = {}
+        for cell in sorted(self.runs, key=lambda one: one.workers):
             if cell.load == MIX:
-                found.setdefault(cell.way, {})[cell.workers] = runs
-        return {way: dict(sorted(by.items())) for way, by in found.items() if len(by) > 1}
+                found.setdefault(cell.way, {})[cell.workers] = self.runs[cell]
+        return {way: by_workers for way, by_workers in found.items() if len(by_workers) > 1}
 
-    def classes(self) -> dict[Way, dict[str, list[Run]]]:
-        """Each class of sizes alone, by way; small classes first."""
-        found: dict[Way, dict[str, list[Run]]] = {}
+    def classes(self) -> dict[Way, dict[str, Runs]]:
+        """Returns the runs of each class of sizes alone, small classes first."""
+        found: dict[Way, dict[str, Runs]] = {}
         for name, _ in CLASSES:
             for cell, runs in self.runs.items():
                 if cell.load == name:
@@ -104,46 +115,30 @@ class Findings:
         return found
 
     def json(self) -> dict[str, Any]:
-        """The sample, the link's ceilings and every figure, as plain values."""
-        figures = [
-            {**_labels(cell), **_measured(runs, self.ceiling)} for cell, runs in self.runs.items()
-        ]
-        if self.returning is not None and self.back:
-            labels = {**_labels(self.returning), "way": "tar-back", "direction": "down"}
-            figures.append({**labels, **_measured(self.back, None)})
+        """Returns the sample, the link's ceilings and every figure, as plain values."""
         return {
             "sample": {
                 "blobs": len(self.sample.blobs),
                 "bytes": self.sample.size,
-                "unreadable": self.gone,
-                "classes": counts(self.sample.blobs),
+                "unreadable": self.unreadable,
+                "classes": {
+                    name: {"blobs": len(members), "bytes": total_size(members)}
+                    for name, members in by_class(self.sample.blobs).items()
+                },
                 "classes_left_out": list(self.sample.missing),
             },
             "link": {
                 "ceiling_bytes_per_s": self.ceiling,
                 "by_streams": [
-                    {"streams": streams, **_spread(values), "runs": values}
+                    {"streams": streams, **(_plain(Spread.of(values)) or {}), "runs": values}
                     for streams, values in sorted(self.ceilings.items())
                 ],
             },
-            "figures": figures,
+            "figures": [_figure(cell, runs, self.ceiling) for cell, runs in self.runs.items()],
         }
 
 
-def median(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
-    """The median of a value over runs, of which there is at least one."""
-    spread = Spread.of([value(run) for run in runs])
-    assert spread is not None
-    return spread.median
-
-
-def known(runs: Sequence[Run], value: Callable[[Run], float | None]) -> Spread | None:
-    """The spread of a value where all runs have it."""
-    values = [one for one in map(value, runs) if one is not None]
-    return Spread.of(values) if len(values) == len(runs) else None
-
-
-def _labels(cell: Cell) -> dict[str, Any]:
+def _figure(cell: Cell, runs: Runs, ceiling: float) -> dict[str, Any]:
     way = cell.way
     return {
         "way": way.name,
@@ -152,28 +147,18 @@ def _labels(cell: Cell) -> dict[str, Any]:
         "workers": cell.workers,
         "load": cell.load,
         "direction": "up",
-    }
-
-
-def _measured(runs: Sequence[Run], ceiling: float | None) -> dict[str, Any]:
-    rate = known(runs, lambda run: run.rate)
-    return {
         "files": runs[0].files,
         "bytes": runs[0].size,
-        "seconds": _spread([run.seconds for run in runs]),
-        "bytes_per_s": _spread([run.rate for run in runs]),
-        "files_per_s": _spread([run.files_rate for run in runs]),
-        "wire_bytes": _or_null(known(runs, lambda run: run.wire_bytes)),
-        "cpu_here_s": _spread([run.cpu_here for run in runs]),
-        "cpu_there_s": _or_null(known(runs, lambda run: run.cpu_there)),
-        "share_of_ceiling": rate.median / ceiling if rate and ceiling else None,
+        "seconds": _plain(runs.spread("seconds")),
+        "bytes_per_s": _plain(runs.rate),
+        "files_per_s": _plain(runs.spread("files_rate")),
+        "wire_bytes": _plain(runs.known("wire_bytes")),
+        "cpu_here_s": _plain(runs.spread("cpu_here")),
+        "cpu_there_s": _plain(runs.known("cpu_there")),
+        "share_of_ceiling": runs.rate.median / ceiling if ceiling else None,
         "runs": [asdict(run) for run in runs],
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return _or_null(Spread.of(values)) or {}
-
-
-def _or_null(spread: Spread | None) -> dict[str, float] | None:
+def _plain(spread: Spread | None) -> dict[str, float] | None:
     return asdict(spread) if spread else None

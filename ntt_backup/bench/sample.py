@@ -1,16 +1,14 @@
-"""Which blobs a measurement sends: few, and yet of all sizes in the store's own proportions.
+"""Which blobs a measurement sends: few, of all sizes, in the store's own proportions.
 
 A random handful of a store whose sizes span eight powers of ten is either all small blobs or one
-film. So the sizes are cut into classes, each gets its share of the count, and within a class blobs
-are taken from all of its sizes. A class whose blobs are larger than the whole sample may be is left
-out, and that is said.
-
+film. So each class of sizes gets its share of the count, and within a class blobs are taken from
+all of its sizes. A class whose blobs are too large for the whole sample is left out, and is named.
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,37 +25,35 @@ CLASSES: Final = (
     ("over 100 MB", None),
 )
 MOST_BLOBS: Final = 50_000
-_LEAST_OF_A_CLASS: Final = 3
 _BATCHES_A_WORKER: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """blobs are those that are sent. missing: names of classes that were too large for it."""
+    """The blobs that are sent. missing: names of classes that were too large for it."""
 
     blobs: tuple[Blob, ...]
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         return total_size(self.blobs)
 
 
-def class_of(size: int) -> str:
-    """The name of the class that a size in bytes is in."""
-    return next(name for name, end in CLASSES if end is None or size < end)
-
-
 def by_class(blobs: Sequence[Blob]) -> dict[str, list[Blob]]:
-    """The blobs of each class there is, smallest class first, each from small to large."""
+    """Returns the blobs of each class that has any: small classes first, small blobs first."""
     found: dict[str, list[Blob]] = {name: [] for name, _ in CLASSES}
-    for blob in sorted(blobs, key=lambda one: (one.size or 0, one.blobid)):
-        found[class_of(blob.size or 0)].append(blob)
+    for blob in sorted(blobs, key=lambda one: (one.expected, one.blobid)):
+        found[_class_of(blob.expected)].append(blob)
     return {name: members for name, members in found.items() if members}
 
 
+def _class_of(size: int) -> str:
+    return next(name for name, end in CLASSES if end is None or size < end)
+
+
 def draw(population: Sequence[Blob], budget: int) -> Sample:
-    """At most budget bytes, each class in its proportion; sizes must be known."""
+    """Returns at most budget bytes, each class in its proportion; sizes must be known."""
     classes = by_class(population)
     missing = []
     for name in reversed(list(classes)):
@@ -66,39 +62,39 @@ def draw(population: Sequence[Blob], budget: int) -> Sample:
         if len(classes) > 1:
             missing.append(name)
             del classes[name]
-    population = [blob for members in classes.values() for blob in members]
-    share = min(1.0, budget / max(1, total_size(population)), MOST_BLOBS / len(population))
-    chosen = [blob for members in classes.values() for blob in spread(members, share)]
-    return Sample(tuple(within(chosen, budget)), tuple(reversed(missing)))
+    share = _share([blob for members in classes.values() for blob in members], budget, MOST_BLOBS)
+    chosen = [blob for members in classes.values() for blob in _spread(members, share)]
+    return Sample(_within(chosen, budget), tuple(reversed(missing)))
 
 
-def draw_class(members: Sequence[Blob], budget: int, most: int) -> tuple[Blob, ...]:
-    """Of one class alone: at most budget bytes and most blobs; at least one."""
-    share = min(1.0, budget / max(1, total_size(members)), most / len(members))
-    return tuple(within(spread(members, share), budget))
+def draw_class(members: Sequence[Blob], budget: int, most: int) -> Sample:
+    """Returns at most budget bytes and most blobs of one class alone; at least one blob."""
+    return Sample(_within(_spread(members, _share(members, budget, most)), budget))
 
 
-def spread(members: Sequence[Blob], share: float) -> list[Blob]:
-    """About a share of the members, evenly spread over their order; at least one."""
+def _share(blobs: Sequence[Blob], budget: int, most: int) -> float:
+    return min(1.0, budget / max(1, total_size(blobs)), most / len(blobs))
+
+
+def _spread(members: Sequence[Blob], share: float) -> list[Blob]:
+    """Returns about a share of the members, evenly spread over their order; at least one."""
     count = min(len(members), max(1, round(len(members) * share)))
     return [members[(2 * number + 1) * len(members) // (2 * count)] for number in range(count)]
 
 
-def within(blobs: Sequence[Blob], budget: int) -> list[Blob]:
-    """Without as many of the largest as it takes to keep to budget bytes; at least one is left."""
-    kept = sorted(blobs, key=lambda one: one.size or 0)
+def _within(blobs: Sequence[Blob], budget: int) -> tuple[Blob, ...]:
+    """Leaves out as many of the largest as it takes to keep to the budget; at least one stays."""
+    kept = sorted(blobs, key=lambda one: one.expected)
     total = total_size(kept)
     while len(kept) > 1 and total > budget:
-        total -= kept.pop().size or 0
-    return kept
+        total -= kept.pop().expected
+    return tuple(kept)
 
 
 def batches(
     blobs: Sequence[Blob], max_blobs: int, max_bytes: int, workers: int
 ) -> list[tuple[Blob, ...]]:
-    """As a run would cut them, in the order of their blobids; but enough for every worker to have
-    some, where there are enough blobs.
-    """
+    """Cuts batches as a run does, but small enough for every worker to get some."""
     wanted = workers * _BATCHES_A_WORKER
     max_blobs = min(max_blobs, max(1, -(-len(blobs) // wanted)))
     max_bytes = min(max_bytes, max(1, -(-total_size(blobs) // wanted)))
@@ -112,7 +108,9 @@ def batches(
 
 
 def deal(dealt: Sequence[tuple[Blob, ...]], workers: int) -> list[list[tuple[Blob, ...]]]:
-    """The batches of each worker: the next largest to whoever has least; nobody without any."""
+    """Returns the batches of each worker: the next largest goes to whoever has least. Workers
+    without a batch are left out.
+    """
     hands: list[list[tuple[Blob, ...]]] = [[] for _ in range(workers)]
     held = [0] * workers
     for batch in sorted(dealt, key=lambda one: (-total_size(one), one[0].blobid)):
@@ -120,11 +118,3 @@ def deal(dealt: Sequence[tuple[Blob, ...]], workers: int) -> list[list[tuple[Blo
         hands[least].append(batch)
         held[least] += total_size(batch) + 1
     return [hand for hand in hands if hand]
-
-
-def counts(blobs: Sequence[Blob]) -> Mapping[str, Mapping[str, int]]:
-    """Blobs and bytes of each class."""
-    return {
-        name: {"blobs": len(members), "bytes": total_size(members)}
-        for name, members in by_class(blobs).items()
-    }

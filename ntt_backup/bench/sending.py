@@ -1,127 +1,100 @@
-"""Blobs to the remote by one way or another, and back: what one worker does of a measurement.
+"""What one worker does in `bench strategies`: it sends its batches by one way.
 
-A strategy of the registry is driven through its `Session`, as the daemon drives it, with the same
-window and the same checks; only the catalog is left out. Everything else is a plain tar.
+A strategy is used through its `Session`, as a run uses it, with the same window and the same
+checks; only the catalog is left out. Everything else is a plain tar.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ntt_backup.bench import tar_pipe
-from ntt_backup.bench.remote import transport, wire_bytes
-from ntt_backup.bench.tasks import Answer, Fetch, Item, Send
+from ntt_backup.bench.helpers import Answer, Ready
+from ntt_backup.bench.tar_pipe import send_tar
+from ntt_backup.bench.ways import Way
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.transport import Transport
+from ntt_backup.config import RunSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
-from ntt_backup.model import Batch, Blob, Receipt
+from ntt_backup.model import Batch, Blob, Receipt, total_size
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
 
 
-class SendJob:
-    """See `tasks.Send` and `helper.Job`. It connects when told to go: that is part of the work."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker sends: batches of blobs of the store, into root/by-hash on the remote."""
 
-    def __init__(self, task: Send) -> None:
-        self._task = task
-        self._scratch = Path(tempfile.mkdtemp(prefix="ntt-bench-"))
-        self._journal = self._scratch / "journal"
-        self._transport = transport(task.reach, self._journal)
-
-    def run(self) -> Answer:
-        task = self._task
-        began = time.monotonic()
-        if task.strategy is not None:
-            self._by_session(task.strategy)
-        elif task.reconnect:
-            for items in task.batches:
-                self._by_tar(items)
-        else:
-            self._by_tar([item for items in task.batches for item in items])
-        ended = time.monotonic()
-        journal = self._journal.read_text(errors="replace") if self._journal.exists() else ""
-        size = sum(item.size for items in task.batches for item in items)
-        return Answer(began=began, ended=ended, size=size, wire_bytes=wire_bytes(journal))
-
-    def close(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _by_tar(self, items: Sequence[Item]) -> None:
-        task = self._task
-        if task.stored:
-            file = self._scratch / "archive"
-            data = tar_pipe.archive_on_disk(task.store, items, task.codec, file)
-        else:
-            data = tar_pipe.archive(task.store, items, task.codec)
-        tar_pipe.deliver(self._transport, task.root, task.codec, data, task.run.receipt_timeout)
-
-    def _by_session(self, strategy: str) -> None:
-        task = self._task
-        spec = SessionSpec(
-            transport=self._transport,
-            root=task.root,
-            owner="bench",
-            run_id="bench",
-            slot=task.slot,
-            run=task.run.model_copy(update={"codec": task.codec}) if task.codec else task.run,
-        )
-        session = open_session(strategy, spec, Store(task.store))
-        try:
-            for number, items in enumerate(task.batches):
-                blobs = tuple(Blob(item.blobid, item.size) for item in items)
-                _settle(session, task.run.window - 1, task.run.receipt_timeout)
-                session.put(Batch(f"{task.slot}-{number}", blobs))
-            _settle(session, 0, task.run.receipt_timeout)
-        except BaseException:
-            session.abort()
-            raise
-        session.close()
+    way: Way
+    transport: Transport
+    store: Path
+    root: str
+    worker: str
+    run: RunSettings
+    batches: Sequence[tuple[Blob, ...]] = ()
 
 
-class FetchJob:
-    """See `tasks.Fetch` and `helper.Job`: a plain tar back."""
-
-    def __init__(self, task: Fetch) -> None:
-        self._task = task
-        self._transport = transport(task.reach)
-
-    def run(self) -> Answer:
-        task = self._task
-        began = time.monotonic()
-        got = tar_pipe.fetch(
-            self._transport, task.root, task.prefixes, task.into, task.reach.patience
-        )
-        return Answer(began=began, ended=time.monotonic(), size=got)
-
-    def close(self) -> None:
-        """Nothing is left of it."""
+def send(load: Load, ready: Ready) -> Answer:
+    """Connects, sends everything, and returns when the remote has answered for all of it."""
+    ready()  # connecting is part of the work
+    began = time.monotonic()
+    if load.way.strategy is not None:
+        send_by_session(load, load.way.strategy)
+    else:
+        every = tuple(blob for batch in load.batches for blob in batch)
+        for blobs in load.batches if load.way.reconnect else [every]:
+            send_tar(load.transport, load.store, load.root, blobs, load.run.receipt_timeout)
+    size = sum(map(total_size, load.batches))
+    return Answer(began=began, ended=time.monotonic(), size=size)
 
 
-def _settle(session: Session, left: int, patience: float) -> None:
-    """Return when no more than left batches are under way. patience: seconds without an answer."""
+def send_by_session(load: Load, strategy: str) -> None:
+    """Opens a session of the strategy, sends the batches and closes it."""
+    run = load.run.model_copy(update={"codec": load.way.codec}) if load.way.codec else load.run
+    spec = SessionSpec(
+        transport=load.transport,
+        root=load.root,
+        owner="bench",
+        run_id="bench",
+        slot=load.worker,
+        run=run,
+    )
+    session = open_session(strategy, spec, Store(load.store))
+    try:
+        for number, blobs in enumerate(load.batches):
+            _await(session, run.window - 1, run.receipt_timeout)
+            session.put(Batch(f"{load.worker}-{number}", blobs))
+        _await(session, 0, run.receipt_timeout)
+    except BaseException:
+        session.abort()
+        raise
+    session.close()
+
+
+def _await(session: Session, left: int, patience: float) -> None:
+    """Returns when at most left batches are in flight. patience: seconds without an answer."""
     deadline = time.monotonic() + patience
     while len(session.in_flight) > left:
         if outcomes := session.collect(1.0):
             deadline = time.monotonic() + patience
         elif time.monotonic() > deadline:
             raise RemoteUnreachable("the remote does not answer", detail="for a batch")
-        _require(outcomes)
-    _require(session.collect(0.0))
+        _require_stored(outcomes)
+    _require_stored(session.collect(0.0))
 
 
-def _require(outcomes: Sequence[Outcome]) -> None:
-    """Raise where a batch was refused, or a blob of it: the sample was sound when it was drawn."""
+def _require_stored(outcomes: Sequence[Outcome]) -> None:
+    """Raises where a batch was refused, or a blob of it, which could be read a moment ago."""
     for outcome in outcomes:
         if not isinstance(outcome, Receipt):
             raise outcome.error
         if outcome.failed:
             first = outcome.failed[0]
             raise SourceError(
-                "a blob of the sample cannot be sent any more",
+                "a blob of the sample can no longer be sent",
                 detail=f"{first.blobid}, {first.reason}: {first.detail}",
                 hint="run the benchmark again; it draws another sample",
             )

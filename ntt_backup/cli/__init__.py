@@ -10,12 +10,11 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import click
 from rich.console import Console
 
-from ntt_backup import __version__, demo
+from ntt_backup import __version__
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.catalog import (
     dump_history,
@@ -41,7 +40,7 @@ from ntt_backup.ui.status import plan_lines, scan_lines, status_json, status_tab
 _UNWRAPPED = 100_000  # Columns; no line is that long.
 _ESTIMATE_MS = 1000
 # Commands in modules of their own name, which are loaded only when they are asked for.
-_ELSEWHERE = ("bench", "drill", "dump", "reconcile", "restore", "verify")
+_ELSEWHERE = ("bench", "demo", "drill", "dump", "reconcile", "restore", "verify")
 
 
 class _Commands(click.Group):
@@ -294,53 +293,3 @@ def install_receiver(common: Common, show: bool, write: Path | None) -> None:
         forced_command.write(write)
     if show:
         click.echo(complete(forced_command.steps(common.load(Settings).remote)))
-
-
-@cli.command("demo")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    help="Make the store from the files below this directory; default: system directories.",
-)
-@click.option("--blobs", type=click.IntRange(1), default=5000, show_default=True, help="How many.")
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--keep", is_flag=True, help="Leave everything, and say how to play on.")
-@click.option(
-    "--directory", type=click.Path(path_type=Path), help="Where to work; absent or empty."
-)
-@click.option(
-    "--ssh-server",
-    type=click.Choice(["auto", "openssh", "embedded"]),
-    default="auto",
-    help="OpenSSH's sshd, or one in Python; auto: sshd where it is installed.",
-)
-@click.option(
-    "--drill",
-    is_flag=True,
-    help="Then lose the store and the database, and come back from the remote alone.",
-)
-def show_demo(
-    source: Path | None,
-    blobs: int,
-    workers: int,
-    keep: bool,
-    directory: Path | None,
-    ssh_server: Literal["auto", "openssh", "embedded"],
-    drill: bool,
-) -> None:
-    """Back up a made-up store on this machine, for real, and compare every byte.
-
-    Exit code 1 when the two sides differ, 7 when not everything came back in the drill.
-    """
-    sys.exit(
-        demo.run(
-            source=source,
-            blobs=blobs,
-            workers=workers,
-            keep=keep,
-            directory=directory,
-            ssh_server=ssh_server,
-            drill=drill,
-        )
-    )

@@ -1,4 +1,4 @@
-"""`ntt-backup-remote bench`: what the link, the store and the remote really give."""
+"""`ntt-backup-remote bench`: measures the link, and the ways to send blobs over it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,17 @@ from ntt_backup.bench import (
     link,
     link_verdict,
     machine,
-    plot,
-    scenarios,
     strategies,
     strategies_verdict,
     tables,
     ways,
 )
 from ntt_backup.bench.progress import StepView
-from ntt_backup.bench.results import LEAST_ROUNDS, Setting, report_json
+from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, rounded
 from ntt_backup.cli.common import Common
 from ntt_backup.config import RemoteConfig, Settings, parse_size
 from ntt_backup.errors import ConfigError
-from ntt_backup.process.interrupts import Interrupts
+from ntt_backup.format import printable
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only
@@ -65,18 +62,15 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class _Target(click.Path):
-    """A file that is written at the end; that it can be is looked at before the work."""
+    """A file that is written at the end; its directory must be there before the work begins."""
 
-    def __init__(self, endings: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
-        self._endings = endings
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"the directory {str(path.parent)!r} does not exist", param, ctx)
-        if self._endings and path.suffix not in self._endings:
-            self.fail(f"{path.name!r} ends in none of {', '.join(self._endings)}", param, ctx)
         return path
 
 
@@ -93,7 +87,7 @@ _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 @click.group()
 def bench() -> None:
-    """Measure the link, the ways to send, and what each layer costs.
+    """Measure the link, and the ways to send blobs over it.
 
     Nothing is marked in the catalog, and what is sent is removed from the remote again.
     """
@@ -101,9 +95,27 @@ def bench() -> None:
 
 @bench.command("link")
 @_ROUNDS
-@click.option("--seconds", type=click.FloatRange(0.2), default=3.0, show_default=True)
-@click.option("--streams", type=_Numbers(), default="1,2,4,8", show_default=True)
-@click.option("--round-trips", type=click.IntRange(3), default=1000, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.2),
+    default=3.0,
+    show_default=True,
+    help="For each measurement of throughput.",
+)
+@click.option(
+    "--streams",
+    type=_Numbers(),
+    default="1,2,4,8",
+    show_default=True,
+    help="Numbers of connections side by side.",
+)
+@click.option(
+    "--round-trips",
+    type=click.IntRange(3),
+    default=1000,
+    show_default=True,
+    help="In all rounds together.",
+)
 @click.option("--ciphers", help="Comma-separated; default: those that are in wide use.")
 @_JSON
 @_QUIET
@@ -118,9 +130,9 @@ def bench_link(
     json_file: Path | None,
     quiet: bool,
 ) -> None:
-    """What the link gives: round trip, handshake, throughput by streams, cipher, compression.
+    """Measure the link: round trip, handshake, throughput by streams and by cipher.
 
-    Sends random bytes and receives some; stores nothing. Takes about three minutes.
+    Random bytes are sent and received; nothing is stored. Takes about three minutes.
     """
     settings = common.load(RemoteConfig)
     options = link.Options(
@@ -131,11 +143,11 @@ def bench_link(
         ciphers=link.CIPHERS if ciphers is None else tuple(filter(None, ciphers.split(","))),
     )
     report = _Report("link", settings, asdict(options), json_file)
-    with _watched(quiet, Interrupts()) as view:
+    with StepView(sys.stderr, quiet=quiet) as view:
         found = link.measure(settings.remote, settings.run.stall_timeout, options, view)
     said = link_verdict.of_link(found)
     report.show(tables.link_tables(found), found.skipped, said)
-    report.write([figure.json() for figure in found.figures()], found.skipped, said)
+    report.write({"figures": [one.json() for one in found.figures()]}, found.skipped, said)
 
 
 @bench.command("strategies")
@@ -152,7 +164,6 @@ def bench_link(
     help="Numbers to try the strategies with; all ways are compared with run.workers.",
 )
 @click.option("--only", help="Comma-separated names of ways; default: all.")
-@click.option("--plot", "plot_file", type=_Target(plot.FORMATS), help="Draw an .svg or .png.")
 @_JSON
 @_QUIET
 @click.pass_obj
@@ -163,70 +174,31 @@ def bench_strategies(
     sample: int | None,
     workers: tuple[int, ...],
     only: str | None,
-    plot_file: Path | None,
     json_file: Path | None,
     quiet: bool,
 ) -> None:
-    """Every way to send, on a sample of your blobs, into a directory that is removed again.
+    """Compare the ways to send, on a sample of your blobs.
 
-    Takes ten minutes and more, by the link and --sample; see docs/benchmarks.md.
+    They are stored in a directory on the remote that is removed again. Takes ten minutes and more,
+    by the link and --sample; see docs/benchmarks.md.
     """
     settings = common.load(Settings)
-    if plot_file is not None:
-        plot.require()
     names = tuple(filter(None, (only or "").split(",")))
     try:
-        ways.choose(names, ())
+        ways.choose(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from error
     options = strategies.Options(rounds, seconds, sample, workers, names)
     report = _Report("strategies", settings, asdict(options), json_file)
-    interrupts = Interrupts()
-    with _watched(quiet, interrupts) as view:
-        found = strategies.measure(settings, options, interrupts, view)
+    with StepView(sys.stderr, quiet=quiet) as view:
+        found = strategies.measure(settings, options, view)
     said = strategies_verdict.of_strategies(found)
     report.show(tables.strategies_tables(found), found.skipped, said)
-    report.write(**found.json(), skipped=found.skipped, said=said)
-    if plot_file is not None:
-        plot.draw(found, plot_file, settings.remote.host)
-
-
-@bench.command("scenarios")
-@_ROUNDS
-@click.option("--size", type=_Size(), default="20MB", show_default=True, help="Each way.")
-@click.option("--round-trips", type=click.IntRange(3), default=1000, show_default=True)
-@_JSON
-@_QUIET
-@click.pass_obj
-def bench_scenarios(
-    common: Common,
-    rounds: int,
-    size: int,
-    round_trips: int,
-    json_file: Path | None,
-    quiet: bool,
-) -> None:
-    """The same bytes through a pipe, a child process, and ssh: what each layer costs."""
-    settings = common.load(RemoteConfig)
-    options = scenarios.Options(rounds, size, round_trips)
-    report = _Report("scenarios", settings, asdict(options), json_file)
-    with _watched(quiet, Interrupts()) as view:
-        patience = settings.run.stall_timeout
-        found = scenarios.measure(settings.remote, patience, options, view)
-    said = scenarios.costs(found)
-    report.show([tables.scenarios_table(found)], {}, said)
-    report.write([figure.json() for figure in found.figures()], {}, said)
-
-
-@contextmanager
-def _watched(quiet: bool, interrupts: Interrupts) -> Iterator[StepView]:
-    """A view of the work, in which Ctrl-C and SIGTERM are raised as Stopped."""
-    with interrupts.installed(), StepView(sys.stderr, quiet=quiet) as view:
-        yield view
+    report.write(found.json(), found.skipped, said)
 
 
 class _Report:
-    """What is said at the end, and where it is written."""
+    """The end of a bench: what is printed, and the JSON file."""
 
     def __init__(
         self,
@@ -235,41 +207,34 @@ class _Report:
         options: Mapping[str, Any],
         file: Path | None,
     ) -> None:
-        self._name = name
         self._file = file
         self._started = time.monotonic()
-        remote = {"target": settings.target, "host": settings.remote.host}
-        self._setting = Setting(machine.now(), machine.describe(), remote, options)
+        self._head = {
+            "schema": SCHEMA,
+            "bench": name,
+            "started": machine.now(),
+            "machine": machine.describe(),
+            "remote": {"target": settings.target, "host": settings.remote.host},
+            "options": options,
+        }
 
-    def show(
-        self, shown: Sequence[Table], skipped: Mapping[str, str], said: Sequence[str]
-    ) -> None:
-        """Tables, what was left out, and the verdict."""
+    def show(self, shown: Sequence[Table], skipped: Mapping[str, str], said: Sequence[str]) -> None:
+        """Prints the tables, what was left out, and the verdict."""
         # A pipe has no width; tables must not be cut for it.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-        for one in shown:
-            console.print(one)
-        click.echo("\n".join([*tables.skipped_lines(skipped), *(f"* {line}" for line in said)]))
+        for table in shown:
+            console.print(table)
+        left_out = [f"left out: {name}: {printable(why)}" for name, why in skipped.items()]
+        click.echo("\n".join([*left_out, *(f"* {line}" for line in said)]))
 
     def write(
-        self,
-        figures: Sequence[Mapping[str, Any]],
-        skipped: Mapping[str, str],
-        said: Sequence[str],
-        **more: Mapping[str, Any],
+        self, measured: Mapping[str, Any], skipped: Mapping[str, str], said: Sequence[str]
     ) -> None:
-        """Everything as JSON, where a file was named. Raises ConfigError."""
+        """Writes everything as JSON, where a file was named. Raises ConfigError."""
         if self._file is None:
             return
-        report = report_json(
-            self._name,
-            self._setting,
-            took_s=time.monotonic() - self._started,
-            figures=figures,
-            skipped=skipped,
-            verdict=said,
-            **more,
-        )
+        took = {"took_s": round(time.monotonic() - self._started, 3)}
+        report = {**self._head, **took, **rounded(measured), "skipped": skipped, "verdict": said}
         try:
             self._file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         except OSError as error:

@@ -13,11 +13,11 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.story import end, start_servers
 from ntt_backup.errors import BackupError
-from ntt_backup.process.interrupts import Interrupts
 from ntt_backup.ui.run_view import render_error
 
 

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.errors import CatalogUnavailable, ConfigError
-from ntt_backup.process.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent
 
 DATABASE: Final = "copyjob"

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ntt_backup.client.ssh import ssh_argv
 from ntt_backup.config import RemoteSettings
+from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.paramiko_server import LOOPBACK, EmbeddedSshServer
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
-from ntt_backup.process.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent
 
 Choice = Literal["auto", "openssh", "embedded"]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.demo import drill, ssh
+from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
@@ -33,7 +34,6 @@ from ntt_backup.demo.store import (
 )
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import duration, many, size
-from ntt_backup.process.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}

@@ -1,1 +1,1 @@
-"""Child processes: programs in pipelines, copies of this process, and interrupts around both."""
+"""Child processes: programs in pipelines, and copies of this process."""

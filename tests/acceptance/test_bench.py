@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def assert_untouched(site: Site) -> None:
     assert site.processes() == {}
 
 
-def test_link(site: Site) -> None:
+def test_link_reports_every_figure_and_leaves_nothing(site: Site) -> None:
     short = ("--streams", "1", "--ciphers", "aes128-ctr,none", "--round-trips", "60")
     found = report(site, "link", *SHORT, *short, "-q")
     figures = {one["name"]: one for one in found["figures"]}
@@ -50,38 +49,27 @@ def test_link(site: Site) -> None:
     assert all(len(one["runs"]) == 3 and one["low"] > 0 for one in rates)
     seen = {(one["direction"], one["streams"], one["cipher"]) for one in rates}
     assert seen == {(way, 1, name) for way in ("up", "down") for name in ("job", "aes128-ctr")}
-    assert "zeros" not in {one["content"] for one in rates}
     assert "none" in found["skipped"]
     assert_untouched(site)
 
 
-def test_scenarios(site: Site) -> None:
-    found = report(site, "scenarios", "--size", "1MB", "--round-trips", "30")
-    assert len(found["figures"]) == 9
-    layers = {one["layer"] for one in found["figures"]}
-    assert layers == {"pipe in one process", "local child", "ssh"}
-    assert all(one["low"] > 0 for one in found["figures"])
-    assert_untouched(site)
-
-
 @pytest.mark.long
-def test_strategies_beside_a_backup(site: Site) -> None:
+def test_strategies_beside_a_backup_leave_it_as_it_was(site: Site) -> None:
     blobs = site.fill(30, size=lambda chance: chance.randrange(900))
     assert site.run("run", "--once").returncode == 0
     before = site.on_remote()
-    few = ("--only", "tar,tar-gz", "--workers", "1")
+    few = ("--only", "tar,tar-pipe", "--workers", "1")
     found = report(site, "strategies", *SHORT, *few)
     ways = {one["way"] for one in found["figures"]}
-    assert ways == {"tar", "tar-gz", "tar-back"}
+    assert ways == {"tar", "tar-pipe"}
     assert found["sample"]["blobs"] == len(blobs)
     assert found["link"]["ceiling_bytes_per_s"] > 0
     for one in found["figures"]:
         assert len(one["runs"]) == 3
         assert one["seconds"]["low"] <= one["seconds"]["median"] <= one["seconds"]["high"]
-        if one["direction"] == "up":
-            assert one["wire_bytes"]["low"] > one["files"] * 64
-            assert one["cpu_here_s"]["low"] > 0
-            assert one["cpu_there_s"] is not None
+        assert one["wire_bytes"]["low"] > one["files"] * 64
+        assert one["cpu_here_s"]["low"] > 0
+        assert one["cpu_there_s"] is not None
     mixed = [one for one in found["figures"] if one["load"] == "mix"]
     assert {one["workers"] for one in mixed if one["way"] == "tar"} == {1, 2}
     assert site.on_remote() == before
@@ -98,7 +86,7 @@ def test_ctrl_c_ends_it_and_leaves_the_remote_empty(site: Site) -> None:
 
 
 @pytest.mark.long
-def test_a_remote_that_is_cut_off_is_said_and_its_leftovers_go_with_a_later_check(
+def test_cut_link_ends_it_with_an_error_and_the_remote_becomes_empty(
     site: Site, remote: Sshd, link: Link
 ) -> None:
     site.fill(10)
@@ -108,21 +96,12 @@ def test_a_remote_that_is_cut_off_is_said_and_its_leftovers_go_with_a_later_chec
         link.cut()
         assert process.wait(PATIENCE) == 5
     assert "error: " in site.output()
-    (left,) = site.remote.local.iterdir()
-    assert f"{left.name} may still stand on the remote" in site.output()
-    link.restore()
-    age(left, 2 * 3600)
-    assert site.run("check").returncode == 0
-    assert not left.exists()
+    assert "may still stand on the remote" in site.output()
+    wait_until(lambda: not list(site.remote.local.iterdir()), "the remote removes what it has")
     assert_untouched(site)
 
 
-def age(path: Path, seconds: float) -> None:
-    then = path.stat().st_mtime - seconds
-    os.utime(path, (then, then))
-
-
-def test_a_remote_without_room_is_told_before_anything_is_sent(site: Site, remote: Sshd) -> None:
+def test_remote_without_room_is_an_error_before_anything_is_sent(site: Site, remote: Sshd) -> None:
     site.put(os.urandom(FULL_SIZE))
     site.remote = remote.full_directory()
     site.write_config(remote={"path": site.remote.path})
@@ -132,9 +111,7 @@ def test_a_remote_without_room_is_told_before_anything_is_sent(site: Site, remot
     assert_untouched(site)
 
 
-def test_a_remote_that_fills_up_on_the_way_is_said_and_nothing_is_left(
-    site: Site, remote: Sshd
-) -> None:
+def test_remote_that_fills_up_is_an_error_and_nothing_is_left(site: Site, remote: Sshd) -> None:
     site.fill(10, size=lambda chance: 400_000)
     site.remote = remote.full_directory()
     site.write_config(remote={"path": site.remote.path})
@@ -149,7 +126,7 @@ def test_a_remote_that_fills_up_on_the_way_is_said_and_nothing_is_left(
     assert_untouched(site)
 
 
-def test_a_catalog_with_nothing_in_it_is_an_error_with_a_hint(site: Site) -> None:
+def test_empty_catalog_is_an_error(site: Site) -> None:
     site.put_in_store(b"unknown to the catalog")
     assert site.run("init-db").returncode == 0
     result = site.run("bench", "strategies", *SHORT)
@@ -161,7 +138,6 @@ def test_a_catalog_with_nothing_in_it_is_an_error_with_a_hint(site: Site) -> Non
     ("args", "words"),
     [
         (("strategies", "--only", "carrier-pigeon"), "carrier-pigeon: none of stream, tar, "),
-        (("strategies", "--plot", "figure.pdf"), "ends in none of .svg, .png"),
         (("strategies", "--sample", "much"), "no size such as 200MB"),
         (("strategies", "--json", "/nowhere/report.json"), "does not exist"),
         (("link", "--rounds", "2"), "2 is not in the range x>=3"),
@@ -169,7 +145,7 @@ def test_a_catalog_with_nothing_in_it_is_an_error_with_a_hint(site: Site) -> Non
         (("link", "--streams", "one"), "no list of numbers"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_done(
+def test_wrong_options_are_errors_before_anything_is_done(
     site: Site, args: tuple[str, ...], words: str
 ) -> None:
     result = site.run("bench", *args)

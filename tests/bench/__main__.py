@@ -26,9 +26,9 @@ from typing import Any
 
 from rich.console import Console
 
+from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.errors import BackupError, Stopped
-from ntt_backup.process.interrupts import Interrupts
 from tests.bench import plan, results
 from tests.bench.contender import Contender, Failed, Job
 from tests.bench.lab import Lab, LabError, lab, missing

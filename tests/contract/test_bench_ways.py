@@ -1,35 +1,33 @@
-"""What the helpers of a bench do, each against a far side on this machine."""
+"""What the helper processes of a bench do, each against a remote on this machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from ntt_backup.bench import tar_pipe
-from ntt_backup.bench.helpers import Crew
-from ntt_backup.bench.tasks import Answer, Download, Fetch, Item, Reach, Send, Task, Trips, Upload
-from ntt_backup.bench.ways import VARIATIONS, Way, registered
+from ntt_backup.bench.helpers import Answer, Ready, Task, run_together
+from ntt_backup.bench.sending import Load, send
+from ntt_backup.bench.streams import download, round_trips, upload
+from ntt_backup.bench.ways import PLAIN, WAYS, Way
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
-from ntt_backup.model import relative_path
+from ntt_backup.model import Blob, relative_path
 from tests.patience import PATIENCE
 
-HERE = Reach(remote=None, patience=20.0)
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    """The far side's python3 is this one, which can decompress zstd."""
-    with pytest.MonkeyPatch.context() as patch, Crew() as made:
-        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        yield made
+@pytest.fixture(autouse=True)
+def _same_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remote's python3 is this one, which can decompress zstd."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     root = tmp_path / "remote"
     (root / "by-hash").mkdir(parents=True)
     return root
@@ -54,116 +52,75 @@ def contents(top: Path) -> dict[str, bytes]:
     return {str(path.relative_to(top)): path.read_bytes() for path in files}
 
 
-def items(store: Path) -> list[Item]:
-    files = (path for path in store.rglob("*") if path.is_file())
-    return [Item(blobid=path.name, size=path.stat().st_size) for path in files]
+def load(way: Way, store: Path, directory: Path) -> Load:
+    files = [path for path in store.rglob("*") if path.is_file()]
+    blobs = [Blob(path.name, path.stat().st_size) for path in files]
+    batches = [tuple(blobs[:1]), tuple(blobs[1:3]), tuple(blobs[3:])]
+    return Load(way, Local(), store, str(directory), "0", RUN, batches)
 
 
-def send(way: Way, store: Path, there: Path, slot: str = "0") -> Send:
-    wanted = items(store)
-    return Send(
-        reach=HERE,
-        store=store,
-        root=str(there),
-        slot=slot,
-        run=RUN,
-        strategy=way.strategy,
-        codec=way.codec,
-        reconnect=way.reconnect,
-        stored=way.stored,
-        batches=[wanted[:1], wanted[1:3], wanted[3:]],
-    )
-
-
-def one(crew: Crew, task: Task) -> Answer:
-    (answer,) = crew.run([task])
+def run(task: Task) -> Answer:
+    (answer,) = run_together([task], lambda: None)
     return answer
 
 
-@pytest.mark.parametrize("way", [*registered(), *VARIATIONS], ids=lambda way: way.name)
-def test_every_way_puts_the_blobs_there(way: Way, crew: Crew, store: Path, there: Path) -> None:
-    if lacking := [tool for tool in way.tools if shutil.which(tool) is None]:
-        pytest.skip(f"no {', '.join(lacking)}")
-    answer = one(crew, send(way, store, there))
-    assert contents(there) == {f"by-hash/{name}": data for name, data in contents(store).items()}
-    assert answer.size == sum(item.size for item in items(store))
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_every_way_stores_the_blobs_on_the_remote(way: Way, store: Path, directory: Path) -> None:
+    answer = run(partial(send, load(way, store, directory)))
+    stored = contents(store)
+    assert contents(directory) == {f"by-hash/{name}": data for name, data in stored.items()}
+    assert answer.size == sum(map(len, stored.values()))
     assert answer.ended > answer.began
     assert answer.cpu_s > 0
 
 
-@pytest.mark.parametrize("way", VARIATIONS[:2], ids=lambda way: way.name)
-def test_what_the_far_side_says_is_what_is_raised(
-    way: Way, crew: Crew, store: Path, there: Path
-) -> None:
-    shutil.rmtree(there)
+def test_error_of_the_remote_is_raised(store: Path, directory: Path) -> None:
+    shutil.rmtree(directory)
     with pytest.raises(BackupError, match=r"by-hash"):
-        crew.run([send(way, store, there)])
+        run(partial(send, load(PLAIN, store, directory)))
 
 
-@pytest.mark.parametrize("way", [*registered(), *VARIATIONS[:1]], ids=lambda way: way.name)
-def test_a_blob_that_is_gone_ends_the_measurement(
-    way: Way, crew: Crew, store: Path, there: Path
-) -> None:
-    task = send(way, store, there)
-    gone = task.batches[1][0].blobid
-    (store / relative_path(gone)).unlink()
+@pytest.mark.parametrize("way", [WAYS[0], PLAIN], ids=lambda way: way.name)
+def test_missing_blob_ends_the_measurement(way: Way, store: Path, directory: Path) -> None:
+    task = load(way, store, directory)
+    missing = task.batches[1][0].blobid
+    (store / relative_path(missing)).unlink()
     with pytest.raises(BackupError) as caught:
-        crew.run([task])
-    assert gone in str(caught.value)
+        run(partial(send, task))
+    assert missing in str(caught.value)
     assert caught.value.exit_code == 2
 
 
-def test_the_way_back_brings_the_same_files(
-    crew: Crew, store: Path, there: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(store, there / "by-hash", dirs_exist_ok=True)
-    (tmp_path / "back").mkdir()
-    prefixes = sorted(path.name for path in store.iterdir())
-    halves = [prefixes[::2], prefixes[1::2]]
-    tasks = [
-        Fetch(reach=HERE, root=str(there), prefixes=half, into=tmp_path / "back") for half in halves
-    ]
-    crew.run(tasks)
-    assert contents(tmp_path / "back") == contents(store)
+@pytest.mark.parametrize("measure", [upload, download])
+def test_stream_lasts_for_the_time_that_is_asked_for(measure: type) -> None:
+    answer = run(partial(measure, Local(), PATIENCE, 0.2, 1000))
+    assert answer.ended - answer.began >= 0.2
+    assert answer.size > 0
 
 
-@pytest.mark.parametrize("warm", [0, 100_000])
-def test_streams_of_a_fixed_size_end_with_it(crew: Crew, warm: int) -> None:
-    up = one(crew, Upload(reach=HERE, size=1_000_000, warm=warm))
-    assert up.size == 1_000_000 - warm
-    down = one(crew, Download(reach=HERE, size=1_000_000, warm=warm))
-    assert 0 < down.size <= 1_000_000 - warm
-
-
-def test_streams_of_a_fixed_time_take_it(crew: Crew) -> None:
-    up = one(crew, Upload(reach=HERE, seconds=0.2, warm=1000))
-    assert up.ended - up.began >= 0.2
-    assert up.size > 0
-    down = one(crew, Download(reach=HERE, seconds=0.2, warm=1000))
-    assert down.ended - down.began >= 0.2
-    assert down.size > 0
-
-
-def test_a_stream_that_never_warms_up_is_no_negative_amount(crew: Crew) -> None:
-    assert one(crew, Upload(reach=HERE, size=10, warm=1000)).size == 0
-
-
-def test_round_trips_are_counted_one_by_one(crew: Crew) -> None:
-    answer = one(crew, Trips(reach=HERE, count=50, seconds=30))
+def test_round_trips_are_timed_one_by_one() -> None:
+    answer = run(partial(round_trips, Local(), PATIENCE, 50, PATIENCE))
     assert len(answer.trips) == 50
     assert all(trip > 0 for trip in answer.trips)
 
 
-def test_helpers_that_failed_are_replaced(crew: Crew, store: Path, there: Path) -> None:
-    broken = send(VARIATIONS[0], store, there / "missing")
-    sound = Upload(reach=HERE, size=1000)
-    with pytest.raises(BackupError):
-        crew.run([sound, broken])
-    assert len(crew.run([sound, sound])) == 2
+def test_tasks_begin_when_the_last_one_is_ready() -> None:
+    def quick(ready: Ready) -> Answer:
+        ready()
+        return Answer(began=time.monotonic(), ended=time.monotonic())
+
+    def slow(ready: Ready) -> Answer:
+        prepared = round_trips(Local(), PATIENCE, 20, PATIENCE, lambda: None)
+        ready()
+        return prepared
+
+    first, last = run_together([quick, slow], lambda: None)
+    assert first.began >= last.ended
 
 
-def test_an_archive_leaves_nothing_on_this_disk(store: Path, tmp_path: Path) -> None:
-    file = tmp_path / "archive"
-    data = b"".join(tar_pipe.archive_on_disk(store, items(store), "", file))
-    assert data == b"".join(tar_pipe.archive(store, items(store), ""))
-    assert not file.exists()
+def test_helper_that_dies_is_an_error_with_its_last_words() -> None:
+    def dies(_ready: Ready) -> Answer:
+        raise RuntimeError("not foreseen")
+
+    with pytest.raises(BackupError, match="a helper process died: RuntimeError: not foreseen"):
+        run(dies)
