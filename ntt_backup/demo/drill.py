@@ -1,32 +1,29 @@
-"""The worst day, in the demo: the store and the database are lost, and the remote gives them back.
+"""The drill of the demo: the store and the database are lost, and the remote gives them back.
 
-A backup that was never restored is a hope. To believe one, somebody would have to lose everything
-on purpose, which nobody does to what he needs. The demo's store and database are nobody's: every
-file and row is noted, all is removed, seen to be gone, and brought back by the commands that
-docs/restore-drill.md tells an operator to type. What came back is compared with the note, of which
-the commands know nothing.
+The demo's store and database are nobody's, so they can be lost on purpose. Every file and row is
+noted, everything is removed, and it is brought back by the commands that docs/restore-drill.md
+tells an operator to type. The result is compared with the note, which the commands do not know.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
-from ntt_backup.demo.store import Comparison, Listing, list_tree
+from ntt_backup.demo.store import Comparison, list_tree
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.format import duration, many
 
-# After these there is something to compare.
+# After commands with these exit codes there is something to compare.
 _GO_ON: Final = (0, SOME_FAILED)
 
-# A catalog has more than copied rows: these are what runs, people and other programs leave in it.
+# Rows as runs, people and other programs leave them in a catalog, besides the copied ones.
 _PAST: Final = """
 with numbered as (select blobid, row_number() over (order by blobid) as number from blobs),
 pending as (
@@ -63,19 +60,9 @@ _ROWS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """All that there is: files to their hashes, and each table's rows as one line."""
-
-    store: Listing
-    remote: Listing
-    tables: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Recovery:
-    """What came back. before and after: the tables; code: of the first command that failed.
-
-    steps: what was done, and how many seconds it took.
+    """What came back. before and after: the tables, their rows as one line. code: the exit code of
+    the first command that failed. steps: what was done, and how many seconds it took.
     """
 
     before: dict[str, str]
@@ -87,77 +74,72 @@ class Recovery:
 
     @property
     def good(self) -> bool:
-        return (
-            self.code == 0
-            and all(tree.identical and tree.same for _, tree in self._trees())
-            and self.before == self.after
-        )
-
-    def _trees(self) -> Iterator[tuple[str, Comparison]]:
-        yield "store", self.store
-        yield "remote", self.remote
+        trees = (self.store, self.remote)
+        same = all(tree.identical and tree.same for tree in trees)
+        return self.code == 0 and same and self.before == self.after
 
     def show(self) -> None:
-        tabulate(
-            [
-                *((name, duration(seconds)) for name, seconds in self.steps.items()),
-                ("in all", duration(sum(self.steps.values()))),
-                *((name, str(tree)) for name, tree in self._trees()),
-                *self._catalog(),
-            ]
-        )
-        for _, tree in self._trees():
-            show_differences(tree)
+        rows = {name: duration(seconds) for name, seconds in self.steps.items()}
+        rows["in all"] = duration(sum(self.steps.values()))
+        rows |= {"store": str(self.store), "remote": str(self.remote)}
+        for table in sorted(self.before.keys() | self.after.keys()):
+            was, now = self.before.get(table, "none"), self.after.get(table, "missing")
+            same = f"{was.partition(',')[0]}, all equal"
+            rows[table] = same if was == now else f"NOT equal: {was}; now {now}"
+        tabulate(rows)
+        show_differences(self.store)
+        show_differences(self.remote)
         if self.good:
             say("Everything came back, byte for byte and row by row.", style="bold green")
         else:
             say("NOT everything came back as it was.", style="bold red")
 
-    def _catalog(self) -> Iterator[tuple[str, str]]:
-        for table in sorted(self.before.keys() | self.after.keys()):
-            was, now = self.before.get(table, "none"), self.after.get(table, "gone")
-            same = f"{was.partition(',')[0]}, all equal"
-            yield table, same if was == now else f"NOT equal: {was}; now {now}"
-
 
 def drill(scratch: Scratch, postgres: Postgres, command: Callable[..., int]) -> int:
-    """Lose everything and bring it back; 0 if it is all as it was, else 7, or what dump ended with.
+    """Loses everything and brings it back. Returns 0 if all is as it was, else 7, or the exit code
+    of a dump that failed.
 
     command runs ntt-backup-remote, and returns its exit code. Raises BackupError.
     """
     step("The drill: a catalog that has seen something goes to the remote, too")
     postgres.query(_PAST)
-    before = note(scratch, postgres)
+    store, remote = list_tree(scratch.source), list_tree(scratch.destination)
+    tables = _tables(postgres)
     if code := command("dump", "--force"):
         return code
     step("The store and the database are lost")
     lose(scratch, postgres)
-    say(f"gone: {scratch.source} with {many(len(before.store), 'file')}")
-    say(f"gone: the database with {many(len(before.tables), 'table')}")
+    say(f"lost: {scratch.source} with {many(len(store), 'file')}")
+    say(f"lost: the database with {many(len(tables), 'table')}")
     step("Back from the remote alone")
-    found = come_back(scratch, postgres, command, before)
+    steps, code = _come_back(scratch, postgres, command)
     step("Is all of it back?")
+    found = Recovery(
+        before=tables,
+        after=_tables(postgres),
+        store=Comparison.of_listings(store, list_tree(scratch.source)),
+        remote=Comparison.of_listings(remote, list_tree(scratch.destination)),
+        steps=steps,
+        code=code,
+    )
     found.show()
     return 0 if found.good else SOME_FAILED
 
 
-def note(scratch: Scratch, postgres: Postgres) -> Note:
-    """Read every file of both sides and every row of all tables."""
-    return Note(list_tree(scratch.source), list_tree(scratch.destination), _tables(postgres))
-
-
 def lose(scratch: Scratch, postgres: Postgres) -> None:
-    """Remove the store and the database, and see that they are gone. Raises BackupError."""
+    """Removes the store and the database. Raises BackupError where one is still there."""
     shutil.rmtree(scratch.source)
     postgres.drop()
     if scratch.source.exists() or postgres.exists():
         raise BackupError("what should be lost is still there")
 
 
-def come_back(
-    scratch: Scratch, postgres: Postgres, command: Callable[..., int], before: Note
-) -> Recovery:
-    """Bring everything back from the remote alone, as docs/restore-drill.md says, and compare."""
+def _come_back(
+    scratch: Scratch, postgres: Postgres, command: Callable[..., int]
+) -> tuple[dict[str, float], int]:
+    """Brings everything back from the remote alone, as docs/restore-drill.md says. Returns how long
+    each step took, and the exit code of the first that failed.
+    """
     steps: dict[str, float] = {}
     first_code = 0
     postgres.create()
@@ -173,18 +155,7 @@ def come_back(
         first_code = first_code or code
         if code not in _GO_ON:
             break
-    return Recovery(
-        before=before.tables,
-        after=_tables(postgres),
-        store=_compared(before.store, scratch.source),
-        remote=_compared(before.remote, scratch.destination),
-        steps=steps,
-        code=first_code,
-    )
-
-
-def _compared(before: Listing, root: Path) -> Comparison:
-    return Comparison.of_listings(before, list_tree(root))
+    return steps, first_code
 
 
 def _tables(postgres: Postgres) -> dict[str, str]:

