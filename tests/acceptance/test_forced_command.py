@@ -94,7 +94,7 @@ def test_check_says_that_no_dump_goes_through_it(
     """A warning until somebody relies on dumps, then a failure: as the run ends, so does check."""
     site.fill(1)
     site.write_config(run={"skip_pgdump": False})
-    site.environ = {"PATH": f"{postgres.server.bin_path}:{os.environ['PATH']}"}
+    site.environ = {"PATH": f"{postgres.programs}:{os.environ['PATH']}"}
     check = site.run("check")
     assert check.returncode == 0, check.stdout
     assert re.search(r"^warning +dump .*forced command.*skip_pgdump", check.stdout, re.MULTILINE)

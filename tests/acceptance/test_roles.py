@@ -196,10 +196,10 @@ def owned(site: Site, postgres: Postgres) -> Iterator[Site]:
     ):
         site.query(text)
     url = site.settings["catalog"].pop("url")
-    site.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.server.bin_path)})
+    site.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
     tools = site.root / "bin"
     tools.mkdir()
-    (tools / "psql").symlink_to(postgres.server.bin_path / "psql")
+    (tools / "psql").symlink_to(postgres.programs / "psql")
     program = " ".join(map(shlex.quote, site.argv()))
     (tools / "ntt-backup-remote").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
     (tools / "ntt-backup-remote").chmod(0o755)

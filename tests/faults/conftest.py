@@ -43,7 +43,7 @@ def field(
             "stall_timeout": 2,
             "receipt_timeout": 5,
         },
-        dump={"bin": str(postgres.server.bin_path), "keep_daily": 0, "keep_weekly": 0},
+        dump={"bin": str(postgres.programs), "keep_daily": 0, "keep_weekly": 0},
     )
     site.through(remote.through(link.port))
     chance = random.Random(0)  # a campaign sets its own
