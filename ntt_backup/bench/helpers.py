@@ -14,13 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ntt_backup.errors import BackupError, WorkerFailed
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for, write
-
-_TICK_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +43,30 @@ Ready = Callable[[], None]
 Task = Callable[[Ready], Answer]
 
 
-def run_together(tasks: Sequence[Task], on_tick: Callable[[], None]) -> list[Answer]:
+def run_together(tasks: Sequence[Task]) -> list[Answer]:
     """Runs each task in a process of its own and returns their answers in the same order.
 
-    on_tick is called while they work. Raises what the first task met that failed.
+    Raises what the first task met that failed.
     """
     helpers: list[_Helper] = []
     try:
         for task in tasks:
             helpers.append(_Helper(task))
-        _listen(helpers, on_tick)
+        _listen(helpers)
         for helper in helpers:
             write(helper.stdin_fd, b"\n")
-        return [Answer(**said) for said in _listen(helpers, on_tick)]
+        return [Answer(**said) for said in _listen(helpers)]
     finally:
         for helper in helpers:
             helper.kill()
 
 
-def _listen(helpers: Sequence[_Helper], on_tick: Callable[[], None]) -> list[dict[str, Any]]:
+def _listen(helpers: Sequence[_Helper]) -> list[dict[str, Any]]:
     """Returns the next message of each helper."""
     said: dict[_Helper, dict[str, Any]] = {}
     while len(said) < len(helpers):
         silent = [helper for helper in helpers if helper not in said]
-        wait_for(reading=[fd for one in silent for fd in one.fds], timeout=_TICK_SECONDS)
-        on_tick()
+        wait_for(reading=[fd for one in silent for fd in one.fds], timeout=None)
         for helper in silent:
             if (message := helper.hear()) is not None:
                 said[helper] = message

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup import identity
-from ntt_backup.bench.remote import remote_cpu_s
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ask
 from ntt_backup.client.ssh import Ssh
@@ -27,44 +27,33 @@ _SECONDS: Final = 60.0
 _RENEW: Final = """
 LC_ALL=C; export LC_ALL
 cd "$scratch" || exit 1
-cat "account.$old" 2>/dev/null
-rm -rf "$old" "account.$old"
+rm -rf "$old"
 message=$(mkdir "$new" "$new/by-hash" 2>&1) || echo "problem=$message"
 sync -f . 2>/dev/null || sync
 """
 
 
+@dataclass(slots=True)
 class RemoteDir:
-    """The directory. root: where the next run may store. account: where its sessions leave their
-    CPU times. facts: what the remote says about itself.
-    """
+    """The directory. root: where the next run may store. facts: what the remote says of itself."""
 
-    def __init__(self, ssh: Ssh, path: str, facts: Facts) -> None:
-        self._ssh = ssh
-        self._path = path
-        self._number = 0
-        self.facts = facts
+    _ssh: Ssh
+    _path: str
+    facts: Facts
+    _number: int = 0
 
     @property
     def root(self) -> str:
         return f"{self._path}/{self._number}"
 
-    @property
-    def account(self) -> str:
-        return f"{self._path}/account.{self._number}"
-
-    def renew(self) -> float | None:
-        """Removes what the last run stored and makes room for the next. Returns the CPU seconds
-        that the last one used on the remote; None where they are not known.
-        """
+    def renew(self) -> None:
+        """Removes what the last run stored, and makes room for the next."""
         old, self._number = self._number, self._number + 1
         values = {"scratch": self._path, "old": str(old), "new": str(self._number)}
         said = ask(self._ssh, _RENEW, values, doing="room for the next run", timeout=_SECONDS)
-        text = said.decode("utf-8", "replace")
-        _, problem, why = text.partition("problem=")
+        _, problem, why = said.decode("utf-8", "replace").partition("problem=")
         if problem:
             raise explain_root(why.strip())
-        return remote_cpu_s(text)
 
 
 @contextmanager

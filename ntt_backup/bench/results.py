@@ -1,14 +1,21 @@
-"""Figures: values with their median, least and greatest, and what JSON says of them. Pure."""
+"""Figures: values with their median, least and greatest, and the machine that they are from."""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
+from ntt_backup import __version__
+from ntt_backup.process.pipeline import version_of
+
 MEGA: Final = 1e6
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 LEAST_ROUNDS: Final = 3
 MARGIN: Final = 0.03
 
@@ -58,10 +65,32 @@ class Figure:
         return {"name": self.name, "unit": self.unit, **self.labels, **spread, "runs": self.values}
 
 
-def rounded(value: Any) -> Any:
-    """Returns a JSON value with as many digits of its floats as mean something."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
+def describe_machine() -> dict[str, Any]:
+    """Returns kernel, CPU, memory, load, and versions of what takes part, as JSON values."""
+    return {
+        "kernel": platform.release(),
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "versions": {
+            "ntt_backup": __version__,
+            "python": platform.python_version(),
+            "ssh": version_of(["ssh", "-V"]),
+            "tar": version_of(["tar", "--version"]),
+        },
+    }
+
+
+def now() -> str:
+    """Returns the moment, RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _field(file: str, name: str) -> str:
+    """Returns a value of one of the kernel's `name: value` files; "" where there is none."""
+    for line in Path(file).read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""

@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from ntt_backup.bench.results import Spread
-from ntt_backup.bench.sample import CLASSES, Sample, by_class
-from ntt_backup.bench.ways import Way
+from ntt_backup.bench.sample import Sample
+from ntt_backup.bench.sending import Way
 from ntt_backup.format import many
-from ntt_backup.model import total_size
-
-MIX: Final = "mix"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One way, with so many workers, on the whole sample (MIX) or on one class of sizes."""
+    """One way, with so many workers."""
 
     way: Way
     workers: int
-    load: str = MIX
 
     @property
     def name(self) -> str:
-        load = "" if self.load == MIX else f", {self.load}"
-        return f"{self.way.name}, {many(self.workers, 'worker')}{load}"
+        return f"{self.way.name}, {many(self.workers, 'worker')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run: seconds from the common start to the last receipt, of files with size bytes.
 
-    wire_bytes: what ssh sent and received. cpu_here: CPU seconds of all workers and what they
-    started; cpu_there: of their commands and sshds on the remote. None for what is not known.
+    wire_bytes: what ssh sent and received, None where that is not known. cpu: seconds of all
+    workers and of what they started on this machine.
     """
 
     seconds: float
     files: int
     size: int
     wire_bytes: int | None
-    cpu_here: float
-    cpu_there: float | None
+    cpu: float
 
     @property
     def rate(self) -> float:
@@ -92,27 +86,17 @@ class Findings:
         return max((spread.median for spread in spreads if spread), default=0.0)
 
     def compared(self) -> dict[Way, Runs]:
-        """Returns the runs of the whole sample with the common number of workers, fastest first."""
-        mine = [one for one in self.runs if one.load == MIX and one.workers == self.workers]
+        """Returns the runs with the common number of workers, fastest first."""
+        mine = [one for one in self.runs if one.workers == self.workers]
         mine.sort(key=lambda one: -self.runs[one].rate.median)
         return {cell.way: self.runs[cell] for cell in mine}
 
     def scaling(self) -> dict[Way, dict[int, Runs]]:
-        """Returns the runs of the whole sample by number of workers, where there are several."""
+        """Returns the runs by number of workers, where there are several."""
         found: dict[Way, dict[int, Runs]] = {}
         for cell in sorted(self.runs, key=lambda one: one.workers):
-            if cell.load == MIX:
-                found.setdefault(cell.way, {})[cell.workers] = self.runs[cell]
+            found.setdefault(cell.way, {})[cell.workers] = self.runs[cell]
         return {way: by_workers for way, by_workers in found.items() if len(by_workers) > 1}
-
-    def classes(self) -> dict[Way, dict[str, Runs]]:
-        """Returns the runs of each class of sizes alone, small classes first."""
-        found: dict[Way, dict[str, Runs]] = {}
-        for name, _ in CLASSES:
-            for cell, runs in self.runs.items():
-                if cell.load == name:
-                    found.setdefault(cell.way, {})[name] = runs
-        return found
 
     def json(self) -> dict[str, Any]:
         """Returns the sample, the link's ceilings and every figure, as plain values."""
@@ -121,16 +105,12 @@ class Findings:
                 "blobs": len(self.sample.blobs),
                 "bytes": self.sample.size,
                 "unreadable": self.unreadable,
-                "classes": {
-                    name: {"blobs": len(members), "bytes": total_size(members)}
-                    for name, members in by_class(self.sample.blobs).items()
-                },
                 "classes_left_out": list(self.sample.missing),
             },
             "link": {
                 "ceiling_bytes_per_s": self.ceiling,
                 "by_streams": [
-                    {"streams": streams, **(_plain(Spread.of(values)) or {}), "runs": values}
+                    {"streams": streams, "runs": values}
                     for streams, values in sorted(self.ceilings.items())
                 ],
             },
@@ -143,19 +123,16 @@ def _figure(cell: Cell, runs: Runs, ceiling: float) -> dict[str, Any]:
     return {
         "way": way.name,
         "strategy": way.strategy,
-        "codec": way.codec or ("ssh" if way.compressed else "none"),
+        "codec": way.codec or None,
         "workers": cell.workers,
-        "load": cell.load,
-        "direction": "up",
         "files": runs[0].files,
         "bytes": runs[0].size,
         "seconds": _plain(runs.spread("seconds")),
         "bytes_per_s": _plain(runs.rate),
         "files_per_s": _plain(runs.spread("files_rate")),
         "wire_bytes": _plain(runs.known("wire_bytes")),
-        "cpu_here_s": _plain(runs.spread("cpu_here")),
-        "cpu_there_s": _plain(runs.known("cpu_there")),
-        "share_of_ceiling": runs.rate.median / ceiling if ceiling else None,
+        "cpu_s": _plain(runs.spread("cpu")),
+        "share_of_ceiling": runs.rate.median / ceiling,
         "runs": [asdict(run) for run in runs],
     }
 

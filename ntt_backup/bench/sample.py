@@ -44,12 +44,9 @@ def by_class(blobs: Sequence[Blob]) -> dict[str, list[Blob]]:
     """Returns the blobs of each class that has any: small classes first, small blobs first."""
     found: dict[str, list[Blob]] = {name: [] for name, _ in CLASSES}
     for blob in sorted(blobs, key=lambda one: (one.expected, one.blobid)):
-        found[_class_of(blob.expected)].append(blob)
+        name = next(name for name, end in CLASSES if end is None or blob.expected < end)
+        found[name].append(blob)
     return {name: members for name, members in found.items() if members}
-
-
-def _class_of(size: int) -> str:
-    return next(name for name, end in CLASSES if end is None or size < end)
 
 
 def draw(population: Sequence[Blob], budget: int) -> Sample:
@@ -62,18 +59,10 @@ def draw(population: Sequence[Blob], budget: int) -> Sample:
         if len(classes) > 1:
             missing.append(name)
             del classes[name]
-    share = _share([blob for members in classes.values() for blob in members], budget, MOST_BLOBS)
+    left = [blob for members in classes.values() for blob in members]
+    share = min(1.0, budget / max(1, total_size(left)), MOST_BLOBS / len(left))
     chosen = [blob for members in classes.values() for blob in _spread(members, share)]
     return Sample(_within(chosen, budget), tuple(reversed(missing)))
-
-
-def draw_class(members: Sequence[Blob], budget: int, most: int) -> Sample:
-    """Returns at most budget bytes and most blobs of one class alone; at least one blob."""
-    return Sample(_within(_spread(members, _share(members, budget, most)), budget))
-
-
-def _share(blobs: Sequence[Blob], budget: int, most: int) -> float:
-    return min(1.0, budget / max(1, total_size(blobs)), most / len(blobs))
 
 
 def _spread(members: Sequence[Blob], share: float) -> list[Blob]:
@@ -108,9 +97,7 @@ def batches(
 
 
 def deal(dealt: Sequence[tuple[Blob, ...]], workers: int) -> list[list[tuple[Blob, ...]]]:
-    """Returns the batches of each worker: the next largest goes to whoever has least. Workers
-    without a batch are left out.
-    """
+    """Returns the batches of each worker that gets any: the next largest to whoever has least."""
     hands: list[list[tuple[Blob, ...]]] = [[] for _ in range(workers)]
     held = [0] * workers
     for batch in sorted(dealt, key=lambda one: (-total_size(one), one[0].blobid)):

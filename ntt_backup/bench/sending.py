@@ -1,7 +1,8 @@
-"""What one worker does in `bench strategies`: it sends its batches by one way.
+"""The ways to send that `bench strategies` compares, and what one worker does in it.
 
-A strategy is used through its `Session`, as a run uses it, with the same window and the same
-checks; only the catalog is left out. Everything else is a plain tar.
+Every strategy that is registered is compared. It is used through its `Session`, as a run uses it,
+with the same window and the same checks; only the catalog is left out. A plain `tar | ssh tar` is
+the measure for them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,48 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.bench.tar_pipe import send_tar
-from ntt_backup.bench.ways import Way
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt, total_size
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies import open_session
+from ntt_backup.upload.strategies import STRATEGIES, open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a worker sends its batches. strategy: None for a plain tar. codec: in place of run.codec;
+    "" leaves that as it is set.
+    """
+
+    name: str
+    strategy: str | None = None
+    codec: str = ""
+
+
+PLAIN: Final = Way("tar-pipe")
+UNCOMPRESSED: Final = Way("stream-none", strategy="stream", codec="none")
+COMPRESSED: Final = Way("stream-zst", strategy="stream", codec="zstd-1")
+WAYS: Final = (
+    *(Way(name, strategy=name) for name in STRATEGIES),
+    UNCOMPRESSED,
+    COMPRESSED,
+    PLAIN,
+)
+
+
+def choose(names: Sequence[str]) -> list[Way]:
+    """Returns the ways of these names, all for none. Raises ValueError for an unknown name."""
+    if unknown := sorted(set(names) - {way.name for way in WAYS}):
+        known = ", ".join(way.name for way in WAYS)
+        raise ValueError(f"{', '.join(unknown)}: none of {known}")
+    return [way for way in WAYS if not names or way.name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +75,8 @@ def send(load: Load, ready: Ready) -> Answer:
     if load.way.strategy is not None:
         send_by_session(load, load.way.strategy)
     else:
-        every = tuple(blob for batch in load.batches for blob in batch)
-        for blobs in load.batches if load.way.reconnect else [every]:
-            send_tar(load.transport, load.store, load.root, blobs, load.run.receipt_timeout)
+        blobs = [blob for batch in load.batches for blob in batch]
+        send_tar(load.transport, load.store, load.root, blobs, load.run.receipt_timeout)
     size = sum(map(total_size, load.batches))
     return Answer(began=began, ended=time.monotonic(), size=size)
 

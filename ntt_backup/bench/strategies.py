@@ -1,9 +1,9 @@
 """`bench strategies` compares the ways to send, on a sample of the user's blobs, over his link.
 
 Every way sends the same blobs into a scratch directory on the remote: all ways with run.workers,
-the strategies with other numbers of workers too, and once for each class of sizes. The link's
-ceiling is measured between them, in the same rounds. The sample is read and hashed once before, so
-it comes from memory: ways are compared, not disks. The catalog is only read.
+the strategies with other numbers of workers too. The link's ceiling is measured between them, in
+the same rounds. The sample is read and hashed once before, so it comes from memory: ways are
+compared, not disks. The catalog is only read.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ntt_backup import identity
 from ntt_backup.bench import link, sample
 from ntt_backup.bench.helpers import run_together
-from ntt_backup.bench.population import population, readable
-from ntt_backup.bench.progress import StepView
-from ntt_backup.bench.remote import MeasuredSsh, wire_bytes
+from ntt_backup.bench.output import Progress
+from ntt_backup.bench.remote import CountingSsh, wire_bytes
 from ntt_backup.bench.remote_dir import RemoteDir, remote_dir
-from ntt_backup.bench.runs import MIX, Cell, Findings, Run, Runs
+from ntt_backup.bench.runs import Cell, Findings, Run, Runs
 from ntt_backup.bench.sample import Sample
-from ntt_backup.bench.sending import Load, send, send_by_session
-from ntt_backup.bench.ways import PLAIN, Way, choose
+from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
+from ntt_backup.catalog import connection
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import Settings
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.format import many, size
-from ntt_backup.model import Blob, total_size
+from ntt_backup.model import Blob
+from ntt_backup.source.inspection import Store
 
+_POPULATION: Final = 100_000
 _SAMPLE_SECONDS: Final = 10.0
 _LEAST_SAMPLE: Final = 20 * 10**6
 _MOST_SAMPLE: Final = 10**9
-_CLASS_SHARE: Final = 4
-_CLASS_BLOBS: Final = 5000
 _ROOM: Final = 1.2
 
 
@@ -48,36 +48,65 @@ class Options:
     workers: the numbers to try the strategies with. ways: by name, all for none.
     """
 
-    rounds: int = 3
-    seconds: float = 3.0
-    sample: int | None = None
-    workers: tuple[int, ...] = (1, 2, 4, 8)
-    ways: tuple[str, ...] = ()
+    rounds: int
+    seconds: float
+    sample: int | None
+    workers: tuple[int, ...]
+    ways: tuple[str, ...]
 
 
-def measure(settings: Settings, options: Options, view: StepView) -> Findings:
+def measure(settings: Settings, options: Options, progress: Progress) -> Findings:
     """Measures all of it. Raises what the catalog, the store, the remote or the link did."""
-    view.doing("drawing a sample from the catalog")
-    blobs = population(settings)
+    progress.say("drawing a sample from the catalog")
+    blobs = _population(settings)
     with ExitStack() as stack:
-        journals = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ntt-bench-")))
-        directory = stack.enter_context(remote_dir(settings, view.say))
-        view.doing("looking at the link")
-        the_link = link.Link(Ssh(settings.remote), settings.run.stall_timeout, view.tick)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="ntt-bench-"))
+        journal = Path(scratch, "journal")
+        directory = stack.enter_context(remote_dir(settings, progress.say))
+        the_link = link.Link(Ssh(settings.remote), settings.run.stall_timeout)
         guess = int(the_link.bytes_per_s * _SAMPLE_SECONDS)
         budget = options.sample or min(_MOST_SAMPLE, max(_LEAST_SAMPLE, guess))
-        view.doing("reading the sample")
-        chosen, unreadable = readable(settings, sample.draw(blobs, budget))
+        chosen, unreadable = _readable(settings, sample.draw(blobs, budget))
         _require_room(settings, directory, chosen, unreadable)
         found = Findings(chosen, unreadable, settings.run.workers)
-        bench = _Bench(settings, options, view, directory, journals, found)
-        cells = bench.plan(blobs, budget)
-        view.say(
+        run = settings.run
+        most = max(run.workers, *options.workers)
+        batches = sample.batches(chosen.blobs, run.batch_size, run.batch_bytes, most)
+        bench = _Bench(settings, options, progress, directory, journal, found, batches)
+        cells = bench.plan()
+        progress.say(
             f"a sample of {many(len(chosen.blobs), 'blob')}, {size(chosen.size)}, in"
-            f" {many(len(bench.loads[MIX]), 'batch', 'batches')}"
+            f" {many(len(batches), 'batch', 'batches')}"
         )
         bench.measure(the_link, cells)
     return found
+
+
+def _population(settings: Settings) -> list[Blob]:
+    """Returns some blobs of the catalog with their sizes. Raises SourceError for none."""
+    conn = connection.connect(settings.catalog.url, identity.application("bench"))
+    try:
+        verify_schema(conn, settings.target, "bench")
+        drawn = draw_from_catalog(conn, settings.target, _POPULATION)
+    finally:
+        conn.close()
+    blobs = [blob for blob in Store(settings.source.root).measure(drawn) if blob.size is not None]
+    if not blobs:
+        raise SourceError(
+            "there is nothing to draw a sample from",
+            detail=f"of {many(len(drawn), 'blob')} of the catalog none has a size, neither in the"
+            " catalog nor in the store",
+            hint="see `ntt-backup-remote status`, and source.root",
+        )
+    return blobs
+
+
+def _readable(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
+    """Reads the sample, so that it is in memory; returns the blobs that are sound, and how many are
+    not. Raises SourceError where the store as a whole cannot be read.
+    """
+    checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
+    return Sample(tuple(checked.ready), drawn.missing), len(checked.failed)
 
 
 def _require_room(
@@ -98,46 +127,25 @@ def _require_room(
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Bench:
-    """One bench under way. loads: the batches of the whole sample and of each class of sizes."""
+    """One bench under way."""
 
     settings: Settings
     options: Options
-    view: StepView
+    progress: Progress
     directory: RemoteDir
-    journals: Path
+    journal: Path
     found: Findings
-    loads: dict[str, list[tuple[Blob, ...]]] = field(default_factory=dict)
+    batches: Sequence[tuple[Blob, ...]]
 
-    def plan(self, blobs: Sequence[Blob], budget: int) -> list[Cell]:
-        """Cuts the batches of each load; returns what is run in each round."""
-        run, found = self.settings.run, self.found
-        samples = {MIX: found.sample}
-        for name, members in sample.by_class(blobs).items():
-            if name not in found.sample.missing:
-                few = sample.draw_class(members, budget // _CLASS_SHARE, _CLASS_BLOBS)
-                samples[name] = readable(self.settings, few)[0]
-        most = max(run.workers, *self.options.workers)
-        self.loads = {
-            name: sample.batches(one.blobs, run.batch_size, run.batch_bytes, most)
-            for name, one in samples.items()
-            if one.blobs
-        }
+    def plan(self) -> list[Cell]:
+        """Returns what is run in each round."""
+        common = self.settings.run.workers
         ways = [way for way in choose(self.options.ways) if self._possible(way)]
-        strategies = [way for way in ways if way.strategy is not None]
-        others = [number for number in self.options.workers if number != run.workers]
-        in_classes = [way for way in (*strategies, PLAIN) if way in ways]
-        return [
-            *(Cell(way, run.workers) for way in ways),
-            *(Cell(way, workers) for way in strategies for workers in others),
-            *(
-                Cell(way, run.workers, name)
-                for name in self.loads
-                if name != MIX
-                for way in in_classes
-            ),
-        ]
+        others = [number for number in self.options.workers if number != common]
+        more = [Cell(way, number) for way in ways if way.strategy for number in others]
+        return [*(Cell(way, common) for way in ways), *more]
 
     def _possible(self, way: Way) -> bool:
         """Tells whether the remote takes this way; notes why, where it does not."""
@@ -151,46 +159,37 @@ class _Bench:
 
     def measure(self, the_link: link.Link, cells: Sequence[Cell]) -> None:
         """Does all rounds."""
-        ceilings = [link.Cell("up", n) for n in sorted({1, self.settings.run.workers})]
-        self.view.begin(self.options.rounds * (len(cells) + len(ceilings)))
+        ceilings = [link.Streams("up", n) for n in sorted({1, self.settings.run.workers})]
         for number in range(1, self.options.rounds + 1):
             mark = f"round {number} of {self.options.rounds}: "
             for one in ceilings:
-                self.view.doing(mark + one.name)
                 rate = the_link.rate(one, self.options.seconds)
-                self.found.ceilings.setdefault(one.streams, []).append(rate)
-                self.view.step(f"{mark}ceiling, {one.name}: {rate / 1e6:.1f} MB/s")
+                self.found.ceilings.setdefault(one.count, []).append(rate)
+                self.progress.say(f"{mark}ceiling, {one.name}: {rate / 1e6:.1f} MB/s")
             for cell in cells:
-                self.view.doing(mark + cell.name)
                 run = self._run(cell)
                 self.found.runs.setdefault(cell, Runs()).append(run)
-                self.view.step(
+                self.progress.say(
                     f"{mark}{cell.name}: {run.seconds:.2f} s, {run.rate / 1e6:.1f} MB/s,"
                     f" {run.files_rate:,.0f} files/s"
                 )
 
     def _run(self, cell: Cell) -> Run:
-        batches = self.loads[cell.load]
-        ssh = Ssh(self.settings.remote)
-        options = {"Compression": "yes"} if cell.way.compressed else {}
-        hands = sample.deal(batches, cell.workers)
-        journals = [self.journals / str(worker) for worker in range(len(hands))]
-        tasks = []
-        for hand, journal in zip(hands, journals, strict=True):
-            transport = MeasuredSsh(ssh, options, journal, self.directory.account)
-            tasks.append(partial(send, self._load(cell.way, transport, journal.name, hand)))
-        answers = run_together(tasks, self.view.tick)
-        wires = [wire_bytes(journal.read_text(errors="replace")) for journal in journals]
-        for journal in journals:
-            journal.unlink()
-        known = [wire for wire in wires if wire is not None]
+        transport = CountingSsh(Ssh(self.settings.remote), self.journal)
+        tasks = [
+            partial(send, self._load(cell.way, transport, str(worker), hand))
+            for worker, hand in enumerate(sample.deal(self.batches, cell.workers))
+        ]
+        answers = run_together(tasks)
+        journal = self.journal.read_text(errors="replace")
+        self.journal.unlink()
+        self.directory.renew()
         return Run(
             seconds=max(one.ended for one in answers) - min(one.began for one in answers),
-            files=sum(map(len, batches)),
-            size=sum(map(total_size, batches)),
-            wire_bytes=sum(known) if len(known) == len(wires) else None,
-            cpu_here=sum(one.cpu_s for one in answers),
-            cpu_there=self.directory.renew(),
+            files=len(self.found.sample.blobs),
+            size=self.found.sample.size,
+            wire_bytes=wire_bytes(journal),
+            cpu=sum(one.cpu_s for one in answers),
         )
 
     def _load(

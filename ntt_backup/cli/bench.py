@@ -15,17 +15,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ntt_backup.bench import (
-    link,
-    link_verdict,
-    machine,
-    strategies,
-    strategies_verdict,
-    tables,
-    ways,
-)
-from ntt_backup.bench.progress import StepView
-from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, rounded
+from ntt_backup.bench import link, sending, strategies, verdict
+from ntt_backup.bench.output import Progress, link_tables, strategies_tables
+from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli.common import Common
 from ntt_backup.config import RemoteConfig, Settings, parse_size
 from ntt_backup.errors import ConfigError
@@ -116,7 +108,6 @@ def bench() -> None:
     show_default=True,
     help="In all rounds together.",
 )
-@click.option("--ciphers", help="Comma-separated; default: those that are in wide use.")
 @_JSON
 @_QUIET
 @click.pass_obj
@@ -126,28 +117,27 @@ def bench_link(
     seconds: float,
     streams: tuple[int, ...],
     round_trips: int,
-    ciphers: str | None,
     json_file: Path | None,
     quiet: bool,
 ) -> None:
-    """Measure the link: round trip, handshake, throughput by streams and by cipher.
+    """Measure the link: round trip, handshake, and throughput by number of streams.
 
     Random bytes are sent and received; nothing is stored. Takes about three minutes.
     """
     settings = common.load(RemoteConfig)
-    options = link.Options(
+    options = {"rounds": rounds, "seconds": seconds, "trips": round_trips, "streams": streams}
+    report = _Report("link", settings, options, json_file)
+    found = link.measure(
+        settings,
+        Progress(sys.stderr, quiet=quiet),
         rounds=rounds,
         seconds=seconds,
         trips=round_trips,
         streams=streams,
-        ciphers=link.CIPHERS if ciphers is None else tuple(filter(None, ciphers.split(","))),
     )
-    report = _Report("link", settings, asdict(options), json_file)
-    with StepView(sys.stderr, quiet=quiet) as view:
-        found = link.measure(settings.remote, settings.run.stall_timeout, options, view)
-    said = link_verdict.of_link(found)
-    report.show(tables.link_tables(found), found.skipped, said)
-    report.write({"figures": [one.json() for one in found.figures()]}, found.skipped, said)
+    said = verdict.of_link(found)
+    report.show(link_tables(found.figures()), {}, said)
+    report.write({"figures": [one.json() for one in found.figures()]}, {}, said)
 
 
 @bench.command("strategies")
@@ -185,15 +175,14 @@ def bench_strategies(
     settings = common.load(Settings)
     names = tuple(filter(None, (only or "").split(",")))
     try:
-        ways.choose(names)
+        sending.choose(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from error
     options = strategies.Options(rounds, seconds, sample, workers, names)
     report = _Report("strategies", settings, asdict(options), json_file)
-    with StepView(sys.stderr, quiet=quiet) as view:
-        found = strategies.measure(settings, options, view)
-    said = strategies_verdict.of_strategies(found)
-    report.show(tables.strategies_tables(found), found.skipped, said)
+    found = strategies.measure(settings, options, Progress(sys.stderr, quiet=quiet))
+    said = verdict.of_strategies(found)
+    report.show(strategies_tables(found), found.skipped, said)
     report.write(found.json(), found.skipped, said)
 
 
@@ -212,8 +201,8 @@ class _Report:
         self._head = {
             "schema": SCHEMA,
             "bench": name,
-            "started": machine.now(),
-            "machine": machine.describe(),
+            "started": now(),
+            "machine": describe_machine(),
             "remote": {"target": settings.target, "host": settings.remote.host},
             "options": options,
         }
@@ -234,7 +223,7 @@ class _Report:
         if self._file is None:
             return
         took = {"took_s": round(time.monotonic() - self._started, 3)}
-        report = {**self._head, **took, **rounded(measured), "skipped": skipped, "verdict": said}
+        report = {**self._head, **took, **measured, "skipped": skipped, "verdict": said}
         try:
             self._file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         except OSError as error:

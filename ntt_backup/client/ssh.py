@@ -84,21 +84,6 @@ def varied(argv: Sequence[str], options: Mapping[str, str]) -> list[str]:
     ]
 
 
-def query_argv(argv: Sequence[str]) -> list[str]:
-    """Return the argv that prints the configuration which this argv leads to."""
-    end = argv.index("--")
-    return [*argv[:end], "-G", *argv[end : end + 2]]
-
-
-def endpoint(configuration: str) -> tuple[str, int] | None:
-    """Return host and port in what `ssh -G` prints; None where ssh goes by a proxy."""
-    said = dict(line.split(" ", 1) for line in configuration.splitlines() if " " in line)
-    proxies = [said.get(name, "none") for name in ("proxycommand", "proxyjump")]
-    if proxies != ["none", "none"] or not said.get("port", "").isdigit():
-        return None
-    return said.get("hostname", ""), int(said["port"])
-
-
 def _quoted(path: Path) -> str:
     """Return a path as ssh_config reads it: in double quotes, with its percent tokens escaped."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")

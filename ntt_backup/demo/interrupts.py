@@ -39,16 +39,13 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Raises nothing inside; where a signal has come by the end, raises there.
-
-        That includes a signal from before: Python drops what is raised in some places, such as the
-        callbacks of its garbage collector.
-        """
+        """Raises nothing inside; where a signal has come by the end, or before, raises there."""
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
+        # Also for a signal from before: Python drops what is raised in some of its callbacks.
         if self._stopped is not None and not self._depth:
             raise self._stopped
 

@@ -1,13 +1,11 @@
 """An ssh server inside this process, for machines without OpenSSH's sshd.
 
 It does what sshd does for `ssh host command`, and nothing else: it lets one public key in, runs
-each command under `/bin/sh -c`, and passes on its three streams and its exit status. There is no
-shell, no terminal, no forwarding, no subsystem. It listens on loopback.
+each command under `/bin/sh -c`, and passes on its three streams and its exit status. It listens on
+loopback. It is not for production: whoever holds the key acts as the user of this process.
 
 Each command has four threads: three copy one stream each, one supervises. A copy reads on only
-after it has written, so paramiko's channel window and the kernel's pipes slow the sender down, and
-memory is bounded by WINDOW_BYTES a command. It is not for production: whoever holds the key acts as
-the user of this process.
+after it has written, which slows the sender down; so memory is bounded by WINDOW_BYTES a command.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, Final
 
 import paramiko
 from paramiko.common import (
@@ -34,7 +32,6 @@ from paramiko.common import (
 
 from ntt_backup.demo.sshd import LOOPBACK
 
-READ_BYTES: Final = 1 << 17
 PACKET_BYTES: Final = 1 << 17
 WINDOW_BYTES: Final = 4 << 20
 _POLL_S: Final = 0.2
@@ -45,8 +42,8 @@ _NOT_STARTED: Final = 126  # as a shell says it of what it cannot execute
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class ParamikoServer:
-    """Serves from the moment it is made until `close`, or until its `with` block ends.
+class ParamikoServer(paramiko.ServerInterface):
+    """Serves from the moment it is made until `close`.
 
     host_key is a private key file without a passphrase, authorized_key a public key as in
     authorized_keys (`ssh-ed25519 AAAA...`). Any user name is accepted: commands always run as the
@@ -55,21 +52,14 @@ class ParamikoServer:
 
     def __init__(self, host_key: Path, authorized_key: str) -> None:
         self._host_key = paramiko.PKey.from_path(host_key)
-        self._authorized_key = authorized_key
+        self._authorized_key = authorized_key.split()[:2]
         self._closing = threading.Event()
-        self._lock = threading.Lock()
         self._transports: list[paramiko.Transport] = []
         self._sessions: list[_Session] = []
         self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, name="ssh-accept", daemon=True)
         self._acceptor.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Takes no more connections, drops those that are open, and ends their commands."""
@@ -80,9 +70,7 @@ class ParamikoServer:
         self._listener.close()
         for transport in self._transports:
             transport.close()
-        with self._lock:
-            sessions = list(self._sessions)
-        for session in sessions:
+        for session in self._sessions:
             session.join(_JOIN_S)
 
     def _accept(self) -> None:
@@ -99,28 +87,11 @@ class ParamikoServer:
                 default_max_packet_size=PACKET_BYTES,
             )
             transport.add_server_key(self._host_key)
-            # An event makes this return at once; a failed handshake only ends that connection.
-            transport.start_server(
-                event=threading.Event(), server=_Policy(self._authorized_key, self._serve)
-            )
+            # With an event this returns at once; a failed handshake only ends that connection.
+            transport.start_server(event=threading.Event(), server=self)
             self._transports = [*filter(paramiko.Transport.is_alive, self._transports), transport]
 
-    def _serve(self, channel: paramiko.Channel, command: bytes) -> None:
-        session = _Session(channel, command)
-        with self._lock:
-            self._sessions = [*filter(threading.Thread.is_alive, self._sessions), session]
-            session.start()
-
-
-class _Policy(paramiko.ServerInterface):
-    """Allows a client to present the one key, and to ask for commands."""
-
-    def __init__(
-        self, authorized_key: str, serve: Callable[[paramiko.Channel, bytes], None]
-    ) -> None:
-        self._authorized_key = authorized_key.split()[:2]
-        self._serve = serve
-        self._served: set[int] = set()
+    # What paramiko asks when a client wants something.
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -130,15 +101,12 @@ class _Policy(paramiko.ServerInterface):
         return AUTH_SUCCESSFUL if known else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        if kind == "session":
-            return OPEN_SUCCEEDED
-        return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        return OPEN_SUCCEEDED if kind == "session" else OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        if channel.chanid in self._served:  # the protocol has one command a channel
-            return False
-        self._served.add(channel.chanid)
-        self._serve(channel, command)
+        session = _Session(channel, command)
+        session.start()
+        self._sessions.append(session)
         return True
 
 
@@ -153,7 +121,8 @@ class _Session(threading.Thread):
     def run(self) -> None:
         environment = _environment()
         home = environment["HOME"]
-        try:
+        # The client may go away at any moment.
+        with suppress(OSError, EOFError):
             try:
                 process = subprocess.Popen(
                     [b"/bin/sh", b"-c", self._command],
@@ -166,19 +135,17 @@ class _Session(threading.Thread):
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:  # too long, no processes left; a NUL in it
-                with suppress(OSError, EOFError):  # the client may have gone away
-                    self._channel.sendall_stderr(f"{error}\n".encode())
-                    self._channel.send_exit_status(_NOT_STARTED)
-                return
-            _start(self._feed, process.stdin)
-            self._await_end(
-                process,
-                _start(self._drain, process.stdout, self._channel.sendall),
-                _start(self._drain, process.stderr, self._channel.sendall_stderr),
-            )
-        finally:
-            with suppress(OSError, EOFError):  # the client may have gone away
-                self._channel.close()
+                self._channel.sendall_stderr(f"{error}\n".encode())
+                self._channel.send_exit_status(_NOT_STARTED)
+            else:
+                _start(self._feed, process.stdin)
+                self._await_end(
+                    process,
+                    _start(self._drain, process.stdout, self._channel.sendall),
+                    _start(self._drain, process.stderr, self._channel.sendall_stderr),
+                )
+        with suppress(OSError, EOFError):
+            self._channel.close()
 
     def _await_end(self, process: subprocess.Popen[bytes], *outputs: threading.Thread) -> None:
         """Sends the exit status once outputs and command have ended; ends them if the client goes.
@@ -194,15 +161,14 @@ class _Session(threading.Thread):
                 status = process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
-            with suppress(OSError, EOFError):  # the client may have gone away
-                self._channel.send_exit_status(status if status >= 0 else 128 - status)
+            self._channel.send_exit_status(status if status >= 0 else 128 - status)
             return
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def _feed(self, stdin: IO[bytes]) -> None:
         with stdin, suppress(BrokenPipeError):  # the command may read less than it is sent
-            while data := self._channel.recv(READ_BYTES):
+            while data := self._channel.recv(PACKET_BYTES):
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(stdin.fileno(), rest) :]
@@ -211,7 +177,7 @@ class _Session(threading.Thread):
     def _drain(output: IO[bytes], send: Callable[[bytes], object]) -> None:
         # Where the client goes away, _await_end ends the command.
         with output, suppress(OSError, EOFError):
-            while data := os.read(output.fileno(), READ_BYTES):
+            while data := os.read(output.fileno(), PACKET_BYTES):
                 send(data)
 
 

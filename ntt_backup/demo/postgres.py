@@ -111,26 +111,16 @@ class Postgres:
 
     def create(self) -> None:
         """Makes the database `copyjob`, empty."""
-        self._outside(f"create database {DATABASE}")
+        self.query(f"create database {DATABASE}", "postgres")
 
     def drop(self) -> None:
         """Removes the database with all that is in it."""
-        self._outside(f"drop database {DATABASE} with (force)")
+        self.query(f"drop database {DATABASE} with (force)", "postgres")
 
-    def exists(self) -> bool:
-        """Tells whether the database is there."""
-        return DATABASE in self._outside("select datname from pg_database").splitlines()
-
-    def query(self, sql: str) -> str:
+    def query(self, sql: str, database: str = DATABASE) -> str:
         """Returns the rows as lines of text, with `|` between columns."""
-        return self._psql(self.url, sql)
-
-    def _outside(self, sql: str) -> str:
-        return self._psql(self.url_of("postgres"), sql)
-
-    def _psql(self, url: str, sql: str) -> str:
-        psql = str(self.programs / "psql")
-        return self._run([psql, "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql])
+        argv = [str(self.programs / "psql"), "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql]
+        return self._run([*argv, "-d", self.url_of(database)])
 
     def _initialise(self, binaries: Path) -> None:
         self._data.mkdir(mode=0o700)

@@ -15,6 +15,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, Self
 
@@ -75,12 +76,9 @@ def make_store(store: Path, sources: Sequence[Path], blobs: int, *, avoid: Path)
 
 def _sample(sources: Sequence[Path], avoid: Path) -> list[str]:
     """Returns paths in random order, the same as long as the files are the same."""
-    files: list[str] = []
-    for source in sources:
-        share = _MOST_FILES // len(sources)
-        for _, path in zip(range(share), _regular_files(source, avoid), strict=False):
-            files.append(path)
-    files.sort()
+    share = _MOST_FILES // len(sources)
+    found = (islice(_regular_files(source, avoid), share) for source in sources)
+    files = sorted(chain.from_iterable(found))
     random.Random(len(files)).shuffle(files)
     return files
 
@@ -88,15 +86,18 @@ def _sample(sources: Sequence[Path], avoid: Path) -> list[str]:
 def _regular_files(root: Path, avoid: Path) -> Iterator[str]:
     directories = [os.fspath(root)]
     while directories:
+        directory = directories.pop()
+        if directory == os.fspath(avoid):
+            continue
         try:
-            entries = list(os.scandir(directories.pop()))
+            entries = list(os.scandir(directory))
         except OSError:
             continue
         for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                yield entry.path
-            elif entry.is_dir(follow_symlinks=False) and entry.path != os.fspath(avoid):
+            if entry.is_dir(follow_symlinks=False):
                 directories.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.path
 
 
 def _add(store: Path, file: str, budget: int, made: Made) -> None:

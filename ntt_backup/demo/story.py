@@ -118,16 +118,10 @@ class Story:
             return code
 
         step("Is it true?")
-        verdict = _Verdict(
-            made=made,
-            first=first,
-            all=_events(scratch.log),
-            comparison=compare(scratch.source, scratch.destination),
-            rows=postgres.query(_COUNTS),
-            elapsed_s=time.monotonic() - started,
-        )
-        verdict.show()
-        if not verdict.good:
+        comparison = compare(scratch.source, scratch.destination)
+        later = _events(scratch.log)[len(first) :]
+        say(f"The demo took {duration(time.monotonic() - started)}.")
+        if not _show(made, first, later, comparison, postgres.query(_COUNTS)):
             return 1
         return drill.drill(scratch, postgres, command) if self.drill else 0
 
@@ -202,54 +196,40 @@ def _events(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What was found out. first: the log after the first run; rows: in all, copied, failed."""
-
-    made: Made
-    first: list[dict[str, Any]]
-    all: list[dict[str, Any]]
-    comparison: Comparison
-    rows: str
-    elapsed_s: float
-
-    @property
-    def good(self) -> bool:
-        return (
-            self.comparison.identical
-            and self.comparison.same == self.made.blobs
-            and self.rows == f"{self.made.blobs}|{self.made.blobs}|0"
-            and self._sent_again == 0
-        )
-
-    @property
-    def _sent_again(self) -> int:
-        later = self.all[len(self.first) :]
-        return sum(event["blobs"] for event in later if event["event"] == "batch_complete")
-
-    def show(self) -> None:
-        made = self.made
-        run = next(event for event in reversed(self.first) if event["event"] == "run_stop")
-        seconds, copied = max(run["duration_s"], 1e-3), run["copied"]
-        total, marked, failed = self.rows.split("|")
-        left_out = f"{many(made.duplicates, 'duplicate')}, {made.unreadable:,} unreadable,"
-        sent = f"{many(copied, 'blob')}, {size(run['bytes'])} in {duration(seconds)}"
-        rates = f"{run['bytes'] / 1e6 / seconds:.1f} MB/s, {copied / seconds:,.0f} files/s"
-        lines = Counter(event["event"] for event in self.all)
-        tabulate(
-            {
-                "store": f"{many(made.blobs, 'blob')}, {size(made.bytes)}",
-                "left out": f"{left_out} {made.too_large:,} too large for a demo",
-                "first run": f"{sent}; {rates}",
-                "second run": f"{many(self._sent_again, 'blob')} sent",
-                "both sides": str(self.comparison),
-                "catalog": f"{many(int(total), 'row')}, {marked} copied, {failed} failed",
-                "log": ", ".join(f"{count} {event}" for event, count in lines.most_common()),
-                "demo": f"took {duration(self.elapsed_s)}",
-            }
-        )
-        show_differences(self.comparison)
-        if self.good:
-            say("Identical, and recorded as such.", style="bold green")
-        else:
-            say("NOT as it should be.", style="bold red")
+def _show(
+    made: Made,
+    first: list[dict[str, Any]],
+    later: list[dict[str, Any]],
+    comparison: Comparison,
+    rows: str,
+) -> bool:
+    """Prints what was found out, and returns whether all is as it should be. first and later: the
+    log of the first run, and what came after. rows: in all, copied, failed.
+    """
+    run = next(event for event in reversed(first) if event["event"] == "run_stop")
+    seconds, copied = max(run["duration_s"], 1e-3), run["copied"]
+    sent_again = sum(event["blobs"] for event in later if event["event"] == "batch_complete")
+    total, marked, failed = map(int, rows.split("|"))
+    left_out = f"{many(made.duplicates, 'duplicate')}, {made.unreadable:,} unreadable,"
+    sent = f"{many(copied, 'blob')}, {size(run['bytes'])} in {duration(seconds)}"
+    rates = f"{run['bytes'] / 1e6 / seconds:.1f} MB/s, {copied / seconds:,.0f} files/s"
+    lines = Counter(event["event"] for event in (*first, *later))
+    tabulate(
+        {
+            "store": f"{many(made.blobs, 'blob')}, {size(made.bytes)}",
+            "left out": f"{left_out} {made.too_large:,} too large for a demo",
+            "first run": f"{sent}; {rates}",
+            "second run": f"{many(sent_again, 'blob')} sent",
+            "both sides": str(comparison),
+            "catalog": f"{many(total, 'row')}, {marked} copied, {failed} failed",
+            "log": ", ".join(f"{count} {event}" for event, count in lines.most_common()),
+        }
+    )
+    show_differences(comparison)
+    counted = (total, marked, failed) == (made.blobs, made.blobs, 0)
+    good = comparison.identical and comparison.same == made.blobs and counted and not sent_again
+    if good:
+        say("Identical, and recorded as such.", style="bold green")
+    else:
+        say("NOT as it should be.", style="bold red")
+    return good

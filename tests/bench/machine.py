@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ntt_backup.bench.machine import describe, now
+from ntt_backup.bench.results import describe_machine as describe
+from ntt_backup.bench.results import now
 from tests.bench.contender import Contender
 
 

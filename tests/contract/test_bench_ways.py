@@ -13,9 +13,8 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.bench.helpers import Answer, Ready, Task, run_together
-from ntt_backup.bench.sending import Load, send
+from ntt_backup.bench.sending import PLAIN, WAYS, Load, Way, send
 from ntt_backup.bench.streams import download, round_trips, upload
-from ntt_backup.bench.ways import PLAIN, WAYS, Way
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Blob, relative_path
@@ -60,7 +59,7 @@ def load(way: Way, store: Path, directory: Path) -> Load:
 
 
 def run(task: Task) -> Answer:
-    (answer,) = run_together([task], lambda: None)
+    (answer,) = run_together([task])
     return answer
 
 
@@ -114,7 +113,7 @@ def test_tasks_begin_when_the_last_one_is_ready() -> None:
         ready()
         return prepared
 
-    first, last = run_together([quick, slow], lambda: None)
+    first, last = run_together([quick, slow])
     assert first.began >= last.ended
 
 

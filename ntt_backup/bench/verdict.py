@@ -1,17 +1,42 @@
-"""What the comparison of ways means, in words. Pure."""
+"""What the figures mean, in words. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from ntt_backup.bench import link
 from ntt_backup.bench.results import MARGIN, MEGA
 from ntt_backup.bench.runs import Findings, Runs
-from ntt_backup.bench.ways import COMPRESSED, UNCOMPRESSED, Way
+from ntt_backup.bench.sending import COMPRESSED, UNCOMPRESSED, Way
 from ntt_backup.format import many
 
 
+def of_link(found: link.Findings) -> list[str]:
+    """Says the link's ceiling, the streams that it takes, and the cost of a connection."""
+    said = [_link_ceiling(found, "up"), _link_ceiling(found, "down")]
+    if found.trip.spread and found.opening.spread:
+        trip, opening = found.trip.spread.median, found.opening.spread.median
+        said.append(
+            f"A question and its answer take {trip * 1000:.1f} ms. A new ssh connection takes"
+            f" {opening * 1000:.1f} ms: so much does a connection for each batch cost every time."
+        )
+    return said
+
+
+def _link_ceiling(found: link.Findings, direction: link.Direction) -> str:
+    rates = {
+        streams.count: figure.spread
+        for streams, figure in found.rates.items()
+        if streams.direction == direction and figure.spread
+    }
+    best = max(rates.values(), key=lambda rate: rate.median)
+    needed = next(n for n, rate in rates.items() if rate.median >= best.median * (1 - MARGIN))
+    text = f"Ceiling {direction}: {best.mb_per_s}, reached by {many(needed, 'stream')}"
+    if needed > 1 and 1 in rates:
+        text += f"; one stream alone gets {rates[1].mb_per_s}"
+    return text + "."
+
+
 def of_strategies(found: Findings) -> list[str]:
-    """Says the fastest way, its share of the ceiling, the workers it takes, and what failed."""
+    """Says the fastest way, its share of the ceiling, the workers it takes, and what is missing."""
     compared = found.compared()
     said = [f"Ceiling: {found.ceiling / MEGA:.1f} MB/s of random bytes, measured between the runs."]
     if compared:
@@ -19,13 +44,6 @@ def of_strategies(found: Findings) -> list[str]:
     said += [_workers(way, by_workers) for way, by_workers in found.scaling().items()]
     if COMPRESSED in compared and UNCOMPRESSED in compared:
         said.append(_compression(compared[COMPRESSED], compared[UNCOMPRESSED]))
-    smallest = [
-        f"{way.name} {runs.spread('files_rate').median:,.0f} files/s ({name})"
-        for way, classes in found.classes().items()
-        for name, runs in list(classes.items())[:1]
-    ]
-    if smallest:
-        said.append(f"Small files: {', '.join(smallest)}.")
     if missing := found.sample.missing:
         text = ", ".join(missing)
         said.append(f"Too large for a sample of this size: blobs {text}; see --sample.")
@@ -39,17 +57,16 @@ def _fastest(found: Findings, compared: dict[Way, Runs]) -> str:
     best, *others = compared
     rate = compared[best].rate
     equal = [way.name for way in others if not rate.above(compared[way].rate)]
-    text = f"Fastest with {many(found.workers, 'worker')}: {best.name}, {rate.mb_per_s}"
-    if found.ceiling:
-        text += f", {rate.median / found.ceiling:.0%} of the ceiling"
+    share = f"{rate.median / found.ceiling:.0%} of the ceiling"
+    text = f"Fastest with {many(found.workers, 'worker')}: {best.name}, {rate.mb_per_s}, {share}"
     return text + (f"; no certain difference to {', '.join(equal)}." if equal else ".")
 
 
 def _workers(way: Way, by_workers: dict[int, Runs]) -> str:
     best = max(runs.rate.median for runs in by_workers.values())
     enough = next(n for n, one in by_workers.items() if one.rate.median >= best * (1 - MARGIN))
-    steps: Sequence[str] = [f"{n}: {one.rate.mb_per_s}" for n, one in by_workers.items()]
-    return f"Workers, {way.name}: {many(enough, 'worker')} will do ({', '.join(steps)})."
+    steps = ", ".join(f"{n}: {one.rate.mb_per_s}" for n, one in by_workers.items())
+    return f"Workers, {way.name}: {many(enough, 'worker')} will do ({steps})."
 
 
 def _compression(packed: Runs, plain: Runs) -> str:
