@@ -27,6 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.sshd import Sshd, make_key
+from ntt_backup.errors import BackupError
 from tests.bench.slots import Slot, descendants, end_tree, kill, slot
 
 Link = Literal["loopback", "slow", "fast"]
@@ -84,7 +87,7 @@ class Lab:
     port: int
     home: Path
     directory: Path
-    sshd: subprocess.Popen[bytes]
+    sshd: Sshd
     user: str = field(default_factory=getpass.getuser)
 
     @property
@@ -121,6 +124,7 @@ class Lab:
     def settle(self) -> None:
         """Return once no session is left at the server, so that none disturbs the next."""
         deadline = time.monotonic() + _QUIET_SECONDS
+        assert self.sshd.pid is not None
         while sessions := descendants(self.sshd.pid):
             if time.monotonic() > deadline:
                 for pid in sessions:
@@ -153,15 +157,15 @@ def lab(
     with ExitStack() as stack:
         taken = stack.enter_context(slot(directory))
         home = taken.home
-        _make_keys(home)
+        for name in ("id_ed25519", "host_key"):
+            make_key(home / name)
         sshd_port = free_port()
         address: str = HOST
         inside: list[str] = []
         if shape := SHAPES[link]:
             address, inside = _network(taken, shape)
         sshd = _start_sshd(home, address, sshd_port, inside, bare)
-        stack.callback(end_tree, sshd)
-        _await_greeting(address, sshd_port, sshd, home / "sshd.log")
+        stack.callback(_end_sshd, sshd)
         port = sshd_port
         if shape:
             port = free_port()
@@ -197,12 +201,6 @@ def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
     return theirs, inside
 
 
-def _make_keys(home: Path) -> None:
-    for name in ("id_ed25519", "host_key"):
-        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ntt-bench", "-f"]
-        subprocess.run([*argv, home / name], check=True)
-
-
 def _write_client(home: Path, port: int, cipher: str | None) -> None:
     public = (home / "host_key.pub").read_text()
     (home / "known_hosts").write_text(f"[{HOST}]:{port} {public}")
@@ -221,39 +219,36 @@ def _write_client(home: Path, port: int, cipher: str | None) -> None:
     )
 
 
-def _start_sshd(
-    home: Path, address: str, port: int, inside: list[str], bare: bool
-) -> subprocess.Popen[bytes]:
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    binary = _which("sshd")
-    assert binary is not None
-    config = home / "sshd_config"
+def _start_sshd(home: Path, address: str, port: int, inside: list[str], bare: bool) -> Sshd:
     (home / "account").mkdir()
     # Ours has the modules that an operator may install there, as rsync, borg and others are.
     path = os.defpath if bare else f"{Path(sys.executable).parent}:{os.defpath}"
-    text = (
-        f"ListenAddress {address}:{port}\n"
-        f'HostKey "{home / "host_key"}"\n'
-        f'AuthorizedKeysFile "{home / "id_ed25519.pub"}"\n'
-        "PidFile none\nStrictModes no\nUsePAM no\nUseDNS no\nPermitUserRC no\nPrintMotd no\n"
-        "PermitRootLogin prohibit-password\nPasswordAuthentication no\n"
-        "KbdInteractiveAuthentication no\nMaxStartups 200\nMaxSessions 100\n"
+    extra = (
         "Subsystem sftp internal-sftp\n"
         # The account's startup files would be part of every session, and thus of every figure.
         f'SetEnv "HOME={home / "account"}" "PATH={path}"\n'
     )
-    # Newer servers shun a client that opens many connections; some peers do.
-    config.write_text(text + "PerSourcePenalties no\n")
-    if subprocess.run([binary, "-t", "-f", config], capture_output=True, check=False).returncode:
-        config.write_text(text)
-    with (home / "sshd.log").open("ab") as log:
-        return subprocess.Popen(
-            [*inside, binary, "-D", "-e", "-f", str(config)],
-            stdin=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-        )
+    sshd = Sshd(
+        home,
+        home / "host_key",
+        home / "id_ed25519.pub",
+        Interrupts(),
+        address=address,
+        extra=extra,
+        inside=inside,
+    )
+    try:
+        sshd.start(port)
+    except BackupError as error:
+        raise LabError(f"the lab's server does not start: {error}") from error
+    return sshd
+
+
+def _end_sshd(sshd: Sshd) -> None:
+    assert sshd.pid is not None
+    for pid in descendants(sshd.pid):
+        kill(pid, signal.SIGKILL)
+    sshd.stop()
 
 
 def _await_greeting(host: str, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
