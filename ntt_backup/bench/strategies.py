@@ -26,6 +26,8 @@ from ntt_backup.bench.runs import Cell, Findings, Run, Runs
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
 from ntt_backup.catalog import connection
+from ntt_backup.catalog.schema_check import verify_schema
+from ntt_backup.catalog.selection import sample as draw_from_catalog
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import Settings

@@ -19,8 +19,8 @@ from typing import Final, Literal
 from ntt_backup.client.ssh import ssh_argv
 from ntt_backup.config import RemoteSettings
 from ntt_backup.demo.interrupts import Interrupts
-from ntt_backup.demo.paramiko_server import LOOPBACK, ParamikoServer
-from ntt_backup.demo.sshd import Sshd, make_key
+from ntt_backup.demo.paramiko_server import ParamikoServer
+from ntt_backup.demo.sshd import LOOPBACK, Sshd, make_key
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
 
 Choice = Literal["auto", "openssh", "embedded"]
