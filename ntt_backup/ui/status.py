@@ -23,8 +23,8 @@ from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import PendingEstimate, Totals
 from ntt_backup.config import Settings
+from ntt_backup.errors import complete
 from ntt_backup.format import about, duration, many, moment, printable, size
-from ntt_backup.invocation import complete
 
 
 def status_json(
