@@ -12,12 +12,31 @@ the edge that met them, and kept as `__cause__`.
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Sequence
 from typing import Any, Final
-
-from ntt_backup.invocation import complete
 
 # All was tried, and some of it failed, or is not as it should be.
 SOME_FAILED: Final = 7
+
+# In text for people, the program's name before a command always begins a line to be typed.
+_COMMAND_LINE: Final = re.compile(r"\bntt-backup-remote (?=[a-z])")
+_global_options: list[str] = []
+
+
+def remember_global_options(options: Sequence[str]) -> None:
+    """Sets the options before the command that `complete` adds from now on."""
+    _global_options[:] = options
+
+
+def complete(text: str) -> str:
+    """Returns text with the options before the command added to every command line of ours in it.
+
+    Without them a pasted line would read another configuration, or work on another target.
+    """
+    words = " ".join(["ntt-backup-remote", *map(shlex.quote, _global_options), ""])
+    return _COMMAND_LINE.sub(lambda _: words, text) if _global_options else text
 
 
 class BackupError(Exception):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import humanize
 
-from ntt_backup.invocation import complete
+from ntt_backup.errors import complete
 
 _SHORT_S: Final = 9.95
 _MEGA: Final = 10**6

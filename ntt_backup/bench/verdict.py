@@ -10,7 +10,7 @@ from typing import Final
 
 from ntt_backup.bench.link import Cell, Findings
 from ntt_backup.bench.results import MEGA, Figure, Spread
-from ntt_backup.invocation import complete
+from ntt_backup.errors import complete
 
 MARGIN: Final = 0.03
 

@@ -33,9 +33,8 @@ from ntt_backup.catalog.schema_check import PRINT_SQL
 from ntt_backup.cli.app import unforeseen
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig
-from ntt_backup.errors import BackupError
+from ntt_backup.errors import BackupError, complete, remember_global_options
 from ntt_backup.format import many, printable
-from ntt_backup.invocation import complete, note
 from ntt_backup.model import OF_CHECKS, Reason
 from ntt_backup.source.inspection import Store
 from ntt_backup.ui.run_view import ScanView, make_view
@@ -78,7 +77,7 @@ def cli(context: click.Context, config: Path | None, target: str, verbose: bool)
     130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
-    note(context.obj.options)
+    remember_global_options(context.obj.options)
     if not verbose:
         sys.excepthook = unforeseen
 

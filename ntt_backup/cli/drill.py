@@ -16,8 +16,8 @@ from ntt_backup.cli.param_types import HexPrefix
 from ntt_backup.cli.restore import progress_line
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import Stored
+from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.invocation import complete
 from ntt_backup.restore.drill import Drilled, Proof, Telling
 from ntt_backup.restore.drill import drill as drill_all
 from ntt_backup.restore.restore import Restored

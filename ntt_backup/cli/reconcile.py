@@ -15,9 +15,8 @@ from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.catalog import verify_schema
 from ntt_backup.cli.common import Common, connect
 from ntt_backup.config import Settings
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, printable
-from ntt_backup.invocation import complete
 from ntt_backup.ui.progress_line import Meter
 
 _ADVICE: Final = {

@@ -14,8 +14,8 @@ from ntt_backup.cli.common import Common, plain_failures
 from ntt_backup.cli.param_types import HexPrefix
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
+from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.invocation import complete
 from ntt_backup.model import is_blobid
 from ntt_backup.restore.restore import Chosen, Everything, Restored, Wanted
 from ntt_backup.restore.restore import restore as restore_blobs

@@ -21,8 +21,8 @@ from ntt_backup.catalog import verify_schema
 from ntt_backup.cli.common import Common, connect, plain_failures
 from ntt_backup.cli.param_types import Duration, HexPrefix, Part
 from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.invocation import complete
 from ntt_backup.model import Reason
 from ntt_backup.planner import eta_seconds
 from ntt_backup.ui.progress_line import Meter

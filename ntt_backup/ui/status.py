@@ -22,8 +22,8 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import PendingEstimate, Totals
 from ntt_backup.config import Settings
+from ntt_backup.errors import complete
 from ntt_backup.format import about, duration, many, moment, printable, size
-from ntt_backup.invocation import complete
 from ntt_backup.planner import range_name
 
 

@@ -1,13 +1,21 @@
-"""The hierarchy of errors: what scripts and the daemon rely on."""
+"""Errors: the exit codes that scripts rely on, and hints whose command lines can be pasted."""
 
 from __future__ import annotations
 
+import ast
+import re
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ntt_backup import errors
-from ntt_backup.errors import BackupError, Stopped, WorkerFailed
+from ntt_backup.errors import BackupError, ConfigError, Stopped, WorkerFailed
+
+PACKAGE = Path(errors.__file__).parent
+COMMANDS = "check|init-db|scan|run|status|requeue|verify|reconcile|restore|drill|dump|bench|demo"
+LINE = "ntt-backup-remote --config '/etc/a b.toml' --target offsite"
 
 # The contract that users script against, and whether waiting may help.
 CONTRACT = {
@@ -67,3 +75,54 @@ def test_a_stop_ends_with_the_code_that_shells_give_to_its_signal(
 def test_a_worker_that_failed_ends_the_run_with_its_own_code() -> None:
     assert WorkerFailed("it broke", exit_code=5).exit_code == 5
     assert WorkerFailed("it broke").exit_code == 1
+
+
+# --- command lines in hints -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def global_options() -> Iterator[None]:
+    errors.remember_global_options(["--config", "/etc/a b.toml", "--target", "offsite"])
+    yield
+    errors.remember_global_options([])
+
+
+@pytest.mark.usefixtures("global_options")
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        ("run `ntt-backup-remote init-db`", f"run `{LINE} init-db`"),
+        ("ntt-backup-remote restore --to DIR; then scan", f"{LINE} restore --to DIR; then scan"),
+        ("`ntt-backup-remote scan`, `ntt-backup-remote run`", f"`{LINE} scan`, `{LINE} run`"),
+        ("install ntt-backup-remote, as root", "install ntt-backup-remote, as root"),
+    ],
+)
+def test_a_hint_repeats_the_options_before_the_command(hint: str, shown: str) -> None:
+    assert ConfigError("it is wrong", hint=hint).hint == shown
+    # Another process may pass it on as another error.
+    assert BackupError("it is wrong", hint=shown).hint == shown
+
+
+def test_a_hint_stays_as_written_where_no_options_stood_before_the_command() -> None:
+    assert ConfigError("x", hint="ntt-backup-remote run").hint == "ntt-backup-remote run"
+
+
+def test_a_command_in_back_quotes_is_a_whole_line() -> None:
+    """Half a line can neither be completed nor pasted."""
+    half = re.compile(rf"`(?:{COMMANDS})\b[^`]*`")
+    found = {
+        f"{path.relative_to(PACKAGE)}:{text.lineno}": text.value
+        for path in PACKAGE.rglob("*.py")
+        for text in words_of(ast.parse(path.read_text()))
+        if isinstance(text.value, str) and half.search(text.value)
+    }
+    assert found == {}
+
+
+def words_of(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yields every constant of a module that is no docstring."""
+    nodes = list(ast.walk(tree))
+    docstrings = {id(one.value) for one in nodes if isinstance(one, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield node
