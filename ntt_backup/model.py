@@ -8,12 +8,14 @@ there; `is_blobid` is asked before it becomes a path.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 LARGEST_BLOB: Final = 1 << 60  # as in the protocol; no file system holds one
+_FAILURES_KEPT: Final = 1000
 _BLOBID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -126,6 +128,22 @@ class Failure:
     blobid: str
     reason: Reason
     detail: str = ""
+
+
+@dataclass(slots=True)
+class Failures:
+    """Failures, counted by reason. Only the first thousand are kept themselves."""
+
+    counts: Counter[Reason] = field(default_factory=Counter)
+    first: list[Failure] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.counts.total()
+
+    def add(self, failure: Failure) -> None:
+        self.counts[failure.reason] += 1
+        if len(self.first) < _FAILURES_KEPT:
+            self.first.append(failure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -35,7 +34,7 @@ from ntt_backup.client.pool import Crew, FarSide
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
-from ntt_backup.model import Blob, Failure, Reason, is_blobid
+from ntt_backup.model import Blob, Failure, Failures, Reason, is_blobid
 from ntt_backup.planner import cut
 
 # Half of it may be asked for again when the link drops; and where it is downloaded, the size of a
@@ -44,8 +43,6 @@ _JOB_BLOBS: Final = 1000
 _JOB_BYTES: Final = 64 << 20
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
-# What of it is kept to be told; the catalog has the rest.
-_TOLD: Final = 1000
 _LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 
 Way = Literal["there", "download", "local"]
@@ -66,8 +63,7 @@ class Question:
 @dataclass(slots=True)
 class Findings:
     """What a check has found so far. total: how many blobs were to be checked; complete: all of
-    them were. requeued: how many are pending again. wrong: how many for each reason, failures: the
-    first of them.
+    them were. requeued: how many are pending again.
     """
 
     total: int = 0
@@ -76,8 +72,7 @@ class Findings:
     requeued: int = 0
     complete: bool = False
     duration_s: float = 0.0
-    wrong: Counter[Reason] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    wrong: Failures = field(default_factory=Failures)
 
     @property
     def exit_code(self) -> int:
@@ -216,11 +211,9 @@ class _Inquiry:
         wrong = {failure.blobid for failure in checked.failures}
         self._right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
         for failure in checked.failures:
-            found.wrong[failure.reason] += 1
+            found.wrong.add(failure)
             if failure.reason in _LOST:
                 self._lost.append(failure)
-            if len(found.failures) < _TOLD:
-                found.failures.append(failure)
 
     def _record(self) -> None:
         self._recorded = time.monotonic()

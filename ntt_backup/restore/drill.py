@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from ntt_backup import identity
 from ntt_backup.blobdir.walk import Tree
@@ -28,12 +27,10 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
-from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.model import Blob, Failure, Failures, Reason
 from ntt_backup.planner import prefix_ranges
 from ntt_backup.restore.restore import Everything, Restored, restore
 from ntt_backup.source.inspection import Store
-
-_TOLD: Final = 1000
 
 
 @dataclass(slots=True)
@@ -42,7 +39,7 @@ class Proof:
 
     right: blobs that hash to their names, bytes: theirs. lost: copied by the catalog, but not come
     back; wrong: come back, but not right. later: right, but not in the catalog; unsent: neither
-    copied nor there. part: of the work, from 0 to 1. failures: the first of lost and wrong.
+    copied nor there. part: of the work, from 0 to 1. failures: of lost and wrong.
     """
 
     rows: int = 0
@@ -55,7 +52,7 @@ class Proof:
     unsent: int = 0
     part: float = 0.0
     duration_s: float = 0.0
-    failures: list[Failure] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ class Drilled:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class Progress:
     """Who is told how far it is."""
 
     dump: Callable[[Stored], None]
@@ -96,7 +93,7 @@ class Telling:
 
 
 def drill(
-    settings: RemoteConfig, scratch: Path, prefix: str, workers: int, telling: Telling
+    settings: RemoteConfig, scratch: Path, prefix: str, workers: int, progress: Progress
 ) -> Drilled:
     """Bring everything, or the blobs of a prefix, back into scratch and the database of
     catalog.url, both empty, and check all of it. Raises BackupError.
@@ -110,23 +107,23 @@ def drill(
 
     def passed_over(text: str) -> None:
         bad_dumps.append(text)
-        telling.warning(text)
+        progress.warning(text)
 
     dump = restore_catalog(settings, passed_over).dump
     catalog_s = time.monotonic() - started
-    telling.dump(dump)
+    progress.dump(dump)
     restored = restore(
         settings,
         scratch,
         Everything(prefix),
         workers=workers,
         trust_size=False,
-        on_progress=telling.restored,
-        on_outage=telling.outage,
+        on_progress=progress.restored,
+        on_outage=progress.outage,
     )
     with connection.connect(settings.catalog.url, application) as conn:
         verify_schema(conn, settings.target, "drill")
-        proof = prove(conn, settings.target, scratch, prefix, telling.proof)
+        proof = prove(conn, settings.target, scratch, prefix, progress.proof)
     return Drilled(dump, tuple(bad_dumps), catalog_s, restored, proof)
 
 
@@ -153,7 +150,7 @@ def prove(
             for row in rows.values():
                 if row.copied:
                     proof.lost += 1
-                    _tell(proof, Failure(row.blobid, Reason.MISSING, "it did not come back"))
+                    proof.failures.add(Failure(row.blobid, Reason.MISSING, "it did not come back"))
                 else:
                     proof.unsent += 1
             proof.part = number / len(ranges)
@@ -170,15 +167,10 @@ def _names(tree: Tree, digits: str) -> Iterator[str]:
 def _judge(proof: Proof, found: tuple[Blob, object] | Failure) -> None:
     if isinstance(found, Failure):
         proof.wrong += 1
-        _tell(proof, found)
+        proof.failures.add(found)
     else:
         proof.right += 1
         proof.bytes += found[0].size or 0
-
-
-def _tell(proof: Proof, failure: Failure) -> None:
-    if len(proof.failures) < _TOLD:
-        proof.failures.append(failure)
 
 
 def _require_room(settings: RemoteConfig, scratch: Path) -> None:

@@ -17,7 +17,7 @@ import itertools
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from ntt_backup.client.pool import FarSide, Reader
 from ntt_backup.client.read_session import ReadingSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.model import Failure, Reason
+from ntt_backup.model import Failures
 from ntt_backup.restore.block_repair import mend
 from ntt_backup.restore.target_dir import Landing, Place
 from ntt_backup.wire.write_messages import RESUMABLE
@@ -39,13 +39,12 @@ _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
 _MOST_DAMAGED: Final = 100
 _WAIT_SECONDS: Final = 0.5
-_TOLD: Final = 1000
 
 
 @dataclass(slots=True)
 class Restored:
     """What a restore has done so far. right: blobs that the destination had. bytes: what was
-    fetched. part: of the work, from 0 to 1; None where that is not known. failures: the first.
+    fetched. part: of the work, from 0 to 1; None where that is not known.
     """
 
     restored: int = 0
@@ -53,8 +52,7 @@ class Restored:
     bytes: int = 0
     part: float | None = None
     duration_s: float = 0.0
-    wrong: Counter[Reason] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    wrong: Failures = field(default_factory=Failures)
 
     @property
     def exit_code(self) -> int:
@@ -202,9 +200,7 @@ class _Work:
         with self._lock:
             self._done.restored += restored
             for failure in failures:
-                self._done.wrong[failure.reason] += 1
-                if len(self._done.failures) < _TOLD:
-                    self._done.failures.append(failure)
+                self._done.wrong.add(failure)
             if part is not None:
                 self._done.part = (self._done.part or 0.0) + part
 

@@ -38,7 +38,7 @@ def test_every_command_has_help(site: Site) -> None:
 
 @pytest.mark.parametrize("module", ["ntt_backup.daemon.coordinator", "structlog", "paramiko"])
 def test_what_few_commands_need_is_not_loaded_for_all(module: str) -> None:
-    shown = "import sys, ntt_backup.cli; print(sys.argv[1] in sys.modules)"
+    shown = "import sys, ntt_backup.cli.app; print(sys.argv[1] in sys.modules)"
     argv = [sys.executable, "-c", shown, module]
     assert subprocess.run(argv, capture_output=True, check=True).stdout == b"False\n"
 

@@ -21,8 +21,10 @@ from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import PendingEstimate, Totals
+from ntt_backup.cli.run import plan
+from ntt_backup.cli.scan import lines
 from ntt_backup.config import Settings
-from ntt_backup.ui import status
+from ntt_backup.ui.status import Status
 
 TOTALS = Totals(
     pending=1200,
@@ -80,7 +82,7 @@ def drawn(
     width: int = 200,
 ) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(status.status_table("remote", totals, last, dumps or [], holders or []))
+    console.print(Status("remote", totals, last, dumps or [], holders or []).table())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -96,7 +98,7 @@ def test_a_narrow_terminal_loses_nothing_of_why_a_dump_failed() -> None:
 
 def test_the_json_is_plain_and_complete() -> None:
     holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
-    said = json.loads(json.dumps(status.status_json("remote", TOTALS, a_run(), [A_DUMP], holders)))
+    said = json.loads(json.dumps(Status("remote", TOTALS, a_run(), [A_DUMP], holders).json()))
     assert said["target"] == "remote"
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
     assert said["pending_bytes"] == 5_000_000
@@ -110,7 +112,7 @@ def test_the_json_is_plain_and_complete() -> None:
 
 
 def test_the_json_of_a_catalog_without_runs() -> None:
-    assert status.status_json("remote", TOTALS, None, [], [])["last_run"] is None
+    assert Status("remote", TOTALS, None, [], []).json()["last_run"] is None
 
 
 def test_a_person_sees_the_last_dump_and_a_later_failure() -> None:
@@ -143,7 +145,7 @@ def test_a_person_reads_local_times_and_a_program_utc(
     time.tzset()
     theirs = NOW.astimezone(timezone(timedelta(hours=-5)))
     assert f"2026-03-04 {shown} on alpha" in drawn(a_run(started_at=theirs))
-    said = status.status_json("remote", TOTALS, a_run(started_at=theirs), [], [])
+    said = Status("remote", TOTALS, a_run(started_at=theirs), [], []).json()
     assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
 
 
@@ -154,7 +156,7 @@ def test_what_is_estimated_is_called_so() -> None:
     assert "about 4 pending blobs have no size" in text
     assert "`ntt-backup-remote status --exact` counts" in text
     assert "about 3,400,000" not in text
-    said = status.status_json("remote", totals, None, [], [])
+    said = Status("remote", totals, None, [], []).json()
     assert (said["pending"], said["estimated"]) == (41_930_647, totals.estimated)
     assert "about" not in drawn()
 
@@ -207,7 +209,7 @@ def settings(**run: Any) -> Settings:
 @pytest.mark.parametrize(("unsized", "rate"), [(0, None), (7, 12_000_000)])
 def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -> None:
     text = "\n".join(
-        status.plan_lines(
+        plan(
             settings(batch_size=500, workers=3, bwlimit=rate),
             PendingEstimate(12_345, 10**9, unsized, exact=True),
         )
@@ -231,14 +233,14 @@ def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -
 )
 def test_batches_are_full_of_blobs_or_of_bytes(blobs: int, bytes_: int, batches: str) -> None:
     pending = PendingEstimate(blobs, bytes_, 0, exact=True)
-    text = "\n".join(status.plan_lines(settings(batch_size=500, batch_bytes=2**28), pending))
+    text = "\n".join(plan(settings(batch_size=500, batch_bytes=2**28), pending))
     assert f"in about {batches}" in text
 
 
 def test_a_plan_for_a_large_catalog_is_an_estimate() -> None:
     pending = PendingEstimate(41_930_647, 17 * 10**12, 0, exact=False)
-    lines = status.plan_lines(settings(), pending)
-    assert lines[0] == "would send about 41,900,000 blobs, 17.0 TB"
+    shown = plan(settings(), pending)
+    assert shown[0] == "would send about 41,900,000 blobs, 17.0 TB"
 
 
 def test_a_scan_is_told_with_what_it_left_aside() -> None:
@@ -252,9 +254,9 @@ def test_a_scan_is_told_with_what_it_left_aside() -> None:
         resumed_from="7f/00",
         duration_s=61.0,
     )
-    text = "\n".join(status.scan_lines(result))
+    text = "\n".join(lines(result))
     assert "registered 5 blobs" in text
     assert "1,000 known before" in text
-    assert "going on after 7f/00" in text
+    assert "continued after 7f/00" in text
     assert "2 strays: symlink" in text
     assert "1 stray: not-a-blobid" in text
