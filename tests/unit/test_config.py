@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ntt_backup import config
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
-from ntt_backup.config.models import TABLES, needed
+from ntt_backup.config.models import TABLES
+from ntt_backup.config.values import needed
 from ntt_backup.errors import ConfigError
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "config"
@@ -376,12 +377,12 @@ def test_target_may_be_described_by_the_environment_alone() -> None:
 
 def test_target_that_the_file_lacks_is_told_with_those_it_has(file: Path) -> None:
     error = refused(NAS, path=file, target="nsa")
-    assert str(error) == f"target 'nsa' is not in {file}: targets there: remote, nas"
+    assert str(error) == f"target 'nsa' is not in {file}: its targets are remote, nas"
 
 
 @pytest.mark.parametrize("target", ["", "Nas", "1st", "a-b", "nas\n", "x" * 32, 'a"; drop'])
 def test_target_must_be_a_name(target: str) -> None:
-    with pytest.raises(ConfigError, match="is not a name"):
+    with pytest.raises(ConfigError, match="is not a valid name"):
         load(CatalogConfig, environ={}, target=target)
 
 
