@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ntt_backup.audit.check_methods import (
+from ntt_backup.audit.hashing import (
     Checked,
     Desk,
     Job,

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from ntt_backup.audit.check_methods import Checked, Desk, Job
+from ntt_backup.audit.hashing import Checked, Desk, Job
 from ntt_backup.client import pool
 from ntt_backup.client.pool import Crew
 from ntt_backup.model import Blob
