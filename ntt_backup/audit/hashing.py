@@ -1,15 +1,12 @@
-"""The three ways to have a batch of blobs checked: hashed there, fetched and hashed, hashed here.
+"""The three ways to hash a batch of blobs: by the remote, after fetching them, or in the store.
 
-The cheap way is to ask the remote for its hashes: nothing but names goes over the link. Where the
-remote has no BLAKE3 the content itself can be fetched and hashed here, which proves just as much
-and costs the whole transfer. Checking the store is the third: the same question to our own disks.
-
-Each runs in the threads of a crew, takes jobs from a `Desk` and gives back what it found.
+The cheapest is to ask the remote for its hashes: only names go over the link. Where the remote has
+no BLAKE3, fetching the content proves as much and costs the whole transfer. Each way runs in
+several threads, takes jobs from one queue and gives back what it found.
 """
 
 from __future__ import annotations
 
-import queue
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.client.pool import Reader
+from ntt_backup.client.pool import Reader, WorkQueue
 from ntt_backup.client.read_session import ReadingSession, failure_there, mismatch_there
 from ntt_backup.model import Blob, Failure, total_size
 from ntt_backup.source.inspection import Store
@@ -26,150 +23,104 @@ from ntt_backup.wire import read_messages
 
 Job = tuple[Blob, ...]
 
-# Questions under way on one connection: while one is hashed, the next is there already.
+# Jobs asked for on one connection: while one is hashed, the next has reached the remote.
 _AHEAD: Final = 2
-_WAIT_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a job. bytes: of content that was hashed."""
+    """The result of a job. bytes: of content that was hashed."""
 
     blobs: Job
     bytes: int
     failures: tuple[Failure, ...]
 
 
-class Desk:
-    """Jobs for the crew, and what came of them. room: how many may lie here untaken.
-
-    wake is called when something came: there is room again, and a fast disk must not wait for it.
-    """
-
-    def __init__(self, room: int, cancelled: Callable[[], None], wake: Callable[[], None]) -> None:
-        self._cancelled = cancelled
-        self._wake = wake
-        self._jobs: queue.Queue[Job] = queue.Queue(room)
-        self._done: queue.SimpleQueue[Checked] = queue.SimpleQueue()
-        self._closed = False
-
-    @property
-    def full(self) -> bool:
-        return self._jobs.full()
-
-    def put(self, job: Job) -> None:
-        """From one thread only, and where there is room."""
-        self._jobs.put_nowait(job)
-
-    def close(self) -> None:
-        """There will be no more jobs."""
-        self._closed = True
-
-    def take(self, *, wait: bool) -> Job | None:
-        """The next job; None where there is none now, or with wait, where there will be none."""
-        while True:
-            self._cancelled()
-            closed = self._closed
-            try:
-                return self._jobs.get(timeout=_WAIT_SECONDS if wait and not closed else 0.001)
-            except queue.Empty:
-                if closed or not wait:
-                    return None
-
-    def give(self, checked: Checked) -> None:
-        self._done.put(checked)
-        self._wake()
-
-    def done(self) -> list[Checked]:
-        """What has come since the last call."""
-        found: list[Checked] = []
-        while not self._done.empty():
-            found.append(self._done.get())
-        return found
+CheckQueue = WorkQueue[Job, Checked]
 
 
-def hash_there(reader: Reader, desk: Desk) -> None:
-    """Jobs to their end, hashed by the remote."""
-    under_way: deque[Job] = deque()
-
-    def ask(session: ReadingSession, job: Job) -> None:
-        session.ask_verdicts([bytes.fromhex(blob.blobid) for blob in job])
-
-    def work(session: ReadingSession) -> None:
-        for job in under_way:
-            ask(session, job)
-        while _more(desk, under_way, lambda job: ask(session, job)):
-            said = session.verdicts()
-            desk.give(_judged(under_way.popleft(), said))
-            session.settled += 1
-
-    reader.do(work)
+def hash_on_remote(session: Reader, jobs: CheckQueue) -> None:
+    """Checks all jobs by the remote's own hashes."""
+    _check(session, jobs, ReadingSession.ask_verdicts, _receive_verdicts)
 
 
-def download(reader: Reader, desk: Desk) -> None:
-    """Jobs to their end, fetched from the remote and hashed here."""
-    under_way: deque[Job] = deque()
-
-    def ask(session: ReadingSession, job: Job) -> None:
-        session.ask_contents([bytes.fromhex(blob.blobid) for blob in job])
-
-    def work(session: ReadingSession) -> None:
-        for job in under_way:
-            ask(session, job)
-        while _more(desk, under_way, lambda job: ask(session, job)):
-            taker = _Hashing()
-            session.contents(taker)
-            desk.give(Checked(under_way.popleft(), taker.bytes, tuple(taker.failures)))
-            session.settled += 1
-
-    reader.do(work)
+def fetch_and_hash(session: Reader, jobs: CheckQueue) -> None:
+    """Checks all jobs by fetching their content and hashing it locally."""
+    _check(session, jobs, ReadingSession.ask_contents, _receive_contents)
 
 
-def hash_here(root: Path, desk: Desk) -> None:
-    """Jobs to their end, from the store. Raises SourceError where that is away as a whole."""
+def hash_in_store(root: Path, jobs: CheckQueue) -> None:
+    """Checks all jobs in the store. Raises SourceError where that is away as a whole."""
     store = Store(root)
-    while (job := desk.take(wait=True)) is not None:
+    while (job := jobs.take(wait=True)) is not None:
         seen = store.inspect(job, verify=True)
-        desk.give(Checked(job, total_size(seen.ready), tuple(seen.failed)))
+        jobs.give(Checked(job, total_size(seen.ready), tuple(seen.failed)))
 
 
-def _more(desk: Desk, under_way: deque[Job], ask: Callable[[Job], None]) -> bool:
-    """Ask ahead, as far as there are jobs; whether there is an answer to wait for."""
-    while len(under_way) < _AHEAD:
-        job = desk.take(wait=not under_way)
-        if job is None:
-            break
-        under_way.append(job)
-        ask(job)
-    return bool(under_way)
+def _check(
+    session: Reader,
+    jobs: CheckQueue,
+    ask: Callable[[ReadingSession, Sequence[bytes]], None],
+    receive: Callable[[ReadingSession, Job], Checked],
+) -> None:
+    """Asks for jobs ahead, until there are none. On another session, asks again for those that have
+    no answer.
+    """
+    asked: deque[Job] = deque()
+
+    def work(session: ReadingSession) -> None:
+        for again in asked:
+            ask(session, _digests(again))
+        while True:
+            while len(asked) < _AHEAD and (job := jobs.take(wait=not asked)) is not None:
+                asked.append(job)
+                ask(session, _digests(job))
+            if not asked:
+                return
+            checked = receive(session, asked[0])
+            asked.popleft()
+            jobs.give(checked)
+            session.settled += 1
+
+    session.do(work)
 
 
-def _judged(job: Job, said: read_messages.Verdicts) -> Checked:
+def _digests(job: Job) -> list[bytes]:
+    return [bytes.fromhex(blob.blobid) for blob in job]
+
+
+def _receive_verdicts(session: ReadingSession, job: Job) -> Checked:
+    verdicts = session.verdicts()
     failures = (
         failure_there(
             job[one.position].blobid, one.verdict, one.text or mismatch_there(one.size, one.found)
         )
-        for one in said.exceptions
+        for one in verdicts.exceptions
     )
-    return Checked(job, said.bytes, tuple(failures))
+    return Checked(job, verdicts.bytes, tuple(failures))
+
+
+def _receive_contents(session: ReadingSession, job: Job) -> Checked:
+    hashing = _Hashing()
+    session.contents(hashing)
+    return Checked(job, hashing.bytes, tuple(hashing.failures))
 
 
 class _Hashing:
-    """Takes contents and keeps none of them."""
+    """Takes contents, hashes them, and keeps none."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.failures: list[Failure] = []
-        self._digest = b""
+        self._large: read_messages.Large | None = None
         self._hasher = blake3()
 
     def whole(self, digest: bytes, content: memoryview) -> None:
         self.bytes += len(content)
-        self._require(digest, blake3(content).digest(), len(content))
+        self._compare(digest, blake3(content).digest(), len(content))
 
     def begin(self, large: read_messages.Large) -> None:
-        self._digest = large.digest
-        self._size = large.size
+        self._large = large
         self._hasher = blake3()
 
     def piece(self, data: memoryview) -> None:
@@ -177,19 +128,15 @@ class _Hashing:
         self._hasher.update(data)
 
     def end(self, problem: str) -> None:
+        assert self._large is not None
         if problem:
-            self.not_given(self._digest, read_messages.UNREADABLE, problem)
+            self.not_given(self._large.digest, read_messages.UNREADABLE, problem)
         else:
-            self._require(self._digest, self._hasher.digest(), self._size)
+            self._compare(self._large.digest, self._hasher.digest(), self._large.size)
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
         self.failures.append(failure_there(digest.hex(), verdict, text))
 
-    def _require(self, digest: bytes, found: bytes, size: int) -> None:
+    def _compare(self, digest: bytes, found: bytes, size: int) -> None:
         if found != digest:
             self.not_given(digest, read_messages.WRONG, mismatch_there(size, found))
-
-
-def in_order(blobs: Sequence[Blob]) -> Job:
-    """A job as the far side reads it best: one directory after the other."""
-    return tuple(sorted(blobs, key=lambda blob: blob.blobid))

@@ -1,14 +1,13 @@
-"""Verify: is what the catalog calls copied really there, and right?
+"""Verify: checks that what the catalog calls copied is on the remote, and right.
 
-Flags in a database drift from what is on the disks: bits rot, a disk is lost, somebody cleans up.
-The obvious answer, to compare listings, sees names and sizes; only hashing the content proves it.
-All of it takes days, so a check can be a sample, or end after some hours and go on next time with
-what was checked longest ago.
+The catalog and the disks drift apart: bits rot, a disk is lost, somebody cleans up. Listings show
+names and sizes; only hashing the content proves it. All of it takes days, so a check can be a
+sample, or end after some hours; the next one begins with what was checked longest ago.
 
-A blob that is missing or wrong becomes pending again, with the reason, and the next run mends it.
-Before the first is blamed, the remote must show any blob at all: an empty directory is a disk that
-is not mounted, and marks nothing. One that cannot be read is told of and left alone: that is a
-disk to look at, not a blob to send.
+A blob that is missing or wrong becomes pending again, with the reason, and the next run sends it.
+Before the first is marked, the remote must show any blob at all: an empty directory is a disk that
+is not mounted, and marks nothing. A blob that cannot be read is reported and left alone: the disk
+must be looked at, and sending it again would not help.
 """
 
 from __future__ import annotations
@@ -19,15 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ntt_backup.audit.hashing import (
-    Checked,
-    Desk,
-    Job,
-    download,
-    hash_here,
-    hash_there,
-    in_order,
-)
+from ntt_backup.audit.hashing import CheckQueue, Job, fetch_and_hash, hash_in_store, hash_on_remote
 from ntt_backup.catalog import Connection
 from ntt_backup.catalog.check_results import Checks, record_checks
 from ntt_backup.client.pool import Crew, FarSide
@@ -37,20 +28,22 @@ from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, is_blobid
 from ntt_backup.planner import cut
 
-# Half of it may be asked for again when the link drops; and where it is downloaded, the size of a
-# step of the progress shown.
+# What is asked for again when the link drops, and a step of the progress of a download.
 _JOB_BLOBS: Final = 1000
 _JOB_BYTES: Final = 64 << 20
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
 _LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 
+# Scripts read the words in JSON.
 Way = Literal["there", "download", "local"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to check, and how. fraction: a random part. Times are in seconds."""
+    """What to check, and how. way: hash on the remote (`there`), after a download, or the local
+    store. fraction: a random part. Times are in seconds.
+    """
 
     way: Way = "there"
     prefix: str = ""
@@ -62,8 +55,8 @@ class Question:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far. total: how many blobs were to be checked; complete: all of
-    them were. requeued: how many are pending again.
+    """What a check has found so far. total: how many blobs were to be checked; complete: all were
+    checked. requeued: how many are pending again.
     """
 
     total: int = 0
@@ -87,27 +80,26 @@ def verify_remote(
     on_progress: Callable[[Findings], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Findings:
-    """Check what is copied to the target. Raises BackupError; what was found before is recorded."""
+    """Checks what is copied to the target. Raises BackupError; what was found is recorded."""
     fetching = question.way == "download"
-    far = FarSide(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
-    session = far.greet()
-    if not fetching and not session.banner.can_hash:
-        far.close()
-        raise Unsupported(
-            "the remote cannot hash: it has no BLAKE3",
-            detail=f"receiver {session.banner.version}, Python {session.banner.python}",
-            hint="install it there, on Debian by `apt-get install b3sum` ('BLAKE3 on the remote' in"
-            " docs/operations.md), or let `ntt-backup-remote verify --download` fetch every blob"
-            " and hash it here",
-        )
-    desk = Desk(2 * question.workers, far.cancelled, far.wake)
-    work = download if fetching else hash_there
+    pool = FarSide(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
     try:
-        inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, far)
-        far.crew(question.workers, lambda reader: work(reader, desk), inquiry.step)
-        return inquiry.end()
+        session = pool.greet()
+        if not fetching and not session.banner.can_hash:
+            raise Unsupported(
+                "the remote cannot hash: it has no BLAKE3",
+                detail=f"receiver {session.banner.version}, Python {session.banner.python}",
+                hint="install it on the remote, on Debian by `apt-get install b3sum` ('BLAKE3 on"
+                " the remote' in docs/operations.md), or fetch every blob and hash it locally:"
+                " `ntt-backup-remote verify --download`",
+            )
+        jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
+        check = _Check(conn, settings.target, question, jobs, on_progress, pool)
+        work = fetch_and_hash if fetching else hash_on_remote
+        pool.crew(question.workers, lambda session: work(session, jobs), check.step)
+        return check.end()
     finally:
-        far.close()
+        pool.close()
 
 
 def verify_store(
@@ -117,36 +109,36 @@ def verify_store(
     *,
     on_progress: Callable[[Findings], None],
 ) -> Findings:
-    """Check the store's own blobs, and change nothing. Raises BackupError."""
+    """Checks the store's own blobs, and changes nothing. Raises BackupError."""
     root = settings.source.root
     stop, news = threading.Event(), threading.Event()
-    desk = Desk(2 * question.workers, lambda: None, news.set)
-    inquiry = _Inquiry(conn, settings.target, question, desk, on_progress, None)
+    jobs = CheckQueue(2 * question.workers, lambda: None, news.set)
+    check = _Check(conn, settings.target, question, jobs, on_progress, None)
     try:
-        Crew(question.workers, lambda _: hash_here(root, desk), stop, news).run(inquiry.step)
+        Crew(question.workers, lambda _: hash_in_store(root, jobs), stop, news).run(check.step)
     finally:
-        desk.close()
-    return inquiry.end()
+        jobs.close()
+    return check.end()
 
 
-class _Inquiry:
-    """Feeds the crew from the catalog, and records what comes back. far is None for the store."""
+class _Check:
+    """Feeds the queue from the catalog, and records the results. pool is None for the store."""
 
     def __init__(
         self,
         conn: Connection,
         target: str,
         question: Question,
-        desk: Desk,
+        jobs: CheckQueue,
         on_progress: Callable[[Findings], None],
-        far: FarSide | None,
+        pool: FarSide | None,
     ) -> None:
         self._conn = conn
         self._target = target
-        self._desk = desk
-        self._far = far
+        self._jobs = jobs
+        self._pool = pool
         self._on_progress = on_progress
-        self._started = time.monotonic()
+        self._started = self._recorded = time.monotonic()
         self._limit = question.max_duration
         self._checks = Checks(
             conn,
@@ -154,92 +146,88 @@ class _Inquiry:
             prefix=question.prefix,
             older_than=question.older_than,
             fraction=question.fraction,
-            local=far is None,
+            local=pool is None,
         )
-        self.found = Findings(total=self._checks.total)
+        self._found = Findings(total=self._checks.total)
         self._ahead: list[Blob] = []
         self._exhausted = False
-        self._alive = False
+        self._has_blobs = False
         self._right: list[str] = []
         self._lost: list[Failure] = []
-        self._recorded = self._started
 
     def step(self) -> None:
-        """Called again and again while the crew is at work."""
-        for checked in self._desk.done():
-            self._take(checked)
-        while not self._desk.full and (job := self._next_job()):
-            self._desk.put(job)
-        now = time.monotonic()
+        """Takes results and adds jobs, without waiting."""
+        self._take_results()
+        while not self._jobs.full and (job := self._next_job()):
+            self._jobs.put(job)
         if self._exhausted and not self._ahead:
-            self._desk.close()
-        due = now - self._recorded > _RECORD_SECONDS
+            self._jobs.close()
+        due = time.monotonic() - self._recorded > _RECORD_SECONDS
         if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
             self._record()
-        self.found.duration_s = now - self._started
-        self._on_progress(self.found)
+        self._on_progress(self._found)
 
     def end(self) -> Findings:
-        """Once the crew is done."""
-        for checked in self._desk.done():
-            self._take(checked)
+        """Records the last results. The threads have ended."""
+        self._take_results()
         self._record()
-        self.found.complete = self.found.checked >= self.found.total
-        self.found.duration_s = time.monotonic() - self._started
-        return self.found
+        self._found.complete = self._found.checked >= self._found.total
+        return self._found
 
     def _next_job(self) -> Job:
-        over = self._limit is not None and time.monotonic() - self._started >= self._limit
-        if over:
+        if self._limit is not None and time.monotonic() - self._started >= self._limit:
             self._exhausted = True
             self._ahead.clear()
         if not self._exhausted and len(self._ahead) < _JOB_BLOBS:
             blobs = self._checks.next(_JOB_BLOBS)
             self._exhausted = not blobs
-            # A row that is no blobid was never copied by us; there is no such file to look for.
+            # A row without a blobid was never copied, and has no file.
             good = [blob for blob in blobs if is_blobid(blob.blobid)]
-            self.found.total -= len(blobs) - len(good)
+            self._found.total -= len(blobs) - len(good)
             self._ahead += good
         count = cut(self._ahead, _JOB_BLOBS, _JOB_BYTES)
         job, self._ahead = self._ahead[:count], self._ahead[count:]
-        return in_order(job)
+        # One directory after the other, as disks like it.
+        return tuple(sorted(job, key=lambda blob: blob.blobid))
 
-    def _take(self, checked: Checked) -> None:
-        found = self.found
-        found.checked += len(checked.blobs)
-        found.bytes += checked.bytes
-        wrong = {failure.blobid for failure in checked.failures}
-        self._right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
-        for failure in checked.failures:
-            found.wrong.add(failure)
-            if failure.reason in _LOST:
-                self._lost.append(failure)
+    def _take_results(self) -> None:
+        found = self._found
+        for checked in self._jobs.done():
+            found.checked += len(checked.blobs)
+            found.bytes += checked.bytes
+            wrong = {failure.blobid for failure in checked.failures}
+            self._right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
+            self._lost += [failure for failure in checked.failures if failure.reason in _LOST]
+            for failure in checked.failures:
+                found.wrong.add(failure)
+        found.duration_s = time.monotonic() - self._started
 
     def _record(self) -> None:
         self._recorded = time.monotonic()
         right, lost = self._right, self._lost
         self._right, self._lost = [], []
-        if self._far is None:
+        if self._pool is None:
             return
-        self._alive = self._alive or bool(right)
-        if lost and not self._alive:
-            self._require_life(self._far)
-        self.found.requeued += record_checks(self._conn, self._target, right, lost)
+        self._has_blobs = self._has_blobs or bool(right)
+        if lost and not self._has_blobs:
+            self._require_blobs(self._pool)
+        self._found.requeued += record_checks(self._conn, self._target, right, lost)
 
-    def _require_life(self, far: FarSide) -> None:
-        """Nothing was right so far: the remote must have any blob at all."""
-        if far.is_empty():
+    def _require_blobs(self, pool: FarSide) -> None:
+        """Raises RemoteUnreachable where the remote has no blob at all."""
+        if pool.is_empty():
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
-                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
+                detail=f"looked for {many(self._found.checked, 'blob')} that should be there",
                 hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
                 " 'When the remote has lost its disk' in docs/operations.md",
             )
-        self._alive = True
+        self._has_blobs = True
 
 
 def sample_bound(found: Findings) -> float | None:
-    """Which part of all may be wrong at most, with 95 % confidence, where a sample was all right.
+    """Returns the largest part of all blobs that may be wrong, with 95 % confidence, where all of a
+    sample was right.
 
     The rule of three: if a part p were wrong, n of n would be right with (1 - p)^n < e^(-pn).
     """

@@ -16,12 +16,13 @@ side: one after the other they would leave a distant link idle for as long as a 
 from __future__ import annotations
 
 import os
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ntt_backup import identity
 from ntt_backup.client.read_session import Reach, ReadingSession
@@ -38,8 +39,11 @@ from ntt_backup.planner import Backoff, OutageClock
 from ntt_backup.wire import read_messages
 
 T = TypeVar("T")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 _TICK_SECONDS: Final = 0.2
+_WAIT_SECONDS: Final = 0.5
 # Names asked for at once: what a worker holds of a listing.
 _PAGE: Final = 8000
 _JOIN_SECONDS: Final = 5.0
@@ -313,6 +317,63 @@ def _page(
         else:
             names += found
     return names, strays, more
+
+
+class WorkQueue(Generic[Job, Result]):
+    """Jobs from one thread for several others, and what came of them.
+
+    room: how many jobs may wait. cancelled is called while a thread waits, and may raise. wake is
+    called when a result has come: there is room again.
+    """
+
+    def __init__(
+        self, room: int, cancelled: Callable[[], None], wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self._cancelled = cancelled
+        self._wake = wake
+        self._jobs: queue.Queue[Job] = queue.Queue(room)
+        self._done: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        return self._jobs.full()
+
+    def put(self, job: Job) -> None:
+        """Add a job; wait for room."""
+        while True:
+            self._cancelled()
+            try:
+                return self._jobs.put(job, timeout=_WAIT_SECONDS)
+            except queue.Full:
+                continue
+
+    def close(self) -> None:
+        """Announce that there will be no more jobs."""
+        self._closed = True
+
+    def take(self, *, wait: bool) -> Job | None:
+        """Return the next job; None where there is none now, or with wait, will be none."""
+        while True:
+            self._cancelled()
+            closed = self._closed
+            try:
+                return self._jobs.get(timeout=_WAIT_SECONDS if wait and not closed else 0.001)
+            except queue.Empty:
+                if closed or not wait:
+                    return None
+
+    def give(self, result: Result) -> None:
+        """Add what came of a job."""
+        self._done.put(result)
+        self._wake()
+
+    def done(self) -> list[Result]:
+        """Return the results that have come since the last call."""
+        found: list[Result] = []
+        while not self._done.empty():
+            found.append(self._done.get())
+        return found
 
 
 class Crew:

@@ -1,20 +1,19 @@
-"""Restore: the blobs back from the remote, on the day when nothing else is left.
+"""Restore: fetches blobs from the remote into a directory.
 
-No catalog is asked: the remote's own listing says what there is, and each blob's name says what it
-must be. One connection lists, page by page, as fast as batches are taken; the others leave out what
-the destination has already and fetch the rest, the next batch asked for before the last has come,
-so that no round trip is waited for. Memory is bounded however many blobs there are, and a call that
-was interrupted is simply made again.
+It needs no catalog: the remote's own listing says what there is, and a blob's name what it must be.
+One connection lists, page by page, as fast as batches are taken. The others leave out what the
+directory has already and fetch the rest; the next batch is asked for before the last has come, so
+that no round trip is waited for. Memory is bounded however many blobs there are, and a call that
+was interrupted is made again.
 
-A blob that is missing, cannot be read, or does not hash to its name is told of and left out; all
-the others come. How far it is needs no count: blobids are hashes, so the part of their space that
-is done is the part of the work.
+A blob that is missing, unreadable, or does not hash to its name is reported and left out; all
+others are restored. Progress needs no count: blobids are hashes, so the part of their space that is
+done is the part of the work.
 """
 
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from ntt_backup.client.pool import FarSide, Reader
+from ntt_backup.client.pool import FarSide, Reader, WorkQueue
 from ntt_backup.client.read_session import ReadingSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
@@ -38,7 +37,6 @@ _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
 _MOST_DAMAGED: Final = 100
-_WAIT_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -60,18 +58,18 @@ class Restored:
 
 
 class Wanted(Protocol):
-    """What to restore. words: what must be allowed there for it."""
+    """What to restore. words: what the receiver must allow for it."""
 
     words: Sequence[str]
 
-    def batches(self, reader: Reader) -> Iterator[Batch]:
-        """All of it, cut; parts add up to 1."""
+    def batches(self, session: Reader) -> Iterator[Batch]:
+        """Yields all of it in batches; their parts add up to 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is asked for at once. part: of all the work, from 0 to 1; None where nobody knows."""
+    """What is asked for at once. part: of all the work, from 0 to 1; None where not known."""
 
     entries: list[Entry]
     part: float | None
@@ -86,9 +84,9 @@ class Everything:
         self._low = int(prefix.ljust(64, "0"), 16)
         self._span = 1 << 4 * (64 - len(prefix))
 
-    def batches(self, reader: Reader) -> Iterator[Batch]:
+    def batches(self, session: Reader) -> Iterator[Batch]:
         done = self._low
-        for names in reader.names(self._low, self._low + self._span):
+        for names in session.names(self._low, self._low + self._span):
             for entries in _cut(names):
                 last = int.from_bytes(entries[-1][0], "big")
                 yield Batch(entries, (last - done) / self._span)
@@ -103,7 +101,7 @@ class Chosen:
     def __init__(self, blobids: Iterable[str]) -> None:
         self._blobids = iter(blobids)
 
-    def batches(self, reader: Reader) -> Iterator[Batch]:
+    def batches(self, session: Reader) -> Iterator[Batch]:
         while chosen := sorted(set(itertools.islice(self._blobids, _BATCH_BLOBS))):
             yield Batch([(bytes.fromhex(one), None) for one in chosen], None)
 
@@ -118,12 +116,14 @@ def restore(
     on_progress: Callable[[Restored], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Restored:
-    """Fetch what is wanted and not there yet. Raises BackupError; what is there then is right."""
-    far = FarSide(settings, "restore", wanted.words, on_outage)
+    """Fetches what is wanted and not in the destination yet. Raises BackupError; what the
+    destination has then is right.
+    """
+    pool = FarSide(settings, "restore", wanted.words, on_outage)
     place = Place(destination)
     try:
-        work = _Work(place, wanted, far, workers=workers, trust_size=trust_size)
-        far.crew(workers + 1, work.run, lambda: on_progress(work.state()))
+        work = _Work(place, wanted, pool, workers=workers, trust_size=trust_size)
+        pool.crew(workers + 1, work.run, lambda: on_progress(work.state()))
         place.sync()
         return work.state()
     finally:
@@ -134,67 +134,47 @@ class _Work:
     """What the threads share: one lists, the others fetch."""
 
     def __init__(
-        self, place: Place, wanted: Wanted, far: FarSide, *, workers: int, trust_size: bool
+        self, place: Place, wanted: Wanted, pool: FarSide, *, workers: int, trust_size: bool
     ) -> None:
         self._place = place
         self._wanted = wanted
-        self._far = far
+        self._pool = pool
         self._trust_size = trust_size
-        self._queue: queue.Queue[Batch] = queue.Queue(2 * workers)
-        self._listed = False
+        self.queue: WorkQueue[Batch, None] = WorkQueue(2 * workers, pool.cancelled)
         self._lock = threading.Lock()
         self._threads = itertools.count()
         self._done = Restored()
         self._started = time.monotonic()
 
     def state(self) -> Restored:
-        """How far it is; for the thread that waits."""
+        """Returns how far it is."""
         self._done.duration_s = time.monotonic() - self._started
         return self._done
 
-    def run(self, reader: Reader) -> None:
-        """One thread, to its end."""
+    def run(self, session: Reader) -> None:
+        """Does the work of one thread; the first one lists."""
         number = next(self._threads)
         if number == 0:
-            for batch in self._wanted.batches(reader):
-                self._put(batch)
-            self._listed = True
+            for batch in self._wanted.batches(session):
+                self.queue.put(batch)
+            self.queue.close()
             return
         landing = Landing(self._place, f"w{number}", self.fetched)
         try:
-            reader.do(Fetching(self, landing).work)
+            session.do(Fetching(self, landing).work)
         finally:
             landing.close()
 
-    def _put(self, batch: Batch) -> None:
-        while True:
-            self._far.cancelled()
-            try:
-                return self._queue.put(batch, timeout=_WAIT_SECONDS)
-            except queue.Full:
-                continue
-
-    def take(self, *, wait: bool) -> Batch | None:
-        """The next batch; None where there is none now, or with wait, where there will be none."""
-        while True:
-            self._far.cancelled()
-            listed = self._listed
-            try:
-                return self._queue.get(timeout=_WAIT_SECONDS if wait and not listed else 0.001)
-            except queue.Empty:
-                if listed or not wait:
-                    return None
-
     def has(self, landing: Landing, entry: Entry) -> bool:
-        """Whether the destination has it."""
-        self._far.cancelled()
+        """Returns whether the destination has this blob, and right."""
+        self._pool.cancelled()
         right = landing.is_right(*entry, trust_size=self._trust_size)
         with self._lock:
             self._done.right += right
         return right
 
     def settle(self, landing: Landing, part: float | None) -> None:
-        """What has come gets its names; so much of the work is done."""
+        """Publishes what has come, and counts it; part: of all the work."""
         restored = landing.settle()
         failures, landing.failures = landing.failures, []
         with self._lock:
@@ -205,16 +185,13 @@ class _Work:
                 self._done.part = (self._done.part or 0.0) + part
 
     def fetched(self, count: int) -> None:
-        """So many bytes came."""
+        """Counts bytes that came."""
         with self._lock:
             self._done.bytes += count
 
 
 class Fetching:
-    """One thread's batches: the next ones asked for before the first has come.
-
-    Its state outlives a session, so that `work` can go on with another one.
-    """
+    """The batches of one thread. Its state outlives a session: `work` continues with another."""
 
     def __init__(self, shared: _Work, landing: Landing) -> None:
         self._shared = shared
@@ -225,7 +202,7 @@ class Fetching:
         self._resumed = 0
 
     def work(self, session: ReadingSession) -> None:
-        """All that is left."""
+        """Fetches all that is left."""
         landing, under_way = self._landing, self._under_way
         landing.forget()
         self._next.extendleft(reversed(under_way))
@@ -248,7 +225,9 @@ class Fetching:
                 return
 
     def _ask(self, session: ReadingSession) -> bool:
-        """Whether another batch was asked for. What is there in part waits for its turn."""
+        """Asks for another batch, if there is one now; returns whether it did. A blob that has come
+        in part is asked for when nothing else is under way.
+        """
         if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
             return False
         batch = self._next[0]
@@ -259,16 +238,16 @@ class Fetching:
         offset = 0
         if resumable:
             offset = self._landing.resume(digests[0])
-            session.settled += offset > self._resumed  # So much of it will not be asked for again.
+            session.settled += offset > self._resumed  # That part is not asked for again.
             self._resumed = offset
         session.ask_contents(digests, offset)
         self._under_way.append(self._next.popleft())
         return True
 
     def _refill(self, *, wait: bool) -> bool:
-        """Take a batch, and leave out what is there; whether there is anything to do now."""
+        """Takes a batch and leaves out what the destination has; returns whether there is work."""
         shared, landing = self._shared, self._landing
-        while (batch := shared.take(wait=wait)) is not None:
+        while (batch := shared.queue.take(wait=wait)) is not None:
             lacking = [entry for entry in batch.entries if not shared.has(landing, entry)]
             damaged = {digest for digest, _ in lacking if landing.has_base(digest)}
             self._damaged.extend(damaged)
@@ -283,7 +262,7 @@ class Fetching:
 
 
 def _cut(entries: Iterable[tuple[bytes, int]]) -> Iterator[list[Entry]]:
-    """Cut by count and by size; a blob that may be resumed travels alone."""
+    """Yields batches, cut by count and by size. A blob that may be resumed is a batch alone."""
     batch: list[Entry] = []
     total = 0
     for digest, size in entries:

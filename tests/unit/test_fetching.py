@@ -18,6 +18,10 @@ class Shared:
     def __init__(self) -> None:
         self._batches = [Batch([(bytes(32), 1 << 40)], 1.0)]
 
+    @property
+    def queue(self) -> Shared:
+        return self
+
     def take(self, *, wait: bool) -> Batch | None:
         return self._batches.pop() if self._batches else None
 

@@ -1,4 +1,4 @@
-"""The desk between a crew and whoever feeds it: neither waits for the other without need."""
+"""A work queue: neither the threads nor the one that feeds them wait without need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from ntt_backup.audit.hashing import Checked, Desk, Job
+from ntt_backup.audit.hashing import Checked, CheckQueue, Job
 from ntt_backup.client import pool
 from ntt_backup.client.pool import Crew
 from ntt_backup.model import Blob
@@ -18,20 +18,20 @@ def test_what_is_done_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     """More jobs than there is room for, and a tick that by itself would come too late."""
     monkeypatch.setattr(pool, "_TICK_SECONDS", 3600.0)
     news = threading.Event()
-    desk = Desk(2, lambda: None, news.set)
+    queue = CheckQueue(2, lambda: None, news.set)
     jobs: deque[Job] = deque((Blob(f"{number:064x}"),) for number in range(20))
     done: list[Job] = []
 
     def work(_: str) -> None:
-        while (job := desk.take(wait=True)) is not None:
-            desk.give(Checked(job, 0, ()))
+        while (job := queue.take(wait=True)) is not None:
+            queue.give(Checked(job, 0, ()))
 
     def feed() -> None:
-        done.extend(checked.blobs for checked in desk.done())
-        while jobs and not desk.full:
-            desk.put(jobs.popleft())
+        done.extend(checked.blobs for checked in queue.done())
+        while jobs and not queue.full:
+            queue.put(jobs.popleft())
         if not jobs:
-            desk.close()
+            queue.close()
 
     Crew(2, work, threading.Event(), news).run(feed)
     assert sorted(job[0].blobid for job in done) == [f"{number:064x}" for number in range(20)]
