@@ -252,9 +252,11 @@ def test_a_store_that_goes_away_under_a_scan_leaves_it_to_be_resumed(
 
 
 def test_progress_ends_with_the_result(catalog: Connection, root: Path, blobs: list[Blob]) -> None:
-    seen: list[ScanResult] = []
-    result = scan(catalog, Store(root), on_progress=seen.append)
-    assert (seen[-1].registered, seen[-1].directory) == (result.registered, result.directory)
+    seen: list[tuple[int, str | None]] = []
+    result = scan(
+        catalog, Store(root), on_progress=lambda one: seen.append((one.registered, one.directory))
+    )
+    assert seen[-1] == (result.registered, result.directory)
     assert result.directory == max(relative_path(blob.blobid)[:5] for blob in blobs)
 
 
