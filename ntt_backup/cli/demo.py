@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -30,9 +30,7 @@ from ntt_backup import demo as demonstration
 )
 @click.option("--keep", is_flag=True, help="Remove nothing at the end, and say how to continue.")
 @click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    help="Directory to work in; must be absent or empty.",
+    "--directory", type=click.Path(path_type=Path), help="Where to work; must be absent or empty."
 )
 @click.option(
     "--ssh-server",
@@ -45,28 +43,10 @@ from ntt_backup import demo as demonstration
     is_flag=True,
     help="Then delete the store and the database, and restore both from the remote alone.",
 )
-def demo(
-    source: Path | None,
-    blobs: int,
-    workers: int,
-    keep: bool,
-    directory: Path | None,
-    ssh_server: Literal["auto", "openssh", "embedded"],
-    drill: bool,
-) -> None:
+def demo(**options: Any) -> None:
     """Back up an example store, all on this machine.
 
     The servers are real, and every byte is compared. Exit code 1 when store and remote differ, 7
     when the drill did not restore everything.
     """
-    sys.exit(
-        demonstration.run(
-            source=source,
-            blobs=blobs,
-            workers=workers,
-            keep=keep,
-            directory=directory,
-            ssh_server=ssh_server,
-            drill=drill,
-        )
-    )
+    sys.exit(demonstration.run(**options))

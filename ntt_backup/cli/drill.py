@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from ntt_backup.cli.common import Common, json_option, only_result_option, sessions_option
-from ntt_backup.cli.param_types import HexPrefix
+from ntt_backup.cli.param_types import HEX_PREFIX
 from ntt_backup.cli.restore import progress_text
-from ntt_backup.cli.results import Result, count_lines, counts, failure_lines
+from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of, first_failures
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
@@ -37,7 +37,7 @@ from ntt_backup.ui.progress_line import ProgressLine
 )
 @click.option(
     "--prefix",
-    type=HexPrefix(),
+    type=HEX_PREFIX,
     default="",
     help="Restore only blobids that begin so; 00 is 1/256 of all.",
 )
@@ -79,22 +79,14 @@ def drill(
         "dump": found.dump.name,
         "dump_begun": found.dump.begun.isoformat(),
         "bad_dumps": list(found.bad_dumps),
-        "rows": proof.rows,
-        "copied": proof.copied,
+        **fields_of(proof),
         "restored": restored.restored,
-        "right": proof.right,
-        "bytes": proof.bytes,
-        "not_restored": counts(restored.wrong.counts),
-        "lost": proof.lost,
-        "wrong": proof.wrong,
-        "later": proof.later,
-        "unsent": proof.unsent,
+        "not_restored": restored.wrong.counts,
         "catalog_s": round(found.catalog_s, 3),
         "restore_s": round(restored.duration_s, 3),
-        "proof_s": round(proof.duration_s, 3),
+        "failures": first_failures([*restored.wrong.first, *proof.failures.first]),
     }
-    failures = [*restored.wrong.first, *proof.failures.first]
-    Result(found.exit_code, fields, lines(found, scratch), failures).report(as_json=as_json)
+    Result(fields, lines(found, scratch), found.exit_code).report(as_json=as_json)
 
 
 def lines(found: Drilled, scratch: Path) -> list[str]:
@@ -104,7 +96,7 @@ def lines(found: Drilled, scratch: Path) -> list[str]:
     rows = (
         ("catalog", found.catalog_s, f"{found.dump.name}, {age} old"),
         ("blobs", restored.duration_s, f"{restored.restored:,}, {size(restored.bytes)}"),
-        ("read back", proof.duration_s, f"{proof.right:,} right, {size(proof.bytes)}"),
+        ("read back", proof.proof_s, f"{proof.right:,} right, {size(proof.bytes)}"),
     )
     return [
         *(f"{name:<10}{duration(seconds):>12}  {text}" for name, seconds, text in rows),
@@ -120,17 +112,9 @@ def _verdict(found: Drilled) -> list[str]:
     restored, proof = found.restored, found.proof
     if found.proved:
         return ["PROVED: all that the catalog calls copied was restored, and every byte is right"]
-    not_restored = counts(restored.wrong.counts).items()
-    said = [
-        "NOT PROVED",
-        *count_lines({f"{reason}: not restored": count for reason, count in not_restored}),
-        *count_lines(
-            {
-                "copied according to the catalog, but not restored": proof.lost,
-                "restored, but not right": proof.wrong,
-            }
-        ),
-    ]
+    said = ["NOT PROVED", *count_lines(restored.wrong.counts, ": not restored")]
+    lost = "copied according to the catalog, but not restored"
+    said += count_lines({lost: proof.lost, "restored, but not right": proof.wrong})
     if not proof.right:
         said.append("nothing was restored")
     if not proof.rows:

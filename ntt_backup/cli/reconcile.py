@@ -12,7 +12,7 @@ import click
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.cli.common import Common, json_option, only_result_option, open_catalog
-from ntt_backup.cli.results import Result
+from ntt_backup.cli.results import Result, fields_of
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, printable
@@ -73,18 +73,8 @@ def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quie
             on_difference=files.write,
             on_outage=line.outage,
         )
-    fields = {
-        "target": settings.target,
-        "rows": seen.rows,
-        "in_store": seen.in_store,
-        "on_remote": seen.on_remote,
-        "agreed": seen.agreed,
-        "differences": {str(what): seen.differences[what] for what in Difference},
-        "examples": {str(what): found for what, found in seen.examples.items()},
-        "requeued": seen.requeued,
-        "duration_s": round(seen.duration_s, 3),
-    }
-    Result(seen.exit_code, fields, lines(seen, applied=apply)).report(as_json=as_json)
+    fields = {"target": settings.target, **fields_of(seen)}
+    Result(fields, lines(seen, applied=apply), seen.exit_code).report(as_json=as_json)
 
 
 class _Files:

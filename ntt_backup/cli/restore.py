@@ -10,8 +10,8 @@ from typing import TextIO
 import click
 
 from ntt_backup.cli.common import Common, json_option, only_result_option, sessions_option
-from ntt_backup.cli.param_types import HexPrefix
-from ntt_backup.cli.results import Result, count_lines, counts, failure_lines
+from ntt_backup.cli.param_types import HEX_PREFIX
+from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
@@ -39,10 +39,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     " catalog.url.",
 )
 @click.option(
-    "--prefix",
-    type=HexPrefix(),
-    default="",
-    help="Restore only blobids that begin so, such as 3f.",
+    "--prefix", type=HEX_PREFIX, default="", help="Restore only blobids that begin so, such as 3f."
 )
 @click.option(
     "--list",
@@ -110,15 +107,7 @@ def restore(
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             on_outage=line.outage,
         )
-    fields = {
-        "restored": done.restored,
-        "right": done.right,
-        "bytes": done.bytes,
-        "duration_s": round(done.duration_s, 3),
-        "wrong": counts(done.wrong.counts),
-    }
-    said = lines(done, destination)
-    Result(done.exit_code, fields, said, done.wrong.first).report(as_json=as_json)
+    Result(fields_of(done), lines(done, destination), done.exit_code).report(as_json=as_json)
 
 
 def _restore_catalog(common: Common, *, quiet: bool) -> None:
@@ -159,7 +148,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
     ]
     if done.wrong:
         said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
-        said += [*count_lines(counts(done.wrong.counts)), *failure_lines(done.wrong)]
+        said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
     return said
 
 

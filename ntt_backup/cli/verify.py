@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,8 +24,8 @@ from ntt_backup.cli.common import (
     open_catalog,
     sessions_option,
 )
-from ntt_backup.cli.param_types import Duration, HexPrefix, Part
-from ntt_backup.cli.results import Result, count_lines, counts, failure_lines
+from ntt_backup.cli.param_types import DURATION, HEX_PREFIX, PART
+from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, size
@@ -33,21 +34,20 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()
-@click.option("--sample", type=Part(), metavar="PERCENT", help="Check a random part, such as 1%.")
 @click.option(
-    "--max-duration", type=Duration(), metavar="TIME", help="Stop after this time: 90s, 2h, 1d."
+    "--sample", "fraction", type=PART, metavar="PERCENT", help="Check a random part, such as 1%."
+)
+@click.option(
+    "--max-duration", type=DURATION, metavar="TIME", help="Stop after this time: 90s, 2h, 1d."
 )
 @click.option(
     "--older-than",
-    type=Duration(),
+    type=DURATION,
     metavar="TIME",
     help="Check only blobs whose last check is older than this, such as 30d.",
 )
 @click.option(
-    "--prefix",
-    type=HexPrefix(),
-    default="",
-    help="Check only blobids that begin so, such as 3f.",
+    "--prefix", type=HEX_PREFIX, default="", help="Check only blobids that begin so, such as 3f."
 )
 @click.option("--local", is_flag=True, help="Check the local store instead of the remote.")
 @click.option(
@@ -58,16 +58,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @only_result_option
 @click.pass_obj
 def verify(
-    common: Common,
-    sample: float | None,
-    max_duration: float | None,
-    older_than: float | None,
-    prefix: str,
-    local: bool,
-    download: bool,
-    workers: int,
-    as_json: bool,
-    quiet: bool,
+    common: Common, /, local: bool, download: bool, as_json: bool, quiet: bool, **chosen: Any
 ) -> None:
     """Check the blobs on the remote by their hashes.
 
@@ -77,7 +68,7 @@ def verify(
     if local and download:
         raise click.UsageError("give only one of --local and --download")
     way: Way = "local" if local else "download" if download else "there"
-    question = Question(way, prefix, sample, max_duration, older_than, workers)
+    question = Question(way, **chosen)
     with ProgressLine(sys.stderr, quiet=quiet) as line:
 
         def progress(found: Findings) -> None:
@@ -95,18 +86,8 @@ def verify(
                     conn, remote, question, on_progress=progress, on_outage=line.outage
                 )
             said = [*lines(found, question), *advice_for_remote(found)]
-    fields = {
-        "target": common.target,
-        "way": way,
-        "total": found.total,
-        "checked": found.checked,
-        "bytes": found.bytes,
-        "complete": found.complete,
-        "duration_s": round(found.duration_s, 3),
-        "wrong": counts(found.wrong.counts),
-        "requeued": found.requeued,
-    }
-    Result(found.exit_code, fields, said, found.wrong.first).report(as_json=as_json)
+    fields = {"target": common.target, "way": way, **fields_of(found)}
+    Result(fields, said, found.exit_code).report(as_json=as_json)
 
 
 def progress_text(found: Findings) -> str:
@@ -130,7 +111,7 @@ def lines(found: Findings, question: Question) -> list[str]:
     if found.wrong:
         count = len(found.wrong)
         said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
-        return [*said, *count_lines(counts(found.wrong.counts)), *failure_lines(found.wrong)]
+        return [*said, *count_lines(found.wrong.counts), *failure_lines(found.wrong)]
     said.append("all of them are right" if found.checked else "there was nothing to check")
     bound = sample_bound(found)
     if question.fraction is not None and bound is not None:

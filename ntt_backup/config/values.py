@@ -150,10 +150,7 @@ RemotePath = Annotated[
     Needs("an absolute path on the remote, below / and without .."),
 ]
 LocalPath = Annotated[
-    Path,
-    BeforeValidator(_local_path),
-    AfterValidator(_absolute),
-    Needs("an absolute path"),
+    Path, BeforeValidator(_local_path), AfterValidator(_absolute), Needs("an absolute path")
 ]
 LockPath = Annotated[
     LocalPath,

@@ -97,7 +97,7 @@ def test_what_is_lost_or_wrong_on_the_remote_is_seen(backed_up: Site, scratch_ur
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
     assert "1 remote-corrupt: not restored" in done.stdout
-    assert "copied, says the catalog, and did not come back" in done.stdout
+    assert "copied according to the catalog, but not restored" in done.stdout
     assert lost in done.stdout
     assert rotten in done.stdout
 
@@ -114,7 +114,7 @@ def test_a_row_that_no_blob_can_have_is_not_called_back(backed_up: Site, scratch
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
-    assert "2 copied, says the catalog, and did not come back" in done.stdout
+    assert "2 copied according to the catalog, but not restored" in done.stdout
     assert names[0] in done.stdout
     assert "\x1b" not in done.stdout
 
