@@ -211,7 +211,7 @@ def test_a_full_remote_shows_in_the_trial_transfer(site: Site, remote: Sshd) -> 
     assert site.litter() == ["ballast"]
 
 
-def test_all_that_is_wrong_is_shown_at_once(site: Site) -> None:
+def test_all_that_is_wrong_is_shown_and_the_first_gives_the_exit_code(site: Site) -> None:
     site.fill(10)
     for broken in (no_log, no_store, no_database, no_sshd):
         broken(site)
@@ -220,17 +220,6 @@ def test_all_that_is_wrong_is_shown_at_once(site: Site) -> None:
 
     assert done.returncode == 2, done.stdout
     assert failed(done.stdout).keys() == {"log", "source", "catalog", "remote"}
-
-
-def test_the_exit_code_is_that_of_the_first_failure(site: Site) -> None:
-    site.fill(10)
-    no_database(site)
-    no_directory(site)
-
-    done = site.run("check")
-
-    assert done.returncode == 4, done.stdout
-    assert failed(done.stdout).keys() == {"catalog", "remote"}
 
 
 # --- a remote that hangs

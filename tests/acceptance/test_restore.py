@@ -16,7 +16,6 @@ import pytest
 from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.sshd import Sshd
 
 MIB = 1 << 20
 
@@ -291,14 +290,6 @@ def test_a_destination_that_cannot_be_is_said_so(site: Site) -> None:
     assert file.read_text() == "x"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--to", "one", "two"], ["--to", "one", "--catalog"]])
-def test_one_destination_is_needed(site: Site, arguments: list[str]) -> None:
-    done = site.run("restore", *arguments)
-    assert done.returncode == 2, done.stderr
-    assert "--to" in done.stderr
-    assert not (site.root / "one").exists()
-
-
 def test_a_second_restore_into_the_same_place_is_refused(site: Site) -> None:
     backed_up(site, 5)
     back = site.root / "back"
@@ -324,16 +315,3 @@ def test_stopped_by_a_signal_it_leaves_what_is_right(site: Site) -> None:
     assert tree(back).items() <= site.in_store().items()
     restored(site)
     assert tree(back) == site.in_store()
-
-
-def test_a_remote_without_python_says_what_cannot_be_done(
-    site: Site, remote: Sshd, startup: Path
-) -> None:
-    startup.write_text("PATH=/opt/bare\n")
-    if remote.run("command -v python3").returncode == 0 or remote.run("tar --help").returncode:
-        pytest.skip("this remote has no directory with all programs but Python")
-    done = site.run("restore", "--to", str(site.root / "back"))
-    assert done.returncode == 5, done.stderr
-    assert "restore needs Python 3.8" in done.stderr
-    assert "rsync" in done.stderr
-    assert not (site.root / "back").exists()

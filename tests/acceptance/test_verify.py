@@ -194,10 +194,3 @@ def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
     text = site.output()
     assert "remote is away" in text
     assert json.loads(text[text.index("{") :])["checked"] == 60
-
-
-@pytest.mark.parametrize(
-    "options", [["--sample", "1"], ["--older-than", "soon"], ["--prefix", "G"], ["--sample", "0%"]]
-)
-def test_a_wrong_option_is_a_matter_of_usage(site: Site, options: list[str]) -> None:
-    assert site.run("verify", *options).returncode == 2
