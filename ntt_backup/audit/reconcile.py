@@ -108,14 +108,14 @@ def reconcile(
     """Compares all three. on_difference is told the kind, the blobid or path, and a remark. Raises
     BackupError.
     """
-    far = FarSide(settings, "reconcile", ("list",), on_outage)
+    pool = FarSide(settings, "reconcile", ("list",), on_outage)
     store = Store(settings.source.root)
     store.probe()
-    reader = far.reader("0")
+    session = pool.reader("0")
     try:
         with store.tree() as tree:
-            work = _Work(conn, settings.target, tree, reader, apply, on_difference)
-            if apply and far.is_empty():
+            work = _Work(conn, settings.target, tree, session, apply, on_difference)
+            if apply and pool.is_empty():
                 raise RemoteUnreachable(
                     "by-hash on the remote is empty",
                     hint="is its disk mounted? Nothing was marked. Without --apply the comparison"
@@ -126,7 +126,7 @@ def reconcile(
                 on_progress(work.seen)
             return work.end()
     finally:
-        reader.close()
+        session.close()
 
 
 class _Work:
@@ -135,14 +135,14 @@ class _Work:
         conn: Connection,
         target: str,
         tree: Tree,
-        reader: Reader,
+        session: Reader,
         apply: bool,
         on_difference: Callable[[Difference, str, str], None],
     ) -> None:
         self._conn = conn
         self._target = target
         self._tree = tree
-        self._reader = reader
+        self._session = session
         self._apply = apply
         self._on_difference = on_difference
         self._started = time.monotonic()
@@ -157,9 +157,13 @@ class _Work:
     def compare(self, one: BlobRange) -> None:
         """Compares one range, whose index is its two-digit prefix."""
         prefix = f"{one.index:0{_PREFIX_DIGITS}x}"
-        # The rows are read first of all three.
-        rows = [(row.blobid, "row", row) for row in self._rows(one)]
-        merged = heapq.merge(rows, self._remote(prefix), self._local(prefix), key=_blobid)
+        rows = self._rows(one)  # Read first of all three.
+        merged = heapq.merge(
+            ((row.blobid, "row", row) for row in rows),
+            self._remote(prefix),
+            self._local(prefix),
+            key=_blobid,
+        )
         for blobid, found in groupby(merged, key=_blobid):
             self._judge(blobid, **{source: value for _, source, value in found})
         self.seen.part = (one.index + 1) / len(prefix_ranges())
@@ -183,7 +187,7 @@ class _Work:
     def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         low = int(prefix.ljust(64, "0"), 16)
         high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
-        for page in self._reader.names(low, high, on_stray=self._stray_there):
+        for page in self._session.names(low, high, on_stray=self._stray_there):
             self.seen.on_remote += len(page)
             yield from ((digest.hex(), "remote", size) for digest, size in page)
 
@@ -252,17 +256,17 @@ class _Work:
             self._tell(Difference.UNMARKED, blobid, "failed" if row.failed else "pending")
         self.seen.agreed += self.seen.differences.total() == before
 
-    def _tell(self, what: Difference, name: str, word: str) -> None:
+    def _tell(self, what: Difference, name: str, remark: str) -> None:
         self.seen.differences[what] += 1
         examples = self.seen.examples.setdefault(what, [])
         if len(examples) < _EXAMPLES:
-            examples.append(f"{name} {word}".strip())
-        self._on_difference(what, name, word)
+            examples.append(f"{name} {remark}".strip())
+        self._on_difference(what, name, remark)
 
-    def _lose(self, what: Difference, blobid: str, word: str) -> None:
-        self._tell(what, blobid, word)
+    def _lose(self, what: Difference, blobid: str, remark: str) -> None:
+        self._tell(what, blobid, remark)
         if self._apply:
-            self._lost.append(Failure(blobid, _REASONS[what], word))
+            self._lost.append(Failure(blobid, _REASONS[what], remark))
             if len(self._lost) >= _APPLY_BLOBS:
                 self._record()
 

@@ -69,7 +69,7 @@ def load(
     in_environment = sources.from_environment(environ)
     merged = sources.merged(in_file, in_environment, sources.from_flags(flags or {}))
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
-    problems = sources.two_places(in_environment, in_file, table)
+    problems = sources.place_conflicts(in_environment, in_file, table)
     for other in in_file.others:
         problems += sources.problems_of_other_target(other)
     settings = None

@@ -1,8 +1,8 @@
 """Where settings come from: flags, environment, file. Each value keeps the name its operator wrote.
 
 A layer is what one of them says, as `table.key` to value, with an origin for each key: `--workers`,
-`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. Only the form of the file is judged
-here; values are validated once the layers are merged.
+`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. A layer has the right form; its values
+are validated once the layers are merged.
 
 An empty environment variable counts as not set: an EnvironmentFile of systemd, and `VAR= command`
 in a shell, take a setting back that way. Other programs may own NTT_ variables too, so an unknown
@@ -94,7 +94,7 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
         bare = name.upper().removeprefix("NTT_")
         if name.upper().startswith("NTT_") and environ[name] and name not in ours.values():
             for match in difflib.get_close_matches(bare, ours, n=1, cutoff=0.8):
-                lines.append(f"{name} is not a variable we know and has no effect: {ours[match]}?")
+                lines.append(f"{name} has no effect; did you mean {ours[match]}?")
     return lines
 
 
@@ -141,10 +141,8 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
     return layer
 
 
-def two_places(environment: Layer, file: FileLayer, table: str) -> list[Problem]:
-    """Returns a problem for each variable that says where `remote` is, while another target is
-    used: its blobs must not be sent there.
-    """
+def place_conflicts(environment: Layer, file: FileLayer, table: str) -> list[Problem]:
+    """Returns a problem for each variable that would send blobs of another target to `remote`."""
     keys = [f"remote.{name}" for name in _PLACE]
     if table == DEFAULT_TARGET or not any(key in file.origins for key in keys):
         return []

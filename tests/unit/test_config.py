@@ -416,9 +416,7 @@ def test_printed_settings_show_no_password(file: Path) -> None:
     ],
 )
 def test_misspelt_variable_is_warned_of(name: str, meant: str) -> None:
-    assert misspelt({name: "4"}) == [
-        f"{name} is not a variable we know and has no effect: {meant}?"
-    ]
+    assert misspelt({name: "4"}) == [f"{name} has no effect; did you mean {meant}?"]
 
 
 def test_variables_of_others_and_our_own_are_not_warned_of() -> None:
