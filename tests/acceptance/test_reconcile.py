@@ -67,7 +67,7 @@ def make_all_kinds(site: Site, blobids: list[str], out: Path) -> dict[Difference
     }
 
 
-def test_where_all_agree_nothing_is_told(site: Site) -> None:
+def test_no_difference_is_reported_where_all_agree(site: Site) -> None:
     blobids = backed_up(site)
     found = compared(site)
     assert differing(found) == {}
@@ -76,7 +76,7 @@ def test_where_all_agree_nothing_is_told(site: Site) -> None:
     assert "300 rows agree with both" in site.run("reconcile").stdout
 
 
-def test_every_kind_of_difference_is_told_and_written(site: Site, tmp_path: Path) -> None:
+def test_every_kind_of_difference_is_reported_and_written(site: Site, tmp_path: Path) -> None:
     blobids = backed_up(site)
     out = tmp_path / "out"
     expected = make_all_kinds(site, blobids, out)
@@ -96,7 +96,7 @@ def test_every_kind_of_difference_is_told_and_written(site: Site, tmp_path: Path
         assert any(name in shown.stdout for name in names)
 
 
-def test_apply_mends_in_the_safe_direction_only(site: Site, tmp_path: Path) -> None:
+def test_apply_only_makes_lost_blobs_pending(site: Site, tmp_path: Path) -> None:
     blobids = backed_up(site)
     make_all_kinds(site, blobids, tmp_path)
     before = site.copied()
@@ -126,7 +126,9 @@ def test_a_disk_that_is_not_mounted_marks_nothing(site: Site) -> None:
     assert site.copied() == set(blobids)
 
 
-def test_what_cannot_be_listed_there_is_not_taken_for_lost(site: Site, remote: Sshd) -> None:
+def test_blobs_in_an_unreadable_remote_directory_are_not_taken_for_lost(
+    site: Site, remote: Sshd
+) -> None:
     blobids = backed_up(site, 50)
     directory = there(site, blobids[0]).parent.parent
     hidden = {one for one in blobids if one.startswith(directory.name)}

@@ -54,7 +54,7 @@ def backed_up(site: Site, count: int = 200) -> list[str]:
 
 
 @pytest.mark.parametrize("hashed", ["by the module", "by b3sum", "here"])
-def test_what_is_wrong_is_found_and_the_next_run_mends_it(
+def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
     site: Site, remote: Sshd, request: pytest.FixtureRequest, hashed: str
 ) -> None:
     way = ("--download",) if hashed == "here" else ()
@@ -81,7 +81,7 @@ def test_what_is_wrong_is_found_and_the_next_run_mends_it(
     assert verified(site, *way)["wrong"] == {}
 
 
-def test_a_person_is_told_how_serious_which_and_what_to_do(hashing: Site) -> None:
+def test_the_text_says_how_many_are_wrong_which_and_what_to_do(hashing: Site) -> None:
     wrong = spoil(hashing, backed_up(hashing))
     done = hashing.run("verify")
     assert done.returncode == 7, done.stderr
@@ -92,7 +92,7 @@ def test_a_person_is_told_how_serious_which_and_what_to_do(hashing: Site) -> Non
     assert f"--config {hashing.config} run" in done.stdout
 
 
-def test_the_oldest_check_comes_first_and_is_remembered(hashing: Site) -> None:
+def test_the_oldest_check_comes_first_and_is_recorded(hashing: Site) -> None:
     blobids = backed_up(hashing, 100)
     old, never = blobids[:10], blobids[10:15]
     set_checked = "update blobs set remote_last_checked = %s where blobid = any(%s)"
@@ -107,7 +107,7 @@ def test_the_oldest_check_comes_first_and_is_remembered(hashing: Site) -> None:
     assert verified(hashing, "--older-than", "30d")["total"] == 0
 
 
-def test_a_part_of_it_can_be_checked(hashing: Site) -> None:
+def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Site) -> None:
     blobids = backed_up(hashing)
     prefix = blobids[0][:2]
     expected = len([one for one in blobids if one.startswith(prefix)])
@@ -132,7 +132,7 @@ def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Site) -> None:
     assert hashing.copied() == set(blobids)
 
 
-def test_what_stands_in_a_blobs_place_is_wrong_and_replaced(hashing: Site) -> None:
+def test_a_link_in_the_place_of_a_blob_is_wrong_and_replaced(hashing: Site) -> None:
     blobids = backed_up(hashing)
     there(hashing, blobids[0]).unlink()
     there(hashing, blobids[0]).symlink_to("/etc/passwd")
@@ -141,7 +141,7 @@ def test_what_stands_in_a_blobs_place_is_wrong_and_replaced(hashing: Site) -> No
     hashing.assert_complete()
 
 
-def test_a_remote_without_blake3_says_how_to_go_on(site: Site) -> None:
+def test_a_remote_without_blake3_is_refused_with_the_way_out(site: Site) -> None:
     backed_up(site, 3)
     done = site.run("verify")
     if done.returncode == 0:
@@ -151,7 +151,7 @@ def test_a_remote_without_blake3_says_how_to_go_on(site: Site) -> None:
     assert "blake3" in done.stderr
 
 
-def test_a_remote_without_python_says_what_cannot_be_done(
+def test_a_remote_without_python_is_refused_with_the_way_out(
     site: Site, remote: Sshd, startup: Path
 ) -> None:
     startup.write_text("PATH=/opt/bare\n")
@@ -166,7 +166,7 @@ def test_a_remote_without_python_says_what_cannot_be_done(
         assert "rsync" in done.stderr
 
 
-def test_the_store_itself_can_be_checked_and_is_left_alone(site: Site) -> None:
+def test_the_store_can_be_checked_and_is_not_changed(site: Site) -> None:
     blobids = backed_up(site)
     content = bytearray(site.path(blobids[0]).read_bytes())
     content[0] ^= 1

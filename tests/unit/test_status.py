@@ -91,7 +91,7 @@ def drawn(
 # --- status ---------------------------------------------------------------------------------------
 
 
-def test_a_narrow_terminal_loses_nothing_of_why_a_dump_failed() -> None:
+def test_a_narrow_terminal_shows_the_whole_error_of_a_dump() -> None:
     why = "/opt/postgresql/client/of/a/vendor/bin/pg_dump is version 16.14; the server has 18"
     shown = drawn(dumps=[replace(A_DUMP, name="", error=why)], width=40)
     assert why.replace(" ", "") in re.sub(r"\s", "", shown)
@@ -113,7 +113,7 @@ def test_the_json_is_plain_and_complete() -> None:
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
 
 
-def test_a_person_sees_the_last_dump_and_a_later_failure() -> None:
+def test_the_table_shows_the_last_dump_and_a_later_failure() -> None:
     failed = DumpRun(NOW + timedelta(days=1), NOW, "", 0, "", "pg_dump failed: no such table")
     text = drawn(a_run(), dumps=[A_DUMP, failed])
     assert "2026-03-04 05:06 UTC: 20260304T050607Z-0badcafe.dump, 3.0 GB" in text
@@ -121,7 +121,7 @@ def test_a_person_sees_the_last_dump_and_a_later_failure() -> None:
     assert re.search(r"last dump +none", drawn(a_run(), dumps=[failed]))
 
 
-def test_a_person_reads_the_same_figures() -> None:
+def test_the_table_shows_all_figures() -> None:
     text = drawn(a_run())
     for words in ("1,200 blobs", "3,400,000 blobs", "2 missing", "1 wrong-size", "4 pending blobs"):
         assert words in text
@@ -135,7 +135,7 @@ def test_a_run_without_an_end_says_how_old_its_figures_are() -> None:
 
 
 @pytest.mark.parametrize(("zone", "shown"), [("Asia/Kolkata", "10:36 IST"), ("UTC", "05:06 UTC")])
-def test_a_person_reads_local_times_and_a_program_utc(
+def test_times_are_local_in_the_table_and_utc_in_json(
     monkeypatch: pytest.MonkeyPatch, zone: str, shown: str
 ) -> None:
     """Whatever the zone of the database's session."""
@@ -147,7 +147,7 @@ def test_a_person_reads_local_times_and_a_program_utc(
     assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
 
 
-def test_what_is_estimated_is_called_so() -> None:
+def test_estimated_figures_are_marked() -> None:
     totals = replace(TOTALS, pending=41_930_647, estimated=("pending", "pending_bytes", "unsized"))
     text = drawn(totals=totals)
     assert "about 41,900,000 blobs, 5.0 MB" in text
@@ -159,7 +159,7 @@ def test_what_is_estimated_is_called_so() -> None:
     assert "about" not in drawn()
 
 
-def test_holders_are_told_with_their_ranges_and_many_are_cut_short() -> None:
+def test_holders_are_shown_with_their_first_ranges() -> None:
     few = [Holder(index, "h/0", 5) for index in (0, 255)]
     many = [Holder(index, "h/1", 6) for index in range(1, 101)]
     text = drawn(holders=[*few, *many])
@@ -167,13 +167,13 @@ def test_holders_are_told_with_their_ranges_and_many_are_cut_short() -> None:
     assert "and 84 more" in text
 
 
-def test_words_from_the_catalog_cannot_steer_the_terminal() -> None:
+def test_control_characters_from_the_catalog_are_escaped() -> None:
     text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5)])
     assert "\x1b" not in text
     assert "\x07" not in text
 
 
-def test_words_from_the_catalog_are_no_markup() -> None:
+def test_markup_from_the_catalog_is_shown_as_text() -> None:
     totals = replace(TOTALS, failed_by_reason={"[/reason] :bomb:": 1})
     run = a_run(host="[/host]", outcome="[bold]odd")
     text = drawn(run, [Holder(1, "[/who]", 5)], totals)
@@ -193,7 +193,7 @@ def settings(**run: Any) -> Settings:
 
 
 @pytest.mark.parametrize(("unsized", "rate"), [(0, None), (7, 12_000_000)])
-def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -> None:
+def test_the_plan_shows_amount_places_and_batches(unsized: int, rate: int | None) -> None:
     text = "\n".join(
         plan(
             settings(batch_size=500, workers=3, bwlimit=rate),
@@ -217,7 +217,9 @@ def test_the_plan_says_what_goes_where_and_how(unsized: int, rate: int | None) -
         (1, 3 * 2**28 + 1, "4 batches"),
     ],
 )
-def test_batches_are_full_of_blobs_or_of_bytes(blobs: int, bytes_: int, batches: str) -> None:
+def test_the_plan_counts_batches_by_blobs_or_by_bytes(
+    blobs: int, bytes_: int, batches: str
+) -> None:
     pending = PendingEstimate(blobs, bytes_, 0, exact=True)
     text = "\n".join(plan(settings(batch_size=500, batch_bytes=2**28), pending))
     assert f"in about {batches}" in text
@@ -229,7 +231,7 @@ def test_a_plan_for_a_large_catalog_is_an_estimate() -> None:
     assert shown[0] == "would send about 41,900,000 blobs, 17.0 TB"
 
 
-def test_a_scan_is_told_with_what_it_left_aside() -> None:
+def test_a_scan_is_reported_with_its_strays() -> None:
     result = ScanResult(
         registered=5,
         known=1000,

@@ -14,7 +14,7 @@ from ntt_backup.model import Blob
 
 
 @pytest.mark.timeout(20)
-def test_what_is_done_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_makes_room_for_the_next_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More jobs than there is room for, and a tick that by itself would come too late."""
     monkeypatch.setattr(pool, "_TICK_SECONDS", 3600.0)
     news = threading.Event()
