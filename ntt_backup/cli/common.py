@@ -12,15 +12,25 @@ import click
 
 from ntt_backup import identity
 from ntt_backup.catalog import Connection, connection, verify_schema
+from ntt_backup.cli.param_types import HEX_PREFIX
 from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, load
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
-only_result_option = click.option(
-    "-q", "--quiet", is_flag=True, help="Print only the result at the end."
-)
+
+
+def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a command that prints a result at the end."""
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only the result at the end.")
+    return json_option(quiet(command))
+
+
+def prefix_option(verb: str) -> Callable[[Any], Any]:
+    """Returns the option --prefix of a command that does something with blobs."""
+    text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
+    return click.option("--prefix", type=HEX_PREFIX, default="", help=text)
 
 
 def sessions_option(default: int) -> Callable[[Any], Any]:

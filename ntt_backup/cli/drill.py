@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from ntt_backup.cli.common import Common, json_option, only_result_option, sessions_option
-from ntt_backup.cli.param_types import HEX_PREFIX
+from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
 from ntt_backup.cli.restore import progress_text
 from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of, first_failures
 from ntt_backup.config import RemoteConfig
@@ -35,15 +34,9 @@ from ntt_backup.ui.progress_line import ProgressLine
     metavar="URL",
     help="Empty database for the catalog; used instead of catalog.url.",
 )
-@click.option(
-    "--prefix",
-    type=HEX_PREFIX,
-    default="",
-    help="Restore only blobids that begin so; 00 is 1/256 of all.",
-)
+@prefix_option("Restore")
 @sessions_option(default=4)
-@json_option
-@only_result_option
+@result_options
 @click.pass_obj
 def drill(
     common: Common,

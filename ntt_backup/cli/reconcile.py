@@ -11,7 +11,7 @@ import click
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
-from ntt_backup.cli.common import Common, json_option, only_result_option, open_catalog
+from ntt_backup.cli.common import Common, open_catalog, result_options
 from ntt_backup.cli.results import Result, fields_of
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, complete
@@ -39,7 +39,6 @@ _ADVICE: Final = {
 
 
 @click.command()
-@json_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -51,7 +50,7 @@ _ADVICE: Final = {
     is_flag=True,
     help="Make copied blobs pending again that the remote lacks or has with another size.",
 )
-@only_result_option
+@result_options
 @click.pass_obj
 def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quiet: bool) -> None:
     """Compare catalog, store and remote by name and size.

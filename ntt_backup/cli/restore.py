@@ -9,8 +9,7 @@ from typing import TextIO
 
 import click
 
-from ntt_backup.cli.common import Common, json_option, only_result_option, sessions_option
-from ntt_backup.cli.param_types import HEX_PREFIX
+from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
 from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
@@ -38,9 +37,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     help="Restore the catalog instead: its newest good dump, into the empty database of"
     " catalog.url.",
 )
-@click.option(
-    "--prefix", type=HEX_PREFIX, default="", help="Restore only blobids that begin so, such as 3f."
-)
+@prefix_option("Restore")
 @click.option(
     "--list",
     "names",
@@ -57,8 +54,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     is_flag=True,
     help="Keep a file in DIR that has the right size, without hashing it.",
 )
-@json_option
-@only_result_option
+@result_options
 @click.pass_obj
 def restore(
     common: Common,

@@ -19,12 +19,12 @@ from ntt_backup.audit.verify import (
 )
 from ntt_backup.cli.common import (
     Common,
-    json_option,
-    only_result_option,
     open_catalog,
+    prefix_option,
+    result_options,
     sessions_option,
 )
-from ntt_backup.cli.param_types import DURATION, HEX_PREFIX, PART
+from ntt_backup.cli.param_types import DURATION, PART
 from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import complete
@@ -46,16 +46,13 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     metavar="TIME",
     help="Check only blobs whose last check is older than this, such as 30d.",
 )
-@click.option(
-    "--prefix", type=HEX_PREFIX, default="", help="Check only blobids that begin so, such as 3f."
-)
+@prefix_option("Check")
 @click.option("--local", is_flag=True, help="Check the local store instead of the remote.")
 @click.option(
     "--download", is_flag=True, help="Fetch every blob and hash it locally, not on the remote."
 )
 @sessions_option(default=2)
-@json_option
-@only_result_option
+@result_options
 @click.pass_obj
 def verify(
     common: Common, /, local: bool, download: bool, as_json: bool, quiet: bool, **chosen: Any
