@@ -254,20 +254,6 @@ def test_endless_startup_files_are_reported(site: Site, startup: Path) -> None:
     assert list(site.remote.local.iterdir()) == []
 
 
-def test_startup_files_that_read_stdin_are_reported(site: Site, startup: Path) -> None:
-    """They swallow the script that was meant for sh."""
-    site.fill(10)
-    site.write_config(remote={"connect_timeout": 1})
-    startup.write_text("cat >/dev/null\n")
-
-    done = site.run("check")
-
-    assert done.returncode == 5, done.stdout
-    said, hint = failed(done.stdout)["remote"]
-    assert said
-    assert "startup files" in hint
-
-
 def test_hanging_remote_storage_is_reported(site: Site, remote: Sshd, startup: Path) -> None:
     """The login works, the transfer waits for ever: as with a network file system that is away."""
     site.fill(10)

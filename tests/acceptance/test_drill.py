@@ -57,10 +57,6 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def on_remote(site: Site, blobid: str) -> Path:
-    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
-
-
 def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     backed_up: Site, scratch_url: str
 ) -> None:
@@ -87,10 +83,10 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
 def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Site, scratch_url: str) -> None:
     site = backed_up
     lost, rotten = sorted(site.copied())[:2]
-    on_remote(site, lost).unlink()
-    content = bytearray(on_remote(site, rotten).read_bytes())
+    site.remote_path(lost).unlink()
+    content = bytearray(site.remote_path(rotten).read_bytes())
     content[-1] ^= 1
-    on_remote(site, rotten).write_bytes(content)
+    site.remote_path(rotten).write_bytes(content)
 
     done = site.run("drill", "--scratch", str(back(site)), "--database", scratch_url)
 

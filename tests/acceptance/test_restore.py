@@ -20,10 +20,6 @@ from tests.patience import PATIENCE
 MIB = 1 << 20
 
 
-def there(site: Site, blobid: str) -> Path:
-    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
-
-
 def tree(root: Path) -> dict[str, bytes]:
     """All that stands below root, scratch space too."""
     return {
@@ -108,13 +104,13 @@ def test_a_large_wrong_file_is_repaired_by_the_blocks_that_differ(site: Site, si
         assert tree(back) == site.in_store()
 
     path.write_bytes(bytes(content))
-    rotten = bytearray(there(site, blobid).read_bytes())
+    rotten = bytearray(site.remote_path(blobid).read_bytes())
     rotten[MIB] ^= 1
-    there(site, blobid).write_bytes(rotten)
+    site.remote_path(blobid).write_bytes(rotten)
     found = restored(site, code=7)
     assert found["wrong"] == {"remote-corrupt": 1}
     assert path.read_bytes() == content
-    there(site, blobid).unlink()
+    site.remote_path(blobid).unlink()
     found = restored(site, "--blobid", blobid, code=7)
     assert found["wrong"] == {"remote-missing": 1}
     assert path.read_bytes() == content
@@ -124,11 +120,11 @@ def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(site: Site) -
     blobids = backed_up(site)
     large = site.put(random.Random(1).randbytes(3 * MIB))
     assert site.run("run").returncode == 0
-    rotten = next(one for one in blobids if there(site, one).stat().st_size > 10)
+    rotten = next(one for one in blobids if site.remote_path(one).stat().st_size > 10)
     for blobid in (rotten, large):
-        content = bytearray(there(site, blobid).read_bytes())
+        content = bytearray(site.remote_path(blobid).read_bytes())
         content[3] ^= 1
-        there(site, blobid).write_bytes(content)
+        site.remote_path(blobid).write_bytes(content)
 
     found = restored(site, code=7)
 
