@@ -21,11 +21,11 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     gc.disable()
-    from ntt_backup.cli import app, cli
+    from ntt_backup.cli import app
 
     gc.freeze()
     gc.enable()
-    code = app.main(cli)
+    code = app.main()
     atexit._run_exitfuncs()
     os._exit(code)
 

@@ -1,10 +1,9 @@
 """One hierarchy of errors, so that every failure has an exit code and a next step.
 
-An operator reads three things: what happened, what the system said, and what to do about it. They
-are the three fields of every error here (`message`, `detail`, `hint`). The daemon reads two more:
-may this pass by itself (`retryable`), and with which code does the process end if it does not
-(`exit_code`). Both hang on the class, not on the place where it is raised, so no caller decides
-them again.
+An operator reads three things: what happened, what the system answered, and what to do about it.
+They are the fields of every error (`message`, `detail`, `hint`). The daemon reads two more: whether
+it may pass by itself (`retryable`), and the code with which the process ends otherwise
+(`exit_code`). Both belong to the class, so that no caller decides them again.
 
 Drivers' own exceptions (psycopg, OSError from a pipe, an ssh exit status) are translated once, at
 the edge that met them, and kept as `__cause__`.
@@ -42,8 +41,8 @@ def complete(text: str) -> str:
 class BackupError(Exception):
     """Anything that ends or delays a run.
 
-    message: what happened, one line. detail: what the failing side said, bounded. hint: what to do;
-    a command line of ours in it repeats the options that this program was called with.
+    message: what happened, one line. detail: what the failing side answered, bounded. hint: what to
+    do; command lines in it repeat the options before the command.
     """
 
     exit_code: int = 1
@@ -57,7 +56,7 @@ class BackupError(Exception):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What an event or another process is told of it."""
+        """The fields of an event, and of the message to another process."""
         return {
             "exit_code": self.exit_code,
             "message": self.message,
@@ -85,7 +84,7 @@ class SourceError(BackupError):
 
 
 class StoreSuspect(SourceError):
-    """Most of what was tried cannot be read, though the store is there: it may not be whole."""
+    """Most blobs that were tried cannot be read, though the store can: it may be incomplete."""
 
 
 class LockHeld(BackupError):
@@ -142,7 +141,7 @@ class RemoteDenied(RemoteError):
 
 
 class Unsupported(RemoteDenied):
-    """The remote lets us in, but what this way of sending needs is not there."""
+    """The remote lets us in, but lacks what this way of sending or reading needs."""
 
 
 class RemoteCannotStore(RemoteError):
@@ -171,8 +170,8 @@ class DumpFailed(BackupError):
 
 
 class DumpImpossible(ConfigError):
-    """From here no dump can be made at all: a program is missing or too old, or the key leads to a
-    forced command.
+    """No dump can be made at all: a program is missing or too old, or the key leads to a forced
+    command.
     """
 
 

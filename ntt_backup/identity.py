@@ -1,8 +1,8 @@
-"""The names by which this host's work for a target is known elsewhere.
+"""The names of this host's work for a target, on the remote and in the catalog.
 
-On the remote, a session's scratch directory carries `owner`, so that the next run can remove what a
-dead one left and touches nobody else's. In the catalog, connections carry `application`, so that
-`status` can say who holds which range.
+A session's directory on the remote carries `owner`, so that the next run removes what a dead one of
+this host has left, and nothing else. Connections to the catalog carry `application`, so that
+`status` shows who holds which range.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 def owner(settings: CatalogConfig) -> str:
-    """12 hex digits for this machine, its store and the target. Two runs of one lock share it."""
+    """Returns 12 hex digits for this machine, its store, its lock and the target."""
     try:
         machine = _MACHINE_ID.read_text(encoding="ascii")
     except OSError:
@@ -35,7 +35,7 @@ def owner(settings: CatalogConfig) -> str:
 
 
 def application(part: str = "") -> str:
-    """The application_name of a connection of ours, `ntt-backup-remote/HOST/PART`. part: the
-    command, or whatever else it is for.
+    """Returns the application_name of a connection: `ntt-backup-remote/HOST/PART`. part: its
+    purpose, such as the command.
     """
     return "/".join(filter(None, ("ntt-backup-remote", socket.gethostname()[:30], part)))

@@ -6,8 +6,9 @@ The catalog may hold other things than a blobid in that column (it belongs to an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -15,6 +16,7 @@ from ntt_backup.blobdir.layout import is_blobid as is_blobid
 from ntt_backup.blobdir.layout import relative_path as relative_path
 
 LARGEST_BLOB: Final = 1 << 60  # as in the protocol; no file system holds one
+_FAILURES_KEPT: Final = 1000
 
 
 class Reason(StrEnum):
@@ -110,6 +112,22 @@ class Failure:
     blobid: str
     reason: Reason
     detail: str = ""
+
+
+@dataclass(slots=True)
+class Failures:
+    """Failures, counted by reason. Only the first thousand are kept themselves."""
+
+    counts: Counter[Reason] = field(default_factory=Counter)
+    first: list[Failure] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.counts.total()
+
+    def add(self, failure: Failure) -> None:
+        self.counts[failure.reason] += 1
+        if len(self.first) < _FAILURES_KEPT:
+            self.first.append(failure)
 
 
 @dataclass(frozen=True, slots=True)

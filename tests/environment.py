@@ -207,6 +207,9 @@ class Site:
             if path.is_file()
         }
 
+    def remote_path(self, blobid: str) -> Path:
+        return self.remote.local / "by-hash" / self.path(blobid).relative_to(self.store)
+
     def in_store(self) -> dict[str, bytes]:
         return {
             str(path.relative_to(self.store)): path.read_bytes()

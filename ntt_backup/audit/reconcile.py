@@ -1,26 +1,28 @@
-"""Reconcile: the catalog, the store and the remote side by side, in one pass over all names.
+"""Reconcile: compares the catalog, the store and the remote in one pass over all names.
 
-Three lists of tens of millions cannot be held and compared. But all three can be had in order of
-blobid, range by range: the catalog's rows of one range are read and sorted, the directories of the
-store and the remote's listing come sorted as they are, and a merge of the three sees every blob
-once. Memory is that of a 256th of the catalog.
+All three lists come in the order of blobids, range by range: the catalog's rows of one range are
+read and sorted, the store's directories and the remote's listing are sorted as they come. A merge
+of the three sees every blob once, with the memory of a 256th of the catalog.
 
-In every range the catalog is read first. A blob that a run copies at this very moment may then show
-as not marked yet, which is harmless; it can never show as copied and absent.
+In every range the catalog is read first. A blob that a run copies at this moment may then show as
+not marked yet, which is harmless; it can never show as copied and absent.
 
-Only names and sizes are compared; `verify` looks at contents. What `apply` changes is in the safe
+Only names and sizes are compared; `verify` reads contents. What `apply` changes is in the safe
 direction: what the remote lacks is pending again. Nothing is ever marked as copied, and nothing is
 deleted.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.blobdir.walk import Tree
@@ -37,10 +39,11 @@ from ntt_backup.source.inspection import Store
 _APPLY_BLOBS: Final = 1000
 _EXAMPLES: Final = 5
 _PREFIX_DIGITS: Final = 2
+_blobid = itemgetter(0)
 
 
 class Difference(StrEnum):
-    """What may be found. Scripts read the words: they are names of files, and keys."""
+    """A kind of difference. Scripts read the words, as names of files and as keys."""
 
     LOST = "copied-but-absent"
     REMOTE_SIZE = "remote-size-differs"
@@ -55,7 +58,7 @@ class Difference(StrEnum):
     STRAY_REMOTE = "stray-on-remote"
 
 
-# The remote has not what the catalog says it has.
+# The remote lacks what the catalog calls copied.
 SERIOUS: Final = frozenset({Difference.LOST, Difference.REMOTE_SIZE, Difference.UNREADABLE})
 _REASONS: Final = {
     Difference.LOST: Reason.REMOTE_MISSING,
@@ -68,7 +71,7 @@ _STRAYS: Final = dict(enumerate(StrayKind))
 class Comparison:
     """What was seen so far. part: of the work, from 0 to 1. requeued: how many are pending again.
 
-    examples: the first of each kind, with a word on it.
+    examples: the first of each kind, with a remark.
     """
 
     rows: int = 0
@@ -78,12 +81,14 @@ class Comparison:
     part: float = 0.0
     requeued: int = 0
     duration_s: float = 0.0
-    differences: Counter[Difference] = field(default_factory=Counter)
+    differences: Counter[Difference] = field(
+        default_factory=lambda: Counter(dict.fromkeys(Difference, 0))
+    )
     examples: dict[Difference, list[str]] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        return SOME_FAILED if SERIOUS & self.differences.keys() else 0
+        return SOME_FAILED if any(self.differences[what] for what in SERIOUS) else 0
 
 
 def reconcile(
@@ -95,9 +100,8 @@ def reconcile(
     on_difference: Callable[[Difference, str, str], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Comparison:
-    """Compare all three. Raises BackupError.
-
-    on_difference is told of each: what it is, the blobid or path, and a word on it.
+    """Compares all three. on_difference is told the kind, the blobid or path, and a remark. Raises
+    BackupError.
     """
     pool = SessionPool(settings, "reconcile", ("list",), on_outage)
     store = Store(settings.source.root)
@@ -109,8 +113,8 @@ def reconcile(
             if apply and pool.is_empty():
                 raise RemoteUnreachable(
                     "by-hash on the remote is empty",
-                    hint="is its disk mounted? Nothing was marked; without --apply the rest is"
-                    " compared",
+                    hint="is its disk mounted? Nothing was marked. Without --apply the comparison"
+                    " is made nevertheless",
                 )
             for one in prefix_ranges():
                 work.compare(one)
@@ -138,7 +142,7 @@ class _Work:
         self._on_difference = on_difference
         self._started = time.monotonic()
         self._lost: list[Failure] = []
-        # Where the remote could not look: what is not listed there may well be there.
+        # Directories that the remote cannot read. Their blobs may exist without being listed.
         self._unreadable: list[str] = []
         self.seen = Comparison()
         # The store's directories, in the order of the ranges, and the first that is not read yet.
@@ -146,23 +150,17 @@ class _Work:
         self._next = next(self._walk, None)
 
     def compare(self, one: BlobRange) -> None:
-        """One range, whose index is its two-digit prefix."""
+        """Compares one range, whose index is its two-digit prefix."""
         prefix = f"{one.index:0{_PREFIX_DIGITS}x}"
-        rows = iter(self._rows(one))  # First of all three.
-        there = self._there(prefix)
-        here = self._here(prefix)
-        row, far, near = next(rows, None), next(there, None), next(here, None)
-        while row or far or near:
-            blobid = min(one[0] for one in (row, far, near) if one)
-            at_row = row if row and row[0] == blobid else None
-            at_far = far if far and far[0] == blobid else None
-            at_near = near if near and near[0] == blobid else None
-            self._judge(
-                blobid, at_row, at_far[1] if at_far else None, at_near[1] if at_near else None
-            )
-            row = next(rows, None) if at_row else row
-            far = next(there, None) if at_far else far
-            near = next(here, None) if at_near else near
+        rows = self._rows(one)  # Read first of all three.
+        merged = heapq.merge(
+            ((row.blobid, "row", row) for row in rows),
+            self._remote(prefix),
+            self._local(prefix),
+            key=_blobid,
+        )
+        for blobid, found in groupby(merged, key=_blobid):
+            self._judge(blobid, **{source: value for _, source, value in found})
         self.seen.part = (one.index + 1) / len(prefix_ranges())
         self.seen.duration_s = time.monotonic() - self._started
 
@@ -170,8 +168,6 @@ class _Work:
         self._record()
         self.seen.duration_s = time.monotonic() - self._started
         return self.seen
-
-    # --- the three lists, in order ----------------------------------------------------------------
 
     def _rows(self, one: BlobRange) -> list[Row]:
         found: list[Row] = []
@@ -181,17 +177,16 @@ class _Work:
             else:
                 self._tell(Difference.BAD_BLOBID, row.blobid, "")
         self.seen.rows += len(found)
-        found.sort()
-        return found
+        return sorted(found)
 
-    def _there(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         low = int(prefix.ljust(64, "0"), 16)
         high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
         for page in self._session.names(low, high, on_stray=self._stray_there):
             self.seen.on_remote += len(page)
-            yield from ((digest.hex(), size) for digest, size in page)
+            yield from ((digest.hex(), "remote", size) for digest, size in page)
 
-    def _here(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def _local(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         while self._next is not None:
             directory = self._next
             if isinstance(directory, Stray):
@@ -213,7 +208,7 @@ class _Work:
                 except FileNotFoundError:
                     continue  # Removed since it was listed.
                 self.seen.in_store += 1
-                yield blobid, size
+                yield blobid, "local", size
 
     def _stray_in_store(self, stray: Stray) -> None:
         self._tell(Difference.STRAY_STORE, stray.path, f"{stray.kind} {stray.detail}".strip())
@@ -224,45 +219,50 @@ class _Work:
             self._unreadable.append("" if path == "." else path.replace("/", ""))
         self._tell(Difference.STRAY_REMOTE, path, kind)
 
-    # --- the verdict ------------------------------------------------------------------------------
-
-    def _judge(self, blobid: str, row: Row | None, far: int | None, near: int | None) -> None:
-        """far and near: the sizes on the remote and in the store, None for absent."""
+    def _judge(
+        self,
+        blobid: str,
+        row: Row | None = None,
+        remote: int | None = None,
+        local: int | None = None,
+    ) -> None:
+        """Tells of each difference. remote and local are sizes, None for absent."""
         before = self.seen.differences.total()
         if row is None:
-            if near is not None:
-                self._tell(Difference.UNREGISTERED, blobid, f"{near} bytes")
-            if far is not None:
-                self._tell(Difference.UNKNOWN, blobid, f"{far} bytes")
+            if local is not None:
+                self._tell(Difference.UNREGISTERED, blobid, f"{local} bytes")
+            if remote is not None:
+                self._tell(Difference.UNKNOWN, blobid, f"{remote} bytes")
             return
-        if near is None:
+        if local is None:
             self._tell(Difference.SOURCELESS, blobid, "copied" if row.copied else "not copied")
-        elif row.size is not None and row.size != near:
-            self._tell(Difference.STORE_SIZE, blobid, f"{near} bytes, {row.size} in the catalog")
-        # What the store holds was checked when it was sent; the catalog's number is a second best.
-        expected = near if near is not None else row.size
+        elif row.size is not None and row.size != local:
+            self._tell(Difference.STORE_SIZE, blobid, f"{local} bytes, {row.size} in the catalog")
+        # The store's size was checked when the blob was sent; the catalog's is second best.
+        expected = local if local is not None else row.size
         if row.copied:
-            if far is None and blobid.startswith(tuple(self._unreadable)):
-                self._tell(Difference.UNREADABLE, blobid, "its directory there cannot be read")
-            elif far is None:
-                self._lose(Difference.LOST, blobid, "not listed there")
-            elif expected is not None and far != expected:
-                self._lose(Difference.REMOTE_SIZE, blobid, f"{far} bytes there, {expected} here")
-        elif far is not None:
+            if remote is None and blobid.startswith(tuple(self._unreadable)):
+                self._tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
+            elif remote is None:
+                self._lose(Difference.LOST, blobid, "not listed on the remote")
+            elif expected is not None and remote != expected:
+                said = f"{remote} bytes on the remote, {expected} expected"
+                self._lose(Difference.REMOTE_SIZE, blobid, said)
+        elif remote is not None:
             self._tell(Difference.UNMARKED, blobid, "failed" if row.failed else "pending")
         self.seen.agreed += self.seen.differences.total() == before
 
-    def _tell(self, what: Difference, name: str, word: str) -> None:
+    def _tell(self, what: Difference, name: str, remark: str) -> None:
         self.seen.differences[what] += 1
         examples = self.seen.examples.setdefault(what, [])
         if len(examples) < _EXAMPLES:
-            examples.append(f"{name} {word}".strip())
-        self._on_difference(what, name, word)
+            examples.append(f"{name} {remark}".strip())
+        self._on_difference(what, name, remark)
 
-    def _lose(self, what: Difference, blobid: str, word: str) -> None:
-        self._tell(what, blobid, word)
+    def _lose(self, what: Difference, blobid: str, remark: str) -> None:
+        self._tell(what, blobid, remark)
         if self._apply:
-            self._lost.append(Failure(blobid, _REASONS[what], word))
+            self._lost.append(Failure(blobid, _REASONS[what], remark))
             if len(self._lost) >= _APPLY_BLOBS:
                 self._record()
 

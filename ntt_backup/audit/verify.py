@@ -1,34 +1,24 @@
-"""Verify: is what the catalog calls copied really there, and right?
+"""Verify: checks that what the catalog calls copied is on the remote, and right.
 
-Flags in a database drift from what is on the disks: bits rot, a disk is lost, somebody cleans up.
-The obvious answer, to compare listings, sees names and sizes; only hashing the content proves it.
-All of it takes days, so a check can be a sample, or end after some hours and go on next time with
-what was checked longest ago.
+The catalog and the disks drift apart: bits rot, a disk is lost, somebody cleans up. Listings show
+names and sizes; only hashing the content proves it. All of it takes days, so a check can be a
+sample, or end after some hours; the next one begins with what was checked longest ago.
 
-A blob that is missing or wrong becomes pending again, with the reason, and the next run mends it.
-Before the first is blamed, the remote must show any blob at all: an empty directory is a disk that
-is not mounted, and marks nothing. One that cannot be read is told of and left alone: that is a
-disk to look at, not a blob to send.
+A blob that is missing or wrong becomes pending again, with the reason, and the next run sends it.
+Before the first is marked, the remote must show any blob at all: an empty directory is a disk that
+is not mounted, and marks nothing. A blob that cannot be read is reported and left alone: the disk
+must be looked at, and sending it again would not help.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ntt_backup.audit.check_methods import (
-    Checked,
-    CheckQueue,
-    Job,
-    download,
-    hash_here,
-    hash_there,
-    in_order,
-)
+from ntt_backup.audit.hashing import CheckQueue, Job, fetch_and_hash, hash_in_store, hash_on_remote
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks
@@ -36,25 +26,25 @@ from ntt_backup.client.pool import SessionPool, run_threads
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
-from ntt_backup.model import Blob, Failure, Reason, is_blobid
+from ntt_backup.model import Blob, Failure, Failures, Reason, is_blobid
 from ntt_backup.planner import cut
 
-# Half of it may be asked for again when the link drops; and where it is downloaded, the size of a
-# step of the progress shown.
+# What is asked for again when the link drops, and a step of the progress of a download.
 _JOB_BLOBS: Final = 1000
 _JOB_BYTES: Final = 64 << 20
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
-# What of it is kept to be told; the catalog has the rest.
-_TOLD: Final = 1000
 _LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 
+# Scripts read the words in JSON.
 Way = Literal["there", "download", "local"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to check, and how. fraction: a random part. Times are in seconds."""
+    """What to check, and how. way: hash on the remote (`there`), after a download, or the local
+    store. fraction: a random part. Times are in seconds.
+    """
 
     way: Way = "there"
     prefix: str = ""
@@ -66,9 +56,8 @@ class Question:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so pool. total: how many blobs were to be checked; complete: all of
-    them were. requeued: how many are pending again. wrong: how many for each reason, failures: the
-    first of them.
+    """What a check has found so far. total: how many blobs were to be checked; complete: all were
+    checked. requeued: how many are pending again.
     """
 
     total: int = 0
@@ -77,8 +66,7 @@ class Findings:
     requeued: int = 0
     complete: bool = False
     duration_s: float = 0.0
-    wrong: Counter[Reason] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    wrong: Failures = field(default_factory=Failures)
 
     @property
     def exit_code(self) -> int:
@@ -93,25 +81,24 @@ def verify_remote(
     on_progress: Callable[[Findings], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Findings:
-    """Check what is copied to the target. Raises BackupError; what was found before is recorded."""
+    """Checks what is copied to the target. Raises BackupError; what was found is recorded."""
     fetching = question.way == "download"
     pool = SessionPool(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
-    session = pool.open_first()
-    if not fetching and not session.banner.can_hash:
-        pool.close()
-        raise Unsupported(
-            "the remote cannot hash: it has no BLAKE3",
-            detail=f"receiver {session.banner.version}, Python {session.banner.python}",
-            hint="install it there, on Debian by `apt-get install b3sum` ('BLAKE3 on the remote' in"
-            " docs/operations.md), or let `ntt-backup-remote verify --download` fetch every blob"
-            " and hash it here",
-        )
-    jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
-    work = download if fetching else hash_there
     try:
-        inquiry = _Inquiry(conn, settings.target, question, jobs, on_progress, pool)
-        pool.run(question.workers, lambda session: work(session, jobs), inquiry.step)
-        return inquiry.end()
+        session = pool.open_first()
+        if not fetching and not session.banner.can_hash:
+            raise Unsupported(
+                "the remote cannot hash: it has no BLAKE3",
+                detail=f"receiver {session.banner.version}, Python {session.banner.python}",
+                hint="install it on the remote, on Debian by `apt-get install b3sum` ('BLAKE3 on"
+                " the remote' in docs/operations.md), or fetch every blob and hash it locally:"
+                " `ntt-backup-remote verify --download`",
+            )
+        jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
+        check = _Check(conn, settings.target, question, jobs, on_progress, pool)
+        work = fetch_and_hash if fetching else hash_on_remote
+        pool.run(question.workers, lambda session: work(session, jobs), check.step)
+        return check.end()
     finally:
         pool.close()
 
@@ -123,20 +110,20 @@ def verify_store(
     *,
     on_progress: Callable[[Findings], None],
 ) -> Findings:
-    """Check the store's own blobs, and change nothing. Raises BackupError."""
+    """Checks the store's own blobs, and changes nothing. Raises BackupError."""
     root = settings.source.root
     stop, news = threading.Event(), threading.Event()
     jobs = CheckQueue(2 * question.workers, lambda: None, news.set)
-    inquiry = _Inquiry(conn, settings.target, question, jobs, on_progress, None)
+    check = _Check(conn, settings.target, question, jobs, on_progress, None)
     try:
-        run_threads(question.workers, lambda _: hash_here(root, jobs), inquiry.step, stop, news)
+        run_threads(question.workers, lambda _: hash_in_store(root, jobs), check.step, stop, news)
     finally:
         jobs.close()
-    return inquiry.end()
+    return check.end()
 
 
-class _Inquiry:
-    """Feeds the threads from the catalog, and records what comes back. pool: None for the store."""
+class _Check:
+    """Feeds the queue from the catalog, and records the results. pool is None for the store."""
 
     def __init__(
         self,
@@ -152,7 +139,7 @@ class _Inquiry:
         self._jobs = jobs
         self._pool = pool
         self._on_progress = on_progress
-        self._started = time.monotonic()
+        self._started = self._recorded = time.monotonic()
         self._limit = question.max_duration
         self._checks = Checks(
             conn,
@@ -162,66 +149,59 @@ class _Inquiry:
             fraction=question.fraction,
             local=pool is None,
         )
-        self.found = Findings(total=self._checks.total)
+        self._found = Findings(total=self._checks.total)
         self._ahead: list[Blob] = []
         self._exhausted = False
-        self._alive = False
+        self._has_blobs = False
         self._right: list[str] = []
         self._lost: list[Failure] = []
-        self._recorded = self._started
 
     def step(self) -> None:
-        """Called again and again while the threads are at work."""
-        for checked in self._jobs.done():
-            self._take(checked)
+        """Takes results and adds jobs, without waiting."""
+        self._take_results()
         while not self._jobs.full and (job := self._next_job()):
             self._jobs.put(job)
-        now = time.monotonic()
         if self._exhausted and not self._ahead:
             self._jobs.close()
-        due = now - self._recorded > _RECORD_SECONDS
+        due = time.monotonic() - self._recorded > _RECORD_SECONDS
         if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
             self._record()
-        self.found.duration_s = now - self._started
-        self._on_progress(self.found)
+        self._on_progress(self._found)
 
     def end(self) -> Findings:
-        """Once the threads are done."""
-        for checked in self._jobs.done():
-            self._take(checked)
+        """Records the last results. The threads have ended."""
+        self._take_results()
         self._record()
-        self.found.complete = self.found.checked >= self.found.total
-        self.found.duration_s = time.monotonic() - self._started
-        return self.found
+        self._found.complete = self._found.checked >= self._found.total
+        return self._found
 
     def _next_job(self) -> Job:
-        over = self._limit is not None and time.monotonic() - self._started >= self._limit
-        if over:
+        if self._limit is not None and time.monotonic() - self._started >= self._limit:
             self._exhausted = True
             self._ahead.clear()
         if not self._exhausted and len(self._ahead) < _JOB_BLOBS:
             blobs = self._checks.next(_JOB_BLOBS)
             self._exhausted = not blobs
-            # A row that is no blobid was never copied by us; there is no such file to look for.
+            # A row without a blobid was never copied, and has no file.
             good = [blob for blob in blobs if is_blobid(blob.blobid)]
-            self.found.total -= len(blobs) - len(good)
+            self._found.total -= len(blobs) - len(good)
             self._ahead += good
         count = cut(self._ahead, _JOB_BLOBS, _JOB_BYTES)
         job, self._ahead = self._ahead[:count], self._ahead[count:]
-        return in_order(job)
+        # One directory after the other, as disks like it.
+        return tuple(sorted(job, key=lambda blob: blob.blobid))
 
-    def _take(self, checked: Checked) -> None:
-        found = self.found
-        found.checked += len(checked.blobs)
-        found.bytes += checked.bytes
-        wrong = {failure.blobid for failure in checked.failures}
-        self._right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
-        for failure in checked.failures:
-            found.wrong[failure.reason] += 1
-            if failure.reason in _LOST:
-                self._lost.append(failure)
-            if len(found.failures) < _TOLD:
-                found.failures.append(failure)
+    def _take_results(self) -> None:
+        found = self._found
+        for checked in self._jobs.done():
+            found.checked += len(checked.blobs)
+            found.bytes += checked.bytes
+            wrong = {failure.blobid for failure in checked.failures}
+            self._right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
+            self._lost += [failure for failure in checked.failures if failure.reason in _LOST]
+            for failure in checked.failures:
+                found.wrong.add(failure)
+        found.duration_s = time.monotonic() - self._started
 
     def _record(self) -> None:
         self._recorded = time.monotonic()
@@ -229,25 +209,26 @@ class _Inquiry:
         self._right, self._lost = [], []
         if self._pool is None:
             return
-        self._alive = self._alive or bool(right)
-        if lost and not self._alive:
-            self._require_life(self._pool)
-        self.found.requeued += record_checks(self._conn, self._target, right, lost)
+        self._has_blobs = self._has_blobs or bool(right)
+        if lost and not self._has_blobs:
+            self._require_blobs(self._pool)
+        self._found.requeued += record_checks(self._conn, self._target, right, lost)
 
-    def _require_life(self, pool: SessionPool) -> None:
-        """Nothing was right so far: the remote must have any blob at all."""
+    def _require_blobs(self, pool: SessionPool) -> None:
+        """Raises RemoteUnreachable where the remote has no blob at all."""
         if pool.is_empty():
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
-                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
+                detail=f"looked for {many(self._found.checked, 'blob')} that should be there",
                 hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
                 " 'When the remote has lost its disk' in docs/operations.md",
             )
-        self._alive = True
+        self._has_blobs = True
 
 
 def sample_bound(found: Findings) -> float | None:
-    """Which part of all may be wrong at most, with 95 % confidence, where a sample was all right.
+    """Returns the largest part of all blobs that may be wrong, with 95 % confidence, where all of a
+    sample was right.
 
     The rule of three: if a part p were wrong, n of n would be right with (1 - p)^n < e^(-pn).
     """

@@ -1,8 +1,9 @@
-"""A command as a process: its streams, its signals, its last words, and its exit code.
+"""The program: its commands, the options before them, its streams, its signals, its exit code.
 
-A command may be started with its output closed, or on a full disk, or with signals ignored, and
-may end by any error, or by a signal: whatever happens, it ends with one line of what happened, one
-of what to do, and the exit code of the contract. Commands themselves need not think of it.
+A command may be started with its output closed, or on a full disk, or with signals ignored, and may
+end by any error, or by a signal. Whatever happens, the program ends with one line that says what
+happened, one that says what to do, and the exit code of the contract. Commands need not think of
+it. Each is loaded when it is asked for, so that a short one answers at once.
 """
 
 from __future__ import annotations
@@ -12,35 +13,83 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
 import click
 
-from ntt_backup.config import misspelt
-from ntt_backup.errors import BackupError
+from ntt_backup import __version__
+from ntt_backup.cli.common import Common
+from ntt_backup.config import DEFAULT_TARGET, misspelt
+from ntt_backup.errors import BackupError, remember_global_options
 from ntt_backup.format import printable
 from ntt_backup.ui.run_view import render_error
 
+# Each is a function of that name in a module of that name, with _ for -.
+_COMMANDS = [
+    "bench",
+    "check",
+    "demo",
+    "drill",
+    "dump",
+    "init-db",
+    "install-receiver",
+    "reconcile",
+    "requeue",
+    "restore",
+    "run",
+    "scan",
+    "status",
+    "verify",
+]
 
-def unforeseen(
-    kind: type[BaseException], error: BaseException, _traceback: TracebackType | None
-) -> None:
-    """Shows what nobody has thought of to somebody who did not ask for a traceback."""
-    click.echo(
-        f"unforeseen {kind.__name__}: {printable(str(error))}\n"
-        "hint: this is a defect; the same command with -v shows where it happened",
-        err=True,
-    )
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return _COMMANDS
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"ntt_backup.cli.{name}"), name)
+        return command
 
 
-def main(command: click.Command) -> int:
-    """All of a command, from its first signal handler to the exit code."""
-    _mind_streams()
-    _mind_signals()
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file (TOML); default: NTT_CONFIG, else /etc/ntt/backup-remote.toml.",
+)
+@click.option(
+    "--target", default=DEFAULT_TARGET, show_default=True, help="Name of the remote to work with."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an unforeseen error.")
+@click.version_option(__version__, prog_name="ntt-backup-remote")
+@click.pass_context
+def cli(context: click.Context, config: Path | None, target: str, verbose: bool) -> None:
+    """Back up a content-addressed store to a remote over ssh.
+
+    Exit codes: 0 done, 2 usage or configuration, 3 another coordinator runs, 4 catalog, 5 remote
+    unreachable, 6 remote cannot store, 7 finished but some blobs or the catalog's dump failed,
+    130/143 stopped by a signal.
+    """
+    context.obj = Common(config, target)
+    remember_global_options(context.obj.options)
+    if not verbose:
+        sys.excepthook = _say_unforeseen
+
+
+def main() -> int:
+    """Does what the command line says; returns the exit code."""
+    _prepare_streams()
+    _prepare_signals()
     try:
-        return _run(command)
-    except OSError:  # A reader who went away is click's to deal with, and ends with 1 in silence.
+        return _run()
+    except OSError:  # Where the reader of a pipe has gone, click ends with 1 and says nothing.
         problem = _flush(sys.stdout)
         if problem is None:
             raise
@@ -51,11 +100,22 @@ def main(command: click.Command) -> int:
         _flush(sys.stderr)
 
 
-def _mind_streams() -> None:
-    """Have a command not end over a stream that is closed, or a letter that its encoding lacks.
+def _say_unforeseen(
+    kind: type[BaseException], error: BaseException, _traceback: TracebackType | None
+) -> None:
+    """Shows an error that no code expects, without its traceback."""
+    click.echo(
+        f"unforeseen {kind.__name__}: {printable(str(error))}\n"
+        "hint: this is a defect of the program; the same command with -v shows where it happened",
+        err=True,
+    )
 
-    What is closed becomes /dev/null. Else the next file or socket would get its descriptor, and
-    with it what is printed.
+
+def _prepare_streams() -> None:
+    """Lets no command fail over a closed stream, or over a letter that its encoding lacks.
+
+    A closed stream becomes /dev/null. Otherwise the next file or socket would get its descriptor,
+    and with it everything that is printed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -64,19 +124,19 @@ def _mind_streams() -> None:
             setattr(sys, name, os.fdopen(nowhere, mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
         if isinstance(sys.stdout.buffer, io.RawIOBase):
-            # PYTHONUNBUFFERED: what cannot be written would be gone, and `main` could not tell
-            # that it was output. Whoever prints in the middle of things flushes anyway.
+            # PYTHONUNBUFFERED: `main` could not tell a failed print from another OSError. What
+            # must be seen before the end is flushed anyway.
             encoding, terminal = sys.stdout.encoding, sys.stdout.isatty()
             buffer = io.BufferedWriter(sys.stdout.detach())
             sys.stdout = io.TextIOWrapper(buffer, encoding, line_buffering=terminal)
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it anyway
 
 
-def _mind_signals() -> None:
-    """Have SIGTERM and SIGHUP end a command as Ctrl-C does, which takes its temporary files along.
+def _prepare_signals() -> None:
+    """Lets SIGTERM and SIGHUP end a command as Ctrl-C does, which removes its temporary files.
 
-    `run` and `demo` have handlers of their own, as has the time before this. And have the kernel
-    tell how children end: a starter may have left that ignored, and every status would be lost.
+    `run` and `demo` set handlers of their own. The default for SIGCHLD is restored, since the
+    parent may have ignored it, and the exit status of every child would be lost.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -90,18 +150,17 @@ def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(128 + signum)
 
 
-def _run(command: click.Command) -> int:
-    """Do what the command line says; the exit code."""
+def _run() -> int:
     for warning in misspelt(os.environ):
         _complain(f"warning: {warning}")
     try:
-        command.main(prog_name="ntt-backup-remote", standalone_mode=False)
+        cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
     except BackupError as error:
         _complain(render_error(error))
         return error.exit_code
     except click.ClickException as error:
         with suppress(OSError):
-            _explained(error, command).show()
+            _explained(error).show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
@@ -113,43 +172,37 @@ def _run(command: click.Command) -> int:
     return 0
 
 
-def _explained(error: click.ClickException, root: click.Command) -> click.ClickException:
-    """The error, or a better one for an option that stands on the wrong side of the command."""
-    if isinstance(error, click.NoSuchOption) and (place := _placed(error, root)):
-        return click.UsageError(place, error.ctx)
+def _explained(error: click.ClickException) -> click.ClickException:
+    """Returns the error, or a clearer one for an option on the wrong side of the command."""
+    if isinstance(error, click.NoSuchOption) and (text := _right_place(error)):
+        return click.UsageError(text, error.ctx)
     return error
 
 
-def _placed(error: click.NoSuchOption, root: click.Command) -> str:
-    """Where an option belongs that stands where it does not; nothing for one of no command."""
-    name, context = error.option_name, click.Context(root)
-    if _takes(root, name):
-        return f"{name} stands before the command: ntt-backup-remote {name} ... {_said(error)}"
-    if not isinstance(root, click.Group):
-        return ""
-    commands = {one: root.get_command(context, one) for one in root.list_commands(context)}
-    takers = [one for one, command in commands.items() if command and _takes(command, name)]
-    return f"{name} stands after the command: {', '.join(takers)}" if takers else ""
+def _right_place(error: click.NoSuchOption) -> str:
+    """Returns where the option belongs; nothing for one that no command has."""
+    name, context = error.option_name, click.Context(cli)
+    if _has(cli, name):
+        called = error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
+        return f"{name} stands before the command: ntt-backup-remote {name} ... {called}"
+    commands = {one: cli.get_command(context, one) for one in _COMMANDS}
+    having = [one for one, command in commands.items() if command and _has(command, name)]
+    return f"{name} stands after the command: {', '.join(having)}" if having else ""
 
 
-def _takes(command: click.Command, name: str) -> bool:
+def _has(command: click.Command, name: str) -> bool:
     return any(name in option.opts for option in command.params)
 
 
-def _said(error: click.NoSuchOption) -> str:
-    """The command that was called."""
-    return error.ctx.command_path.partition(" ")[2] if error.ctx is not None else "COMMAND"
-
-
 def _complain(text: str) -> None:
-    """Print to stderr. Where that cannot be, the exit code says enough."""
+    """Prints to stderr. Where that fails, the exit code says enough."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
 def _flush(stream: TextIO) -> OSError | None:
-    """Hand over what was printed; why that cannot be, and then nothing is left to hand over. Left
-    to the interpreter's end, a full disk or a closed pipe would turn every exit code into 120.
+    """Writes what was printed. Where that fails, discards it and returns the error: at its end the
+    interpreter would flush again, fail, and turn every exit code into 120.
     """
     try:
         stream.flush()

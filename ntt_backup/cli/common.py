@@ -1,18 +1,49 @@
-"""What commands share: the options before them, settings, a way to the catalog, what JSON says."""
+"""What commands share: the options before the command, settings, the catalog, common options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import click
 
 from ntt_backup import identity
 from ntt_backup.catalog import connection
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.schema_check import verify_schema
+from ntt_backup.cli.param_types import HEX_PREFIX
 from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, load
-from ntt_backup.model import Failure
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
+
+
+def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a command that prints a result at the end."""
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only the result at the end.")
+    return json_option(quiet(command))
+
+
+def prefix_option(verb: str) -> Callable[[Any], Any]:
+    """Returns the option --prefix of a command that does something with blobs."""
+    text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
+    return click.option("--prefix", type=HEX_PREFIX, default="", help=text)
+
+
+def sessions_option(default: int) -> Callable[[Any], Any]:
+    """Returns the option --workers of a command that reads the remote."""
+    return click.option(
+        "--workers",
+        type=click.IntRange(1, 64),
+        default=default,
+        show_default=True,
+        help="Number of connections that work in parallel.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +55,28 @@ class Common:
 
     @property
     def options(self) -> list[str]:
-        """They as they are written; none for a default."""
+        """The options as they are written on a command line; none for a default."""
         file = ["--config", str(self.config)] if self.config is not None else []
         return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
 
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
-        """The settings under these options. Raises ConfigError."""
+        """Returns the settings under these options. Raises ConfigError."""
         return load(model, flags=flags, file=self.config, target=self.target)
 
 
-def plain_failures(failures: Iterable[Failure]) -> list[dict[str, str]]:
-    """Failures as plain JSON values."""
-    return [
-        {"blobid": one.blobid, "reason": str(one.reason), "detail": one.detail} for one in failures
-    ]
+def connect(settings: CatalogConfig, application: str) -> Connection:
+    """Connects to the catalog, under a name that `status` shows. Raises CatalogError."""
+    return connection.connect(settings.catalog.url, identity.application(application))
 
 
-def connect(settings: CatalogConfig, command: str) -> connection.Connection:
-    """The catalog, under a name that says which command asks. Raises CatalogError."""
-    return connection.connect(settings.catalog.url, identity.application(command))
+@contextmanager
+def open_catalog(
+    settings: CatalogConfig, command: str, *, application: str = ""
+) -> Iterator[Connection]:
+    """Yields a connection to a catalog that has, and allows, what the command needs.
+
+    command: one of `catalog.privileges.NEEDS`. Raises CatalogError.
+    """
+    with connect(settings, application or command) as conn:
+        verify_schema(conn, settings.target, command)
+        yield conn

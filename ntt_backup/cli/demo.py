@@ -1,14 +1,14 @@
-"""`ntt-backup-remote demo`: shows a whole backup on this machine alone."""
+"""The command `demo`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
-from ntt_backup.demo import run
+from ntt_backup import demo as demonstration
 
 
 @click.command()
@@ -18,44 +18,35 @@ from ntt_backup.demo import run
     type=click.Path(path_type=Path),
     help="Make the store from the files below this directory; default: system directories.",
 )
-@click.option("--blobs", type=click.IntRange(1), default=5000, show_default=True, help="How many.")
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--keep", is_flag=True, help="Leave everything, and say how to play on.")
 @click.option(
-    "--directory", type=click.Path(path_type=Path), help="Where to work; absent or empty."
+    "--blobs", type=click.IntRange(1), default=5000, show_default=True, help="Number of blobs."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Number of workers that send in parallel.",
+)
+@click.option("--keep", is_flag=True, help="Remove nothing at the end, and say how to continue.")
+@click.option(
+    "--directory", type=click.Path(path_type=Path), help="Where to work; must be absent or empty."
 )
 @click.option(
     "--ssh-server",
     type=click.Choice(["auto", "openssh", "embedded"]),
     default="auto",
-    help="OpenSSH's sshd, or one in Python; auto: sshd where it is installed.",
+    help="OpenSSH's sshd, or one written in Python; auto: sshd where it is installed.",
 )
 @click.option(
     "--drill",
     is_flag=True,
-    help="Then lose the store and the database, and come back from the remote alone.",
+    help="Then delete the store and the database, and restore both from the remote alone.",
 )
-def demo(
-    source: Path | None,
-    blobs: int,
-    workers: int,
-    keep: bool,
-    directory: Path | None,
-    ssh_server: Literal["auto", "openssh", "embedded"],
-    drill: bool,
-) -> None:
-    """Back up a made-up store on this machine, for real, and compare every byte.
+def demo(**options: Any) -> None:
+    """Back up an example store, all on this machine.
 
-    Exit code 1 when the two sides differ, 7 when not everything came back in the drill.
+    The servers are real, and every byte is compared. Exit code 1 when store and remote differ, 7
+    when the drill did not restore everything.
     """
-    sys.exit(
-        run(
-            source=source,
-            blobs=blobs,
-            workers=workers,
-            keep=keep,
-            directory=directory,
-            ssh_server=ssh_server,
-            drill=drill,
-        )
-    )
+    sys.exit(demonstration.run(**options))

@@ -1,50 +1,46 @@
-"""Values on the command line that people write with a unit: durations, parts, prefixes."""
+"""Types of values on the command line: durations, parts of a whole, prefixes of blobids."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from ntt_backup.config import parse_duration
 
+T = TypeVar("T")
 
-class Duration(click.ParamType[float]):
-    """Seconds, from 90, 90s, 15min, 2h, 30d or 4w."""
 
-    name = "duration"
+class Parsed(click.ParamType[T]):
+    """A value that a function reads from text, or raises ValueError. needed: what it must be."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def __init__(self, name: str, parse: Callable[[str], T], needed: str) -> None:
+        self.name = name
+        self._parse = parse
+        self._needed = needed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return parse_duration(str(value))
+            return self._parse(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no duration such as 90s, 15min, 2h or 30d", param, ctx)
+            self.fail(f"{value!r} is not {self._needed}", param, ctx)
 
 
-class Part(click.ParamType[float]):
-    """A part of a whole, from 1% or 0.5%."""
-
-    name = "percent"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", str(value).strip())
-        part = float(match[1]) / 100 if match else 0.0
-        if not 0 < part <= 1:
-            self.fail(f"{value!r} is no part such as 1% or 0.1%", param, ctx)
-        return part
+def _part(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", text.strip())
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise ValueError(text)
+    return float(match[1]) / 100
 
 
-class HexPrefix(click.ParamType[str]):
-    """How blobids begin: up to 64 lowercase hex digits."""
+def _hex_prefix(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{0,64}", text):
+        raise ValueError(text)
+    return text
 
-    name = "prefix"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch(r"[0-9a-f]{0,64}", str(value)):
-            self.fail(f"{value!r} is not how a blobid begins: 1 to 64 of 0-9a-f", param, ctx)
-        return str(value)
+DURATION = Parsed("duration", parse_duration, "a duration such as 90s, 15min, 2h or 30d")
+PART = Parsed("percent", _part, "a part such as 1% or 0.1%")
+HEX_PREFIX = Parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")

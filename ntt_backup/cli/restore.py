@@ -1,17 +1,16 @@
-"""The command `restore`: its options, and what came of it for people and machines."""
+"""The command `restore`."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import TextIO
 
 import click
 
-from ntt_backup.cli.common import Common, plain_failures
-from ntt_backup.cli.param_types import HexPrefix
+from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
+from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
@@ -19,9 +18,7 @@ from ntt_backup.format import duration, many, printable, size
 from ntt_backup.model import is_blobid
 from ntt_backup.restore.restore import Chosen, Everything, Restored, Wanted
 from ntt_backup.restore.restore import restore as restore_blobs
-from ntt_backup.ui.progress_line import Meter
-
-_SHOWN: Final = 20
+from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()
@@ -31,37 +28,33 @@ _SHOWN: Final = 20
     "destination",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where the blobs go; DIR may also stand by itself.",
+    help="Directory for the blobs; may also be given without --to.",
 )
 @click.option(
     "--catalog",
     "of_catalog",
     is_flag=True,
-    help="The catalog instead, from its newest good dump, into the empty database of catalog.url.",
+    help="Restore the catalog instead: its newest good dump, into the empty database of"
+    " catalog.url.",
 )
-@click.option(
-    "--prefix", type=HexPrefix(), default="", help="Only blobids that begin so, such as 3f."
-)
+@prefix_option("Restore")
 @click.option(
     "--list",
     "names",
     type=click.File("r"),
     metavar="FILE",
-    help="Blobids, one a line; - for stdin.",
+    help="Restore the blobids in this file, one a line; - for stdin.",
 )
 @click.option(
-    "--blobid", "blobids", multiple=True, metavar="ID", help="This blob; may be repeated."
+    "--blobid", "blobids", multiple=True, metavar="ID", help="Restore this blob; may be repeated."
 )
-@click.option(
-    "--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Side by side."
-)
+@sessions_option(default=4)
 @click.option(
     "--trust-size",
     is_flag=True,
-    help="Take a file of the right size in DIR for right, without hashing it.",
+    help="Keep a file in DIR that has the right size, without hashing it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print only what came of it at the end.")
+@result_options
 @click.pass_obj
 def restore(
     common: Common,
@@ -76,17 +69,18 @@ def restore(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Fetch blobs from the remote into DIR/aa/bb/, without the catalog; or, with --catalog, that.
+    """Restore blobs, or the catalog, from the remote.
 
-    Every blob is hashed before its name appears. What DIR has already is left alone, so the same
-    command goes on after an interruption. Exit code 7 when a blob could not be had.
+    Blobs are restored into DIR/aa/bb/, without the catalog. Each is hashed before it appears under
+    its name. Files in DIR that are right are kept, so the same command continues after an
+    interruption. Exit code 7 when a blob could not be restored.
     """
     if directory is not None and destination is not None:
-        raise click.UsageError("one directory: --to DIR, or DIR by itself")
+        raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
         if destination is not None or prefix or names is not None or blobids:
-            raise click.UsageError("--catalog goes without --to and without a choice of blobs")
+            raise click.UsageError("--catalog cannot be combined with --to or a choice of blobs")
         _restore_catalog(common, quiet=quiet)
         return
     if destination is None:
@@ -99,87 +93,58 @@ def restore(
     elif blobids:
         wanted = Chosen(_require(enumerate(blobids, 1), "--blobid"))
     settings = common.load(RemoteConfig)
-    meter = Meter(sys.stderr, quiet=quiet)
-
-    def progress(done: Restored) -> None:
-        if meter.due:
-            meter.show(progress_line(done))
-
-    done = restore_blobs(
-        settings,
-        destination.absolute(),
-        wanted,
-        workers=workers,
-        trust_size=trust_size,
-        on_progress=progress,
-        on_outage=meter.outage,
-    )
-    meter.close()
-    click.echo(json.dumps(as_object(done)) if as_json else "\n".join(lines(done, destination)))
-    sys.exit(done.exit_code)
+    with ProgressLine(sys.stderr, quiet=quiet) as line:
+        done = restore_blobs(
+            settings,
+            destination.absolute(),
+            wanted,
+            workers=workers,
+            trust_size=trust_size,
+            on_progress=lambda done: line.show(lambda: progress_text(done)),
+            on_outage=line.outage,
+        )
+    Result(fields_of(done), lines(done, destination), done.exit_code).report(as_json=as_json)
 
 
 def _restore_catalog(common: Common, *, quiet: bool) -> None:
     settings = common.load(RemoteConfig)
-
-    def warn(text: str) -> None:
-        click.echo(f"warning: {text}", err=True)
-
-    found = restore_catalog(settings, warn)
+    found = restore_catalog(settings, lambda text: click.echo(f"warning: {text}", err=True))
     if not quiet:
         run = complete("ntt-backup-remote run")
         click.echo(
             f"restored the catalog of {found.dump.begun:%Y-%m-%d %H:%M:%S} UTC from"
-            f" {found.dump.name}; what was copied since is pending in it, and `{run}` finds it"
-            " there"
+            f" {found.dump.name}; what was copied since then is pending in it, and `{run}` finds it"
+            " on the remote"
         )
-        click.echo(f"all of it belongs to {found.user} now, and no grants came back")
+        click.echo(f"everything in it belongs to {found.user} now, and no grants were restored")
     if found.rights:
-        click.echo("owners and grants as they were: create the roles, then as a superuser run:")
+        click.echo("for the former owners and grants create the roles, then as a superuser run:")
         click.echo("\n".join(found.rights))
 
 
-def progress_line(done: Restored) -> str:
-    """How far a restore is."""
-    rate = size(int(done.bytes / max(done.duration_s, 1e-3)))
+def progress_text(done: Restored) -> str:
+    """Returns how far a restore is."""
     text = (
-        f"{done.restored:,} restored, {done.right:,} there already, {size(done.bytes)} ({rate}/s)"
+        f"{done.restored:,} restored, {done.right:,} already there,"
+        f" {pace(done.bytes, done.duration_s)}"
     )
     if done.wrong:
-        text += f", {done.wrong.total():,} wrong"
+        text += f", {len(done.wrong):,} wrong"
     if done.part:
-        left = done.duration_s * (1 - done.part) / done.part
-        text += f", {done.part:.1%}, about {duration(left)} left"
+        text += f", {done.part:.1%}{time_left(done.part, done.duration_s)}"
     return text
 
 
-def as_object(done: Restored) -> dict[str, Any]:
-    """What came of it as plain JSON values; `failures` holds the first 1000."""
-    return {
-        "restored": done.restored,
-        "right": done.right,
-        "bytes": done.bytes,
-        "duration_s": round(done.duration_s, 3),
-        "wrong": {str(reason): count for reason, count in sorted(done.wrong.items())},
-        "failures": plain_failures(done.failures),
-        "exit_code": done.exit_code,
-    }
-
-
 def lines(done: Restored, destination: Path) -> list[str]:
-    """What came of it for a terminal."""
+    """Returns what was restored, for a terminal."""
     said = [
         f"restored {many(done.restored, 'blob')}, {size(done.bytes)} in"
-        f" {duration(done.duration_s)}, into {destination}; {done.right:,} there already and right"
+        f" {duration(done.duration_s)}, into {destination}; {done.right:,} were already there and"
+        " right"
     ]
-    if not done.wrong:
-        return said
-    said.append(f"NOT restored: {done.wrong.total():,}, which the remote has not, or not right")
-    said += [f"{number:>10,} {reason}" for reason, number in sorted(done.wrong.items())]
-    for failure in done.failures[:_SHOWN]:
-        said.append(f"  {failure.blobid} {failure.reason} {printable(failure.detail)}")
-    if done.wrong.total() > _SHOWN:
-        said.append(f"  and {done.wrong.total() - _SHOWN:,} more; --json tells of the first 1000")
+    if done.wrong:
+        said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
+        said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
     return said
 
 
@@ -191,5 +156,5 @@ def _read(names: TextIO) -> Iterator[str]:
 def _require(names: Iterable[tuple[int, str]], where: str) -> Iterator[str]:
     for number, name in names:
         if not is_blobid(name):
-            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is no blobid")
+            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is not a blobid")
         yield name

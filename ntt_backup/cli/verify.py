@@ -1,11 +1,11 @@
-"""The command `verify`: its options, and its findings for people and machines."""
+"""The command `verify`."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,151 +17,124 @@ from ntt_backup.audit.verify import (
     verify_remote,
     verify_store,
 )
-from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.cli.common import Common, connect, plain_failures
-from ntt_backup.cli.param_types import Duration, HexPrefix, Part
+from ntt_backup.cli.common import (
+    Common,
+    open_catalog,
+    prefix_option,
+    result_options,
+    sessions_option,
+)
+from ntt_backup.cli.param_types import DURATION, PART
+from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import complete
-from ntt_backup.format import duration, many, printable, size
+from ntt_backup.format import duration, many, size
 from ntt_backup.model import Reason
-from ntt_backup.planner import eta_seconds
-from ntt_backup.ui.progress_line import Meter
-
-_SHOWN: Final = 20
+from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()
-@click.option("--sample", type=Part(), metavar="PERCENT", help="Check a random part, such as 1%.")
 @click.option(
-    "--max-duration", type=Duration(), metavar="TIME", help="End after so long: 90s, 2h, 1d."
+    "--sample", "fraction", type=PART, metavar="PERCENT", help="Check a random part, such as 1%."
 )
 @click.option(
-    "--older-than", type=Duration(), metavar="TIME", help="Only what was not checked for so long."
+    "--max-duration", type=DURATION, metavar="TIME", help="Stop after this time: 90s, 2h, 1d."
 )
 @click.option(
-    "--prefix", type=HexPrefix(), default="", help="Only blobids that begin so, such as 3f."
+    "--older-than",
+    type=DURATION,
+    metavar="TIME",
+    help="Check only blobs whose last check is older than this, such as 30d.",
 )
-@click.option("--local", is_flag=True, help="Check the store here, not the remote.")
-@click.option("--download", is_flag=True, help="Fetch every blob, hash it here.")
+@prefix_option("Check")
+@click.option("--local", is_flag=True, help="Check the local store instead of the remote.")
 @click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Side by side."
+    "--download", is_flag=True, help="Fetch every blob and hash it locally, not on the remote."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print only what was found at the end.")
+@sessions_option(default=2)
+@result_options
 @click.pass_obj
 def verify(
-    common: Common,
-    sample: float | None,
-    max_duration: float | None,
-    older_than: float | None,
-    prefix: str,
-    local: bool,
-    download: bool,
-    workers: int,
-    as_json: bool,
-    quiet: bool,
+    common: Common, /, local: bool, download: bool, as_json: bool, quiet: bool, **chosen: Any
 ) -> None:
-    """Hash what the remote holds, where it lies, and compare it with its names.
+    """Check the blobs on the remote by their hashes.
 
-    What was checked longest ago comes first, and every check is remembered. A blob that is missing
-    or wrong becomes pending again, and the next run mends it. Exit code 7 when something was wrong.
+    Blobs whose last check is oldest come first, and every check is recorded. A blob that is missing
+    or wrong becomes pending again, and the next run repairs it. Exit code 7 when a blob was wrong.
     """
     if local and download:
         raise click.UsageError("give only one of --local and --download")
     way: Way = "local" if local else "download" if download else "there"
-    question = Question(way, prefix, sample, max_duration, older_than, workers)
-    meter = Meter(sys.stderr, quiet=quiet)
+    question = Question(way, **chosen)
+    with ProgressLine(sys.stderr, quiet=quiet) as line:
 
-    def progress(found: Findings) -> None:
-        if meter.due:
-            meter.show(progress_line(found))
+        def progress(found: Findings) -> None:
+            line.show(lambda: progress_text(found))
 
-    settings: StoreConfig | RemoteConfig
-    if question.way == "local":
-        settings = store = common.load(StoreConfig)
-        with connect(settings, "verify") as conn:
-            verify_schema(conn, settings.target, "verify --local")
-            found = verify_store(conn, store, question, on_progress=progress)
-    else:
-        settings = remote = common.load(RemoteConfig)
-        with connect(settings, "verify") as conn:
-            verify_schema(conn, settings.target, "verify")
-            found = verify_remote(
-                conn, remote, question, on_progress=progress, on_outage=meter.outage
-            )
-    meter.close()
-    if as_json:
-        click.echo(json.dumps(as_object(found, settings.target, question)))
-    else:
-        click.echo("\n".join(lines(found, question, _root(settings))))
-    sys.exit(found.exit_code)
+        if local:
+            store = common.load(StoreConfig)
+            with open_catalog(store, "verify --local", application="verify") as conn:
+                found = verify_store(conn, store, question, on_progress=progress)
+            said = [*lines(found, question), *advice_for_store(found, store.source.root)]
+        else:
+            remote = common.load(RemoteConfig)
+            with open_catalog(remote, "verify") as conn:
+                found = verify_remote(
+                    conn, remote, question, on_progress=progress, on_outage=line.outage
+                )
+            said = [*lines(found, question), *advice_for_remote(found)]
+    fields = {"target": common.target, "way": way, **fields_of(found)}
+    Result(fields, said, found.exit_code).report(as_json=as_json)
 
 
-def progress_line(found: Findings) -> str:
-    """How far a check is."""
-    left = eta_seconds(found.total - found.checked, found.checked, found.duration_s)
-    rate = size(int(found.bytes / max(found.duration_s, 1e-3)))
+def progress_text(found: Findings) -> str:
+    """Returns how far a check is."""
     return (
-        f"{found.checked:,} of {found.total:,} checked, {size(found.bytes)} ({rate}/s),"
-        f" {found.wrong.total():,} wrong" + (f", about {duration(left)} left" if left else "")
+        f"{found.checked:,} of {found.total:,} checked, {pace(found.bytes, found.duration_s)},"
+        f" {len(found.wrong):,} wrong"
+        + time_left(found.checked / max(found.total, 1), found.duration_s)
     )
 
 
-def as_object(found: Findings, target: str, question: Question) -> dict[str, Any]:
-    """The findings as plain JSON values; `failures` holds the first 1000."""
-    return {
-        "target": target,
-        "way": question.way,
-        "total": found.total,
-        "checked": found.checked,
-        "bytes": found.bytes,
-        "complete": found.complete,
-        "duration_s": round(found.duration_s, 3),
-        "wrong": {str(reason): count for reason, count in sorted(found.wrong.items())},
-        "requeued": found.requeued,
-        "failures": plain_failures(found.failures),
-        "exit_code": found.exit_code,
-    }
-
-
-def lines(found: Findings, question: Question, root: str) -> list[str]:
-    """The findings for a terminal: how serious, which, and what to do. root: the store."""
+def lines(found: Findings, question: Question) -> list[str]:
+    """Returns how many blobs were checked, and which are wrong."""
     where = "in the store" if question.way == "local" else "on the remote"
     said = [
         f"checked {found.checked:,} of {many(found.total, 'blob')} {where}, {size(found.bytes)} in"
         f" {duration(found.duration_s)}"
     ]
     if not found.complete:
-        said.append("not all: the next call goes on with what was checked longest ago")
-    if not found.wrong:
-        said.append("all of them are right" if found.checked else "there was nothing to check")
-        bound = sample_bound(found)
-        if question.fraction is not None and bound is not None:
-            said.append(f"with 95 % confidence fewer than {bound:.3%} of all are wrong")
-        return said
-    count = found.wrong.total()
-    said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
-    said += [f"{number:>10,} {reason}" for reason, number in sorted(found.wrong.items())]
-    for failure in found.failures[:_SHOWN]:
-        said.append(f"  {failure.blobid} {failure.reason} {printable(failure.detail)}")
-    if count > _SHOWN:
-        command = complete("ntt-backup-remote verify --json")
-        said.append(f"  and {count - _SHOWN:,} more; `{command}` tells of the first 1000")
-    if question.way == "local":
-        names = " ".join(f"--blobid {one.blobid}" for one in found.failures[:3])
-        command = complete(f"ntt-backup-remote restore --to {shlex.quote(root)}")
-        said.append(f"fetch them from the remote: {command} {names}")
-        return said
-    if found.requeued:
-        run = complete("ntt-backup-remote run")
-        pending = many(found.requeued, "blob is", "blobs are")
-        said.append(f"{pending} pending again; to mend this: {run}")
-    if found.wrong[Reason.REMOTE_UNREADABLE]:
-        said.append(
-            "what cannot be read was left as it is: look at the disk and the kernel log there"
-        )
+        said.append("not all were checked: the next call begins with those checked longest ago")
+    if found.wrong:
+        count = len(found.wrong)
+        said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
+        return [*said, *count_lines(found.wrong.counts), *failure_lines(found.wrong)]
+    said.append("all of them are right" if found.checked else "there was nothing to check")
+    bound = sample_bound(found)
+    if question.fraction is not None and bound is not None:
+        said.append(f"with 95 % confidence fewer than {bound:.3%} of all are wrong")
     return said
 
 
-def _root(settings: StoreConfig | RemoteConfig) -> str:
-    return str(settings.source.root) if settings.source is not None else "DIR"
+def advice_for_store(found: Findings, root: Path) -> list[str]:
+    """Returns how to repair the store's blobs."""
+    if not found.wrong:
+        return []
+    names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
+    command = complete(f"ntt-backup-remote restore --to {shlex.quote(str(root))}")
+    return [f"fetch them from the remote: {command} {names}"]
+
+
+def advice_for_remote(found: Findings) -> list[str]:
+    """Returns how to repair the remote's blobs."""
+    said = []
+    if found.requeued:
+        run = complete("ntt-backup-remote run")
+        pending = many(found.requeued, "blob is", "blobs are")
+        said.append(f"{pending} pending again; to repair this: {run}")
+    if found.wrong.counts[Reason.REMOTE_UNREADABLE]:
+        said.append(
+            "blobs that cannot be read were left as they are: look at the disk and the kernel log"
+            " of the remote"
+        )
+    return said

@@ -1,13 +1,8 @@
 """Settings: read once, validated once, frozen.
 
-Flags win over the environment, the environment over the TOML file, the file over the defaults. The
-trouble with layered settings is finding out where a wrong value came from; so each layer remembers
-the name that the operator wrote, and a value that fails is reported with that name, what it
-is, and what is needed. All problems are reported at once.
-
-`settings` holds the models, `layers` the sources and the names of the environment variables (they
-follow no one scheme, scripts rely on them), `problems` the wording; pydantic-settings merges the
-layers.
+Flags win over the environment, the environment over the TOML file, the file over the defaults. With
+layered settings it is hard to find out where a wrong value came from. So each value keeps the name
+that the operator wrote, and all problems are reported at once, by these names.
 """
 
 from __future__ import annotations
@@ -20,40 +15,30 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ntt_backup.config import sources
-from ntt_backup.config.messages import Problem, config_error, explain
+from ntt_backup.config.messages import config_error, explain
 from ntt_backup.config.models import (
     DEFAULT_TARGET,
-    LAYERS,
+    ENVIRONMENT,
     CatalogConfig,
-    CatalogSettings,
     DumpSettings,
-    LockSettings,
-    LogSettings,
     RemoteConfig,
     RemoteSettings,
     RunSettings,
     Settings,
-    SourceSettings,
     StoreConfig,
-    parse_duration,
-    parse_size,
 )
-from ntt_backup.config.sources import DEFAULT_FILE, ENVIRONMENT, misspelt
+from ntt_backup.config.sources import misspelt
+from ntt_backup.config.values import parse_duration, parse_size
 
 __all__ = [
-    "DEFAULT_FILE",
     "DEFAULT_TARGET",
     "ENVIRONMENT",
     "CatalogConfig",
-    "CatalogSettings",
     "DumpSettings",
-    "LockSettings",
-    "LogSettings",
     "RemoteConfig",
     "RemoteSettings",
     "RunSettings",
     "Settings",
-    "SourceSettings",
     "StoreConfig",
     "load",
     "misspelt",
@@ -72,53 +57,26 @@ def load(
     file: Path | None = None,
     target: str = DEFAULT_TARGET,
 ) -> ConfigT:
-    """Read all layers and return validated settings.
+    """Reads all layers and returns validated settings.
 
     flags maps `table.key` to the value given on the command line (None: not given). file is
     `--config`; without it `NTT_CONFIG`, else /etc/ntt/backup-remote.toml where that exists. An
     empty environment variable counts as not set.
 
-    Raises ConfigError that tells of every problem, in one line.
+    Raises ConfigError that names every problem, in one line.
     """
     in_file = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
-    layers = [sources.from_flags(flags or {}), in_environment, in_file]
-    place = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
-    problems = [*_two_places(in_environment, in_file, place), *_in_other_targets(in_file)]
-    token = LAYERS.set(tuple(layer.values for layer in layers))
+    merged = sources.merged(in_file, in_environment, sources.from_flags(flags or {}))
+    table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
+    problems = sources.place_conflicts(in_environment, in_file, table)
+    for other in in_file.others:
+        problems += sources.problems_of_other_target(other)
+    settings = None
     try:
-        settings = model(target=target)
+        settings = model.model_validate({**merged.values, "target": target})
     except ValidationError as error:
-        raise config_error([*explain(error.errors(), layers, place), *problems]) from error
-    finally:
-        LAYERS.reset(token)
-    if problems:
+        problems[:0] = explain(error.errors(), merged.origins, table)
+    if settings is None or problems:
         raise config_error(problems)
     return settings
-
-
-def _two_places(environment: sources.Layer, file: sources.FileLayer, place: str) -> list[Problem]:
-    """The environment says where `remote` is: it must not send another target's blobs there."""
-    keys = [f"remote.{name}" for name in sources.PLACE]
-    if place == "remote" or not any(key in file.origins for key in keys):
-        return []
-    return [
-        Problem(
-            f"{environment.origins[key]} is set, but [{place}] in {file.path} is another place",
-            "unset it to work on this target",
-        )
-        for key in keys
-        if key in environment.origins
-    ]
-
-
-def _in_other_targets(file: sources.FileLayer) -> list[Problem]:
-    """What is wrong with the targets that are not used now; those may be incomplete."""
-    problems: list[Problem] = []
-    for layer in file.others:
-        try:
-            CatalogConfig.model_validate(layer.values)
-        except ValidationError as error:
-            wrong = [one for one in error.errors() if one["type"] != "missing"]
-            problems += explain(wrong, [layer], "remote")
-    return problems

@@ -1,21 +1,21 @@
-"""What is wrong with the settings, in the operator's words: one sentence a problem.
+"""Problems of settings in the operator's words, one sentence each.
 
-A sentence names the value's origin, shows it, and says what is needed; pydantic's wording never
-comes through. Whatever may hold a password is not shown: not `catalog.url`, and nothing elsewhere
-that looks like a database URL, since one ends up under a wrong name easily.
+A sentence names the value's origin, shows the value, and says what is needed. What may hold a
+password is not shown: neither `catalog.url` nor anything that looks like a database URL, since that
+is easily put under a wrong name.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic_core import ErrorDetails
 
-from ntt_backup.config.models import TABLES, needed
-from ntt_backup.config.sources import ENVIRONMENT, Layer
+from ntt_backup.config.models import ENVIRONMENT, TABLES
+from ntt_backup.config.values import needed
 from ntt_backup.errors import ConfigError
 
 _SHOWN_LENGTH = 80
@@ -31,44 +31,44 @@ class Problem:
 
 
 def config_error(problems: Sequence[Problem]) -> ConfigError:
-    """All problems in one error of one line: a log and a terminal cut at the line's end."""
+    """Returns one error of one line for all problems, since a log entry is one line."""
     texts = dict.fromkeys(problem.text for problem in problems)
     hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
     return ConfigError("; ".join(texts), hint="; ".join(hints))
 
 
-def explain(errors: Iterable[ErrorDetails], layers: Sequence[Layer], place: str) -> list[Problem]:
-    """Each error of pydantic as a problem.
+def explain(
+    errors: Iterable[ErrorDetails], origins: Mapping[str, str], table: str
+) -> list[Problem]:
+    """Returns each error of pydantic as a problem.
 
-    layers: where the values came from, the strongest first. place: the table that says where the
-    target is. An error's loc is the table's name, then the key.
+    origins: the operator's names for keys that were set. table: the table that has the target's
+    host and path. An error's loc is the table's name, then the key.
     """
-    return [problem for error in errors for problem in _explain(error, layers, place)]
+    return [problem for error in errors for problem in _explain(error, origins, table)]
 
 
-def _explain(error: ErrorDetails, layers: Sequence[Layer], place: str) -> Iterator[Problem]:
+def _explain(error: ErrorDetails, origins: Mapping[str, str], table: str) -> Iterator[Problem]:
     section, name = str(error["loc"][0]), str((*error["loc"], "")[1])
     fields = TABLES[section].model_fields
-    origin = _origin(f"{section}.{name}", layers)
+    key = f"{section}.{name}"
+    origin = origins.get(key, key)
     if error["type"] == "missing":
         required = [known for known, field in fields.items() if field.is_required()]
         for one in [name] if name else required:
-            yield _missing(f"{section}.{one}", place if section == "remote" else section, one)
+            yield _missing(f"{section}.{one}", table if section == "remote" else section, one)
     elif error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, fields, n=1)
         guess = f": did you mean {near[0]}?" if near else ""
         yield Problem(f"{origin} is not a setting{guess}", f"{section} has {', '.join(fields)}")
     elif error["type"] == "contradiction":
-        low, high = (_origin(f"{section}.{error['ctx'][end]}", layers) for end in ("low", "high"))
-        yield Problem(f"{low} is above {high}", "set both, the first not above the second")
+        low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
+        text = f"{origins.get(low, low)} is above {origins.get(high, high)}"
+        yield Problem(text, "set both, the first not above the second")
     else:
-        shown = _shown(f"{section}.{name}", error["input"])
-        yield Problem(f"{origin} is {shown}: {needed(fields[name])} is needed")
-
-
-def _origin(key: str, layers: Sequence[Layer]) -> str:
-    """What the operator calls a key: where it was set, or else its own name."""
-    return next((layer.origins[key] for layer in layers if key in layer.origins), key)
+        yield Problem(
+            f"{origin} is {_shown(key, error['input'])}: {needed(fields[name])} is needed"
+        )
 
 
 def _missing(key: str, table: str, name: str) -> Problem:

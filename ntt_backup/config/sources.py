@@ -1,12 +1,12 @@
 """Where settings come from: flags, environment, file. Each value keeps the name its operator wrote.
 
 A layer is what one of them says, as `table.key` to value, with an origin for each key: `--workers`,
-`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. Nothing is judged here but the form of
-the file; right and wrong values are `settings`' business.
+`NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. A layer has the right form; its values
+are validated once the layers are merged.
 
-An empty environment variable counts as not set: that is how an EnvironmentFile of systemd, and
-`VAR= command` in a shell, take a setting back. Other programs may own NTT_ variables too, so an
-unknown one is no error; one that looks like a misspelling of ours is worth a warning (`misspelt`).
+An empty environment variable counts as not set: an EnvironmentFile of systemd, and `VAR= command`
+in a shell, take a setting back that way. Other programs may own NTT_ variables too, so an unknown
+one is no error; one that looks like a misspelling of ours is worth a warning (`misspelt`).
 """
 
 from __future__ import annotations
@@ -20,37 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ntt_backup.config.models import DEFAULT_TARGET, TABLES
+from pydantic import ValidationError
+
+from ntt_backup.config.messages import Problem, explain
+from ntt_backup.config.models import DEFAULT_TARGET, ENVIRONMENT, TABLES, CatalogConfig
 from ntt_backup.errors import ConfigError
 
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
-
-ENVIRONMENT: Mapping[str, str] = {
-    "NTT_DB_URL": "catalog.url",
-    "NTT_SOURCE_ROOT": "source.root",
-    "NTT_REMOTE_HOST": "remote.host",
-    "NTT_REMOTE_PORT": "remote.port",
-    "NTT_REMOTE_PATH": "remote.path",
-    "NTT_SSH_KEY": "remote.identity_file",
-    "NTT_SSH_CONFIG": "remote.ssh_config",
-    "NTT_KNOWN_HOSTS": "remote.known_hosts",
-    "NTT_WORKERS": "run.workers",
-    "NTT_BATCH_SIZE": "run.batch_size",
-    "NTT_BATCH_BYTES": "run.batch_bytes",
-    "NTT_STRATEGY": "run.strategy",
-    "NTT_CODEC": "run.codec",
-    "NTT_PG_BIN": "dump.bin",
-    "NTT_LOG_JSON": "log.jsonl",
-    "NTT_LOCK_FILE": "lock.file",
-}
 CONFIG_VARIABLE = "NTT_CONFIG"
 
-# What a setting was called before: files that were written then still hold.
-RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
-
-# Where a target is: a target that names one of them must not inherit the others from elsewhere.
-PLACE = ("host", "port", "path")
-
+# The former names of settings: files that were written then are still valid.
+_RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
+# A target that names one of these must not inherit the others from elsewhere.
+_PLACE = ("host", "port", "path")
 _TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
 
@@ -70,14 +52,24 @@ class Layer:
 
 @dataclass(slots=True)
 class FileLayer(Layer):
-    """What the file says for one target. others: `remote` as the targets not used now have it."""
+    """What the file says for one target. others: its tables of the targets that are not used."""
 
     path: Path | None = None
     others: list[Layer] = field(default_factory=list)
 
 
+def merged(*layers: Layer) -> Layer:
+    """Returns one layer of all. A later one wins."""
+    result = Layer()
+    for layer in layers:
+        for section, values in layer.values.items():
+            result.values.setdefault(section, {}).update(values)
+        result.origins.update(layer.origins)
+    return result
+
+
 def from_flags(flags: Mapping[str, object]) -> Layer:
-    """flags go by `table.key`; None means not given."""
+    """Returns the layer of flags, which go by `table.key`; None means not given."""
     layer = Layer()
     for key, value in flags.items():
         if value is not None:
@@ -86,6 +78,7 @@ def from_flags(flags: Mapping[str, object]) -> Layer:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
+    """Returns the layer of the environment."""
     layer = Layer()
     for name, key in ENVIRONMENT.items():
         if value := environ.get(name):
@@ -94,40 +87,43 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """A line for each set variable that looks like one of ours and is none."""
+    """Returns a line for each set variable that looks like a misspelling of ours."""
     ours = {name.removeprefix("NTT_"): name for name in (*ENVIRONMENT, CONFIG_VARIABLE)}
     lines = []
     for name in sorted(environ):
         bare = name.upper().removeprefix("NTT_")
         if name.upper().startswith("NTT_") and environ[name] and name not in ours.values():
             for match in difflib.get_close_matches(bare, ours, n=1, cutoff=0.8):
-                lines.append(f"{name} is not a variable we know and has no effect: {ours[match]}?")
+                lines.append(f"{name} has no effect; did you mean {ours[match]}?")
     return lines
 
 
 def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> FileLayer:
-    """The file given, else the one of NTT_CONFIG, else the default one where it exists.
+    """Returns the layer of the file given, else that of NTT_CONFIG, else that of the default file
+    where it exists.
 
     Raises ConfigError for a file that cannot be read, is not TOML, or has not the form of tables.
     """
     if not _TARGET_NAME.fullmatch(target):
-        raise ConfigError(f"target {target!r} is not a name", hint=_TARGET_HINT)
+        raise ConfigError(f"target {target!r} is not a valid name", hint=_TARGET_HINT)
     if file is None and environ.get(CONFIG_VARIABLE):
         file = Path(environ[CONFIG_VARIABLE])
     path = Path(os.path.expanduser(file or DEFAULT_FILE))  # noqa: PTH111  never raises
     try:
         tables = _tables(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if file is None:
-            return FileLayer()
-        raise _unreadable(path, error) from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        if file is None and isinstance(error, FileNotFoundError | NotADirectoryError):
+            return FileLayer()
+        raise ConfigError(
+            f"cannot read the configuration {path}",
+            detail=error.strerror or str(error),
+            hint=f"name another with --config or {CONFIG_VARIABLE}, or correct its permissions",
+        ) from error
     remotes = _remotes(tables, path)
     if target not in remotes:
         raise ConfigError(
             f"target {target!r} is not in {path}",
-            detail=f"targets there: {', '.join(remotes)}",
+            detail=f"its targets are {', '.join(remotes)}",
             hint=f"add a table [targets.{target}] with host and path",
         )
     chosen = remotes.pop(target)
@@ -136,7 +132,7 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
         layer.values[section] = {}
         for name, value in table.items():
             key = f"{section}.{name}"
-            today = RENAMED.get(key, key)
+            today = _RENAMED.get(key, key)
             if today != key and today.partition(".")[2] in table:
                 raise ConfigError(
                     f"{path} sets {key} and {today}, which are the same", hint=f"keep {today}"
@@ -145,26 +141,47 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
     return layer
 
 
+def place_conflicts(environment: Layer, file: FileLayer, table: str) -> list[Problem]:
+    """Returns a problem for each variable that would send blobs of another target to `remote`."""
+    keys = [f"remote.{name}" for name in _PLACE]
+    if table == DEFAULT_TARGET or not any(key in file.origins for key in keys):
+        return []
+    return [
+        Problem(
+            f"{environment.origins[key]} is set, but [{table}] in {file.path} is another place",
+            "unset it to work on this target",
+        )
+        for key in keys
+        if key in environment.origins
+    ]
+
+
+def problems_of_other_target(layer: Layer) -> list[Problem]:
+    """Returns what is wrong with a target that is not used now; it may be incomplete."""
+    try:
+        CatalogConfig.model_validate(layer.values)
+    except ValidationError as error:
+        wrong = [one for one in error.errors() if one["type"] != "missing"]
+        return explain(wrong, layer.origins, DEFAULT_TARGET)
+    return []
+
+
 def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
-    """Takes `[remote]` and `[targets.*]` out of tables: a layer of `remote` for each target.
+    """Takes `[remote]` and `[targets.*]` out of tables; returns a layer of `remote` by target.
 
     A target has the settings of `[remote]` except for the place, with its own laid over them.
     """
     targets = _targets(tables.pop("targets", {}), path)
-    remote = Layer()
-    if DEFAULT_TARGET in tables:
-        remote.values["remote"] = {}
-        for name, value in tables.pop(DEFAULT_TARGET).items():
-            remote.put(f"remote.{name}", value, f"remote.{name} in {path}")
-    remotes = {DEFAULT_TARGET: remote}
-    for target, table in targets.items():
-        layer = remotes[target] = Layer({"remote": {}})
-        for name, value in remote.values.get("remote", {}).items():
-            if name not in PLACE:
-                layer.put(f"remote.{name}", value, remote.origins[f"remote.{name}"])
-        for name, value in table.items():
+    shared = tables.pop(DEFAULT_TARGET, None)
+    layers = {DEFAULT_TARGET: Layer({} if shared is None else {"remote": {}})}
+    layers |= {target: Layer({"remote": {}}) for target in targets}
+    for target, layer in layers.items():
+        for name, value in (shared or {}).items():
+            if target == DEFAULT_TARGET or name not in _PLACE:
+                layer.put(f"remote.{name}", value, f"remote.{name} in {path}")
+        for name, value in targets.get(target, {}).items():
             layer.put(f"remote.{name}", value, f"targets.{target}.{name} in {path}")
-    return remotes
+    return layers
 
 
 def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:
@@ -175,7 +192,7 @@ def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:
         )
     for name in targets:
         if not _TARGET_NAME.fullmatch(name):
-            raise ConfigError(f"targets.{name} in {path} is not a name", hint=_TARGET_HINT)
+            raise ConfigError(f"targets.{name} in {path} is not a valid name", hint=_TARGET_HINT)
         if name == DEFAULT_TARGET:
             raise ConfigError(
                 f"targets.{name} in {path} is the target of the table [{DEFAULT_TARGET}]",
@@ -185,12 +202,10 @@ def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """The file's tables by name. Raises OSError, and ConfigError where they are not as they should.
-
-    Editors of other systems begin a file with a byte order mark, which TOML does not know.
-    """
+    """Returns the file's tables by name. Raises OSError, and ConfigError for another form."""
     data = path.read_bytes()
     try:
+        # Some editors begin a file with a byte order mark, which TOML does not know.
         tables = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -208,11 +223,3 @@ def _tables(path: Path) -> dict[str, Any]:
                 + ", ".join((*TABLES, "targets.NAME")),
             )
     return tables
-
-
-def _unreadable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot read the configuration {path}",
-        detail=error.strerror or str(error),
-        hint=f"name another with --config or {CONFIG_VARIABLE}, or mend this one's permissions",
-    )

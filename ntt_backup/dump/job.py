@@ -132,8 +132,8 @@ class _Job:
             if there != (size, digest):
                 raise RemoteCannotStore(
                     "the dump on the remote is not what was sent",
-                    detail=f"{size} bytes with SHA-256 {digest} were sent, there are {there[0]}"
-                    f" with {there[1]}",
+                    detail=f"{size} bytes with SHA-256 {digest} were sent, and it has {there[0]}"
+                    f" bytes with {there[1]}",
                     hint="look at the remote's disk and memory, and its kernel log",
                 )
             if not _BLOBS.search(pg_programs.read_head(found.pg_restore, head, "--list")):
@@ -178,7 +178,8 @@ class _Job:
                         raise DumpFailed(
                             "pg_dump has stalled",
                             detail=f"it wrote nothing for {patience:.0f} s; {child.stderr.text}",
-                            hint="see pg_stat_activity there; run.receipt_timeout is the patience",
+                            hint="look at pg_stat_activity of the catalog's server; or raise"
+                            " run.receipt_timeout, which is how long pg_dump may be silent",
                         )
                     upload.look()
                     wait_for(reading=child.fds, timeout=1.0)

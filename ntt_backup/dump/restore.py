@@ -68,16 +68,16 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
     url, secret = connection.for_program(settings.catalog.url, application)
     for one in reversed(ours):
         if not one.whole:
-            warn(f"{one.name} is not whole: {one.size} bytes are there")
+            warn(f"{one.name} is not complete: it has {one.size} bytes")
         elif (head := _pour(place, one, pg_restore, url, secret)) is not None:
             return Recalled(one, user, _rights(pg_restore, head, user, warn))
         else:
-            warn(f"{one.name} is damaged: it does not have its SHA-256")
+            warn(f"{one.name} is damaged: its SHA-256 is another")
     raise DumpFailed(
         "there is no good dump of the catalog on the remote",
         detail=f"looked at {many(len(ours), 'dump')} of target {settings.target} in"
         f" {settings.remote.path}/pgdump",
-        hint="blobs come back without a catalog: ntt-backup-remote restore --to DIR;"
+        hint="blobs are restored without a catalog: ntt-backup-remote restore --to DIR;"
         " ntt-backup-remote init-db; ntt-backup-remote scan",
     )
 

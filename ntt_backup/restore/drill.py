@@ -1,14 +1,12 @@
-"""The drill: would it come back? Proved in scratch space, and nothing in production is touched.
+"""Drill: proves in scratch space that everything can be restored.
 
-Most backups that failed on the worst day had said every night that all was well. Only bringing it
-back proves it, and what takes four commands and a careful hand is not done. So one call does it:
-the catalog from the newest good dump into an empty database, the blobs (all of them, or those of a
-prefix) into an empty directory, and then a check that owes nothing to the restore. It reads every
-file back from the disk, hashes it, and lays the names beside the rows of the catalog that came
-back: what that calls copied must be there.
+One call restores the catalog from the newest good dump into an empty database, and the blobs (all,
+or those of a prefix) into an empty directory. Then a check that shares no code with the restore
+reads every file back, hashes it, and compares the names with the rows of the restored catalog: what
+that calls copied must be there. Nothing in production is touched.
 
-What was sent after the dump is there without being called copied, and what was pending then may not
-be there; both are told of, and neither is wrong.
+Blobs that were sent after the dump are not copied in it, and those that were pending then may be
+absent; both are counted, and neither is wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from ntt_backup import identity
 from ntt_backup.blobdir.walk import Tree
@@ -31,20 +28,19 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
-from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.model import Blob, Failure, Failures, Reason
 from ntt_backup.restore.restore import Everything, Restored, restore
 from ntt_backup.source.inspection import Store
-
-_TOLD: Final = 1000
 
 
 @dataclass(slots=True)
 class Proof:
     """What was found by reading back. rows: of the catalog, copied: of those.
 
-    right: blobs that hash to their names, bytes: theirs. lost: copied by the catalog, but not come
-    back; wrong: come back, but not right. later: right, but not in the catalog; unsent: neither
-    copied nor there. part: of the work, from 0 to 1. failures: the first of lost and wrong.
+    right: blobs that hash to their names, bytes: theirs. lost: copied according to the catalog, but
+    not restored; wrong: restored, but not right. later: right, but not in the catalog; unsent:
+    neither copied nor restored. part: of the work, from 0 to 1. proof_s: how long it took.
+    failures: of lost and wrong.
     """
 
     rows: int = 0
@@ -56,14 +52,15 @@ class Proof:
     later: int = 0
     unsent: int = 0
     part: float = 0.0
-    duration_s: float = 0.0
-    failures: list[Failure] = field(default_factory=list)
+    proof_s: float = 0.0
+    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What came of a drill. dump: where the catalog came from, in catalog_s seconds; bad_dumps:
-    what is wrong with each that is newer.
+    """The result of a drill. dump: the catalog's, which took catalog_s seconds to restore.
+
+    bad_dumps: what is wrong with each newer dump.
     """
 
     dump: Stored
@@ -74,8 +71,8 @@ class Drilled:
 
     @property
     def proved(self) -> bool:
-        """Whether all of it is right. Nothing at all proves nothing, and what is older than the
-        newest dump is not what should have come back.
+        """Whether all is right. An empty restore proves nothing, nor does a dump that is not the
+        newest.
         """
         proof = self.proof
         bad = self.bad_dumps or self.restored.wrong or proof.lost or proof.wrong
@@ -87,8 +84,8 @@ class Drilled:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """Who is told how far it is."""
+class Progress:
+    """Callbacks for each stage of a drill, for outages, and for warnings."""
 
     dump: Callable[[Stored], None]
     restored: Callable[[Restored], None]
@@ -98,12 +95,12 @@ class Telling:
 
 
 def drill(
-    settings: RemoteConfig, scratch: Path, prefix: str, workers: int, telling: Telling
+    settings: RemoteConfig, scratch: Path, prefix: str, workers: int, progress: Progress
 ) -> Drilled:
-    """Bring everything, or the blobs of a prefix, back into scratch and the database of
-    catalog.url, both empty, and check all of it. Raises BackupError.
+    """Restores all blobs, or those of a prefix, into scratch, and the catalog into the database of
+    catalog.url, both empty; checks all of it. Raises BackupError.
     """
-    _require_room(settings, scratch)
+    _require_empty(settings, scratch)
     application = identity.application("drill")
     with connection.connect(settings.catalog.url, application) as conn:
         dump_history.require_empty(conn)
@@ -112,54 +109,60 @@ def drill(
 
     def passed_over(text: str) -> None:
         bad_dumps.append(text)
-        telling.warning(text)
+        progress.warning(text)
 
     dump = restore_catalog(settings, passed_over).dump
     catalog_s = time.monotonic() - started
-    telling.dump(dump)
+    progress.dump(dump)
     restored = restore(
         settings,
         scratch,
         Everything(prefix),
         workers=workers,
         trust_size=False,
-        on_progress=telling.restored,
-        on_outage=telling.outage,
+        on_progress=progress.restored,
+        on_outage=progress.outage,
     )
     with connection.connect(settings.catalog.url, application) as conn:
         verify_schema(conn, settings.target, "drill")
-        proof = prove(conn, settings.target, scratch, prefix, telling.proof)
+        proof = _prove(conn, settings.target, scratch, prefix, progress.proof)
     return Drilled(dump, tuple(bad_dumps), catalog_s, restored, proof)
 
 
-def prove(
+def _prove(
     conn: Connection, target: str, root: Path, prefix: str, on_progress: Callable[[Proof], None]
 ) -> Proof:
-    """Hash what came back to root, and lay it beside the catalog. Memory is one range's."""
+    """Hashes what was restored into root, and compares it with the catalog, range by range."""
     proof = Proof()
     started = time.monotonic()
     store = Store(root)
     ranges = [one for one in prefix_ranges() if f"{one.index:02x}".startswith(prefix[:2])]
     with store.tree() as tree:
         for number, one in enumerate(ranges, 1):
-            # Also those whose blobid is none: what they call copied cannot be there.
+            # Rows without a blobid count too: what they call copied cannot have been restored.
             found = rows_in(conn, target, one)
             rows = {row.blobid: row for row in found if row.blobid.startswith(prefix)}
             proof.rows += len(rows)
             proof.copied += sum(row.copied for row in rows.values())
             for blobid in _names(tree, f"{one.index:02x}"):
                 proof.later += rows.pop(blobid, None) is None
-                _judge(proof, tree.examine(Blob(blobid, None), verify=True))
-                proof.duration_s = time.monotonic() - started
+                examined = tree.examine(Blob(blobid), verify=True)
+                if isinstance(examined, Failure):
+                    proof.wrong += 1
+                    proof.failures.add(examined)
+                else:
+                    proof.right += 1
+                    proof.bytes += examined[0].size or 0
+                proof.proof_s = time.monotonic() - started
                 on_progress(proof)
             for row in rows.values():
                 if row.copied:
                     proof.lost += 1
-                    _tell(proof, Failure(row.blobid, Reason.MISSING, "it did not come back"))
+                    proof.failures.add(Failure(row.blobid, Reason.MISSING, "it was not restored"))
                 else:
                     proof.unsent += 1
             proof.part = number / len(ranges)
-    proof.duration_s = time.monotonic() - started
+    proof.proof_s = time.monotonic() - started
     return proof
 
 
@@ -169,35 +172,21 @@ def _names(tree: Tree, digits: str) -> Iterator[str]:
             yield from (entry for entry in tree.entries(directory) if isinstance(entry, str))
 
 
-def _judge(proof: Proof, found: tuple[Blob, object] | Failure) -> None:
-    if isinstance(found, Failure):
-        proof.wrong += 1
-        _tell(proof, found)
-    else:
-        proof.right += 1
-        proof.bytes += found[0].size or 0
-
-
-def _tell(proof: Proof, failure: Failure) -> None:
-    if len(proof.failures) < _TOLD:
-        proof.failures.append(failure)
-
-
-def _require_room(settings: RemoteConfig, scratch: Path) -> None:
-    """The scratch space is nobody's: absent or empty, and not within the store."""
+def _require_empty(settings: RemoteConfig, scratch: Path) -> None:
+    """Raises ConfigError unless scratch is absent or empty, and not within the store."""
     store = settings.source.root if settings.source is not None else None
     try:
         if store is not None and scratch.resolve().is_relative_to(store.resolve()):
             raise ConfigError(f"{scratch} lies in the store", hint="name a directory elsewhere")
         if not os.path.lexists(scratch):
-            # That it cannot be made is better known now than when the catalog has come.
+            # If it cannot be made, that is better known before the catalog is restored.
             scratch.mkdir()
             scratch.rmdir()
         elif any(scratch.iterdir()):
             raise ConfigError(
                 f"{scratch} is not empty",
-                hint="a drill works in a directory of its own: name a new one",
+                hint="a drill needs a directory of its own: name a new one",
             )
-    except (OSError, RuntimeError) as error:  # The latter is a loop of links.
+    except (OSError, RuntimeError) as error:  # A loop of links.
         said = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot use {scratch}", detail=said) from error

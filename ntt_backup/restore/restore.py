@@ -1,14 +1,14 @@
-"""Restore: the blobs back from the remote, on the day when nothing else is left.
+"""Restore: fetches blobs from the remote into a directory.
 
-No catalog is asked: the remote's own listing says what there is, and each blob's name says what it
-must be. One connection lists, page by page, as fast as batches are taken; the others leave out what
-the destination has already and fetch the rest, the next batch asked for before the last has come,
-so that no round trip is waited for. Memory is bounded however many blobs there are, and a call that
-was interrupted is simply made again.
+It needs no catalog: the remote's own listing says what there is, and a blob's name what it must be.
+One connection lists, page by page, as fast as batches are taken. The others leave out what the
+directory has already and fetch the rest; the next batch is asked for before the last has come, so
+that no round trip is waited for. Memory is bounded however many blobs there are, and a call that
+was interrupted is made again.
 
-A blob that is missing, cannot be read, or does not hash to its name is told of and left out; all
-the others come. How far it is needs no count: blobids are hashes, so the part of their space that
-is done is the part of the work.
+A blob that is missing, unreadable, or does not hash to its name is reported and left out; all
+others are restored. Progress needs no count: blobids are hashes, so the part of their space that is
+done is the part of the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from ntt_backup.client.pool import ReconnectingSession, SessionPool, WorkQueue
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.model import Failure, Reason
+from ntt_backup.model import Failures
 from ntt_backup.restore.block_repair import mend
 from ntt_backup.restore.target_dir import Landing, Place
 from ntt_backup.wire.write_messages import RESUMABLE
@@ -37,13 +37,12 @@ _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
 _MOST_DAMAGED: Final = 100
-_TOLD: Final = 1000
 
 
 @dataclass(slots=True)
 class Restored:
     """What a restore has done so far. right: blobs that the destination had. bytes: what was
-    fetched. part: of the work, from 0 to 1; None where that is not known. failures: the first.
+    fetched. part: of the work, from 0 to 1; None where that is not known.
     """
 
     restored: int = 0
@@ -51,8 +50,7 @@ class Restored:
     bytes: int = 0
     part: float | None = None
     duration_s: float = 0.0
-    wrong: Counter[Reason] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    wrong: Failures = field(default_factory=Failures)
 
     @property
     def exit_code(self) -> int:
@@ -60,18 +58,18 @@ class Restored:
 
 
 class Wanted(Protocol):
-    """What to restore. words: what must be allowed there for it."""
+    """What to restore. words: what the receiver must allow for it."""
 
     words: Sequence[str]
 
     def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
-        """All of it, cut; parts add up to 1."""
+        """Yields all of it in batches; their parts add up to 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is asked for at once. part: of all the work, from 0 to 1; None where nobody knows."""
+    """What is asked for at once. part: of all the work, from 0 to 1; None where not known."""
 
     entries: list[Entry]
     part: float | None
@@ -118,7 +116,9 @@ def restore(
     on_progress: Callable[[Restored], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Restored:
-    """Fetch what is wanted and not there yet. Raises BackupError; what is there then is right."""
+    """Fetches what is wanted and not in the destination yet. Raises BackupError; what the
+    destination has then is right.
+    """
     pool = SessionPool(settings, "restore", wanted.words, on_outage)
     place = Place(destination)
     try:
@@ -147,12 +147,12 @@ class _Work:
         self._started = time.monotonic()
 
     def state(self) -> Restored:
-        """How far it is; for the thread that waits."""
+        """Returns how far it is."""
         self._done.duration_s = time.monotonic() - self._started
         return self._done
 
     def run(self, session: ReconnectingSession) -> None:
-        """One thread, to its end."""
+        """Does the work of one thread; the first one lists."""
         number = next(self._threads)
         if number == 0:
             for batch in self._wanted.batches(session):
@@ -166,7 +166,7 @@ class _Work:
             landing.close()
 
     def has(self, landing: Landing, entry: Entry) -> bool:
-        """Whether the destination has it."""
+        """Returns whether the destination has this blob, and right."""
         self._pool.cancelled()
         right = landing.is_right(*entry, trust_size=self._trust_size)
         with self._lock:
@@ -174,29 +174,24 @@ class _Work:
         return right
 
     def settle(self, landing: Landing, part: float | None) -> None:
-        """What has come gets its names; so much of the work is done."""
+        """Publishes what has come, and counts it; part: of all the work."""
         restored = landing.settle()
         failures, landing.failures = landing.failures, []
         with self._lock:
             self._done.restored += restored
             for failure in failures:
-                self._done.wrong[failure.reason] += 1
-                if len(self._done.failures) < _TOLD:
-                    self._done.failures.append(failure)
+                self._done.wrong.add(failure)
             if part is not None:
                 self._done.part = (self._done.part or 0.0) + part
 
     def fetched(self, count: int) -> None:
-        """So many bytes came."""
+        """Counts bytes that came."""
         with self._lock:
             self._done.bytes += count
 
 
 class Fetching:
-    """One thread's batches: the next ones asked for before the first has come.
-
-    Its state outlives a session, so that `work` can go on with another one.
-    """
+    """The batches of one thread. Its state outlives a session: `work` continues with another."""
 
     def __init__(self, shared: _Work, landing: Landing) -> None:
         self._shared = shared
@@ -207,7 +202,7 @@ class Fetching:
         self._resumed = 0
 
     def work(self, session: ReadSession) -> None:
-        """All that is left."""
+        """Fetches all that is left."""
         landing, under_way = self._landing, self._under_way
         landing.forget()
         self._next.extendleft(reversed(under_way))
@@ -230,7 +225,9 @@ class Fetching:
                 return
 
     def _ask(self, session: ReadSession) -> bool:
-        """Whether another batch was asked for. What is there in part waits for its turn."""
+        """Asks for another batch, if there is one now; returns whether it did. A blob that has come
+        in part is asked for when nothing else is under way.
+        """
         if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
             return False
         batch = self._next[0]
@@ -241,14 +238,14 @@ class Fetching:
         offset = 0
         if resumable:
             offset = self._landing.resume(digests[0])
-            session.settled += offset > self._resumed  # So much of it will not be asked for again.
+            session.settled += offset > self._resumed  # That part is not asked for again.
             self._resumed = offset
         session.ask_contents(digests, offset)
         self._under_way.append(self._next.popleft())
         return True
 
     def _refill(self, *, wait: bool) -> bool:
-        """Take a batch, and leave out what is there; whether there is anything to do now."""
+        """Takes a batch and leaves out what the destination has; returns whether there is work."""
         shared, landing = self._shared, self._landing
         while (batch := shared.queue.take(wait=wait)) is not None:
             lacking = [entry for entry in batch.entries if not shared.has(landing, entry)]
@@ -265,7 +262,7 @@ class Fetching:
 
 
 def _cut(entries: Iterable[tuple[bytes, int]]) -> Iterator[list[Entry]]:
-    """Cut by count and by size; a blob that may be resumed travels alone."""
+    """Yields batches, cut by count and by size. A blob that may be resumed is a batch alone."""
     batch: list[Entry] = []
     total = 0
     for digest, size in entries:

@@ -1,24 +1,21 @@
-"""How far a long command is: one line kept up to date on a terminal, a line a minute elsewhere.
-
-For the commands that are no runs and have no log of their own. On stderr, so that what they print
-at the end can be piped. Where nobody reads any more, it falls silent.
-"""
+"""How far a long command is: one line kept up to date on a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TextIO
+from typing import Final, Self, TextIO
 
 from ntt_backup.errors import BackupError
-from ntt_backup.format import duration, printable
+from ntt_backup.format import duration, printable, size
 
 _LINE_SECONDS: Final = 60.0
 _IN_PLACE_SECONDS: Final = 0.5
 
 
-class Meter:
-    """quiet: say nothing at all."""
+class ProgressLine:
+    """Prints to a stream, usually stderr; nothing where it is quiet or nobody reads any more."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self._stream: TextIO | None = None if quiet else stream
@@ -27,29 +24,29 @@ class Meter:
         self._next = time.monotonic() + self._step
         self._open = False
 
-    @property
-    def due(self) -> bool:
-        """Whether `show` would say anything now."""
-        return self._stream is not None and time.monotonic() >= self._next
+    def __enter__(self) -> Self:
+        return self
 
-    def show(self, text: str) -> None:
-        """The state of the moment."""
-        if self.due:
+    def __exit__(self, *_: object) -> None:
+        self._end_line()
+
+    def show(self, text: Callable[[], str]) -> None:
+        """Shows the state of the moment. Text is only asked for when it is time to show it."""
+        if self._stream is not None and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._step
-            self._print(f"\r\x1b[K{text}" if self._in_place else f"{text}\n")
+            self._print(f"\r\x1b[K{text()}" if self._in_place else f"{text()}\n")
             self._open = self._in_place
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self.close()
+        """Prints a line that stays."""
+        self._end_line()
         self._print(f"{printable(text)}\n")
 
     def outage(self, error: BackupError, wait_s: float) -> None:
-        """The remote is away, and waited for."""
+        """Says that the remote is away, and when it is tried again."""
         self.say(f"remote is away, again in {duration(wait_s)}: {error}")
 
-    def close(self) -> None:
-        """End the line that was kept up to date."""
+    def _end_line(self) -> None:
         if self._open:
             self._print("\n")
         self._open = False
@@ -59,3 +56,13 @@ class Meter:
             with suppress(OSError):
                 self._stream.write(text)
                 self._stream.flush()
+
+
+def pace(bytes_: int, seconds: float) -> str:
+    """Returns an amount with its rate: `3.0 GB (12.0 MB/s)`."""
+    return f"{size(bytes_)} ({size(int(bytes_ / max(seconds, 1e-3)))}/s)"
+
+
+def time_left(part: float, seconds: float) -> str:
+    """Returns `, about 3 min 2 s left`, where a part from 0 to 1 took so many seconds."""
+    return f", about {duration(seconds * (1 - part) / part)} left" if 0 < part < 1 else ""

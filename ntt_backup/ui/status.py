@@ -1,13 +1,9 @@
-"""What `status` and `run --dry-run` print: text for people, and the same as JSON.
-
-Pure, apart from printing: fed with what the catalog answered.
-"""
+"""The catalog's status as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -16,102 +12,99 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ntt_backup.audit.scan import ScanResult
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
-from ntt_backup.catalog.stats import PendingEstimate, Totals
-from ntt_backup.config import Settings
+from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete
 from ntt_backup.format import about, duration, many, moment, printable, size
 
 
-def status_json(
-    target: str,
-    totals: Totals,
-    last: Run | None,
-    dumps: Sequence[DumpRun],
-    holders: Sequence[Holder],
-) -> dict[str, Any]:
-    """The status as plain JSON values; bytes are integers, times RFC 3339."""
-    return {
-        "target": target,
-        **asdict(totals),
-        "last_run": None if last is None else {k: _plain(v) for k, v in asdict(last).items()},
-        "dumps": [{k: _plain(v) for k, v in asdict(one).items()} for one in dumps],
-        "ranges": [
-            {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
-            for one in holders
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the catalog says of a target: its last run and dumps, and who holds which range."""
+
+    target: str
+    totals: Totals
+    last_run: Run | None
+    dumps: Sequence[DumpRun]
+    holders: Sequence[Holder]
+
+    def json(self) -> dict[str, Any]:
+        """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
+        return {
+            "target": self.target,
+            **asdict(self.totals),
+            "last_run": None if self.last_run is None else _plain(self.last_run),
+            "dumps": [_plain(one) for one in self.dumps],
+            "ranges": [
+                {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
+                for one in self.holders
+            ],
+        }
+
+    def table(self) -> Table:
+        """Returns a table with a row for each fact."""
+        table = Table(
+            title=f"target {self.target}", box=box.SIMPLE, show_header=False, title_justify="left"
+        )
+        table.add_column(justify="right")
+        table.add_column(overflow="fold")
+        for name, text in [*_totals(self.totals), *self._work()]:
+            # As Text: other programs write into the catalog, also markup and control sequences.
+            table.add_row(name, Text(printable(text)))
+        return table
+
+    def _work(self) -> list[tuple[str, str]]:
+        rows = [("last run", "none" if self.last_run is None else _run(self.last_run))]
+        if not any(one.name for one in self.dumps):
+            rows.append(("last dump", "none"))
+        rows += [("last dump", _dump(one)) for one in self.dumps]
+        grouped: dict[str, list[int]] = {}
+        for one in self.holders:
+            grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
+        return rows + [("at work", f"{who}: {_ranges(held)}") for who, held in grouped.items()]
 
 
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, UUID) else _moment(value)
+def amount(blobs: int, bytes_: int, *, estimated: bool = False) -> str:
+    """Returns a number of blobs with their size, for people."""
+    if estimated:
+        return f"about {amount(about(blobs), bytes_)}"
+    return f"{many(blobs, 'blob')}, {size(bytes_)}"
 
 
-def _moment(value: object) -> object:
-    """Times in UTC, as in the log."""
-    if not isinstance(value, datetime):
-        return value
-    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def _plain(record: Run | DumpRun) -> dict[str, Any]:
+    def plain(value: object) -> object:
+        if isinstance(value, datetime):
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return str(value) if isinstance(value, UUID) else value
+
+    return {name: plain(value) for name, value in asdict(record).items()}
 
 
-def status_table(
-    target: str,
-    totals: Totals,
-    last: Run | None,
-    dumps: Sequence[DumpRun],
-    holders: Sequence[Holder],
-) -> Table:
-    """The status for a terminal."""
+def _totals(totals: Totals) -> list[tuple[str, str]]:
     guessed = totals.estimated
-    rows = [
-        (
-            "pending",
-            _amount(totals.pending, totals.pending_bytes, estimated="pending" in guessed),
-        ),
-        *_reasons(totals.pending_by_reason),
-        ("copied", _amount(totals.copied, totals.copied_bytes, estimated="copied" in guessed)),
-        ("failed", _amount(totals.failed, totals.failed_bytes, estimated="failed" in guessed)),
-        *_reasons(totals.failed_by_reason),
-    ]
+    rows = []
+    for state, blobs, bytes_, reasons in (
+        ("pending", totals.pending, totals.pending_bytes, totals.pending_by_reason),
+        ("copied", totals.copied, totals.copied_bytes, {}),
+        ("failed", totals.failed, totals.failed_bytes, totals.failed_by_reason),
+    ):
+        rows.append((state, amount(blobs, bytes_, estimated=state in guessed)))
+        rows += [("", f"{count:,} {reason}") for reason, count in sorted(reasons.items())]
     if totals.unsized:
         guess = "unsized" in guessed
         unsized = about(totals.unsized) if guess else totals.unsized
-        said = many(unsized, "pending blob has", "pending blobs have")
-        rows.append(("", f"{'about ' * guess}{said} no size in the catalog yet"))
+        text = many(unsized, "pending blob has", "pending blobs have")
+        rows.append(("", f"{'about ' * guess}{text} no size in the catalog yet"))
     if guessed:
         exact = complete("ntt-backup-remote status --exact")
         rows.append(("", f"figures with `about` are estimated; `{exact}` counts them"))
     if totals.without_blobid:
-        without = many(totals.without_blobid, "row has", "rows have")
-        rows.append(("", f"{without} no blobid: never sent"))
-    rows.append(("last run", "none" if last is None else _run(last)))
-    if not any(one.name for one in dumps):
-        rows.append(("last dump", "none"))
-    for one in dumps:
-        rows.append(("last dump", _dump(one)))
-    for who, ranges in _by_holder(holders).items():
-        rows.append(("at work", f"{who}: {_ranges(ranges)}"))
-    table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        # As Text: what others wrote into the catalog is neither markup nor control sequences.
-        table.add_row(name, Text(printable(text)))
-    return table
-
-
-def _amount(blobs: int, bytes_: int, *, estimated: bool = False) -> str:
-    if estimated:
-        return f"about {_amount(about(blobs), bytes_)}"
-    return f"{many(blobs, 'blob')}, {size(bytes_)}"
-
-
-def _reasons(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    return [("", f"{count:,} {reason}") for reason, count in sorted(counts.items())]
+        text = many(totals.without_blobid, "row has", "rows have")
+        rows.append(("", f"{text} no blobid: never sent"))
+    return rows
 
 
 def _run(run: Run) -> str:
@@ -130,42 +123,7 @@ def _dump(one: DumpRun) -> str:
     return f"{began}: {one.name}, {size(one.bytes)}"
 
 
-def _by_holder(holders: Sequence[Holder]) -> Mapping[str, list[int]]:
-    grouped: dict[str, list[int]] = {}
-    for one in holders:
-        grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
-    return grouped
-
-
 def _ranges(indexes: Sequence[int]) -> str:
     names = [range_name(index) for index in indexes[:16]]
     more = f" and {len(indexes) - 16} more" if len(indexes) > 16 else ""
     return "ranges " + " ".join(names) + more
-
-
-def plan_lines(settings: Settings, pending: PendingEstimate) -> list[str]:
-    """What a run would send, for a terminal."""
-    run = settings.run
-    limit = f", at most {size(run.bwlimit)}/s" if run.bwlimit else ""
-    least = max(pending.blobs / run.batch_size, pending.bytes / run.batch_bytes)
-    batches = many(math.ceil(least), "batch", "batches")
-    return [
-        f"would send {_amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
-        + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),
-        f"from {settings.source.root} to {settings.remote.host}:{settings.remote.path}/by-hash",
-        f"in about {batches} of at most {many(run.batch_size, 'blob')} and {size(run.batch_bytes)}",
-        f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",
-    ]
-
-
-def scan_lines(result: ScanResult) -> list[str]:
-    """What a scan found, for a terminal."""
-    resumed = f", going on after {result.resumed_from}" if result.resumed_from else ""
-    lines = [
-        f"registered {_amount(result.registered, result.bytes)}; {result.known:,} known before",
-        f"looked at {many(result.directories, 'directory', 'directories')} in"
-        f" {duration(result.duration_s)}{resumed}",
-    ]
-    for kind, count in sorted(result.strays.items()):
-        lines.append(f"left aside {many(count, 'stray')}: {kind.value}")
-    return lines

@@ -56,11 +56,7 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def on_remote(site: Site, blobid: str) -> Path:
-    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
-
-
-def test_all_that_is_copied_comes_back_and_production_is_not_touched(
+def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     backed_up: Site, scratch_url: str
 ) -> None:
     site = backed_up
@@ -83,25 +79,27 @@ def test_all_that_is_copied_comes_back_and_production_is_not_touched(
     assert tree(site.remote.local) == remote
 
 
-def test_what_is_lost_or_wrong_on_the_remote_is_seen(backed_up: Site, scratch_url: str) -> None:
+def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Site, scratch_url: str) -> None:
     site = backed_up
     lost, rotten = sorted(site.copied())[:2]
-    on_remote(site, lost).unlink()
-    content = bytearray(on_remote(site, rotten).read_bytes())
+    site.remote_path(lost).unlink()
+    content = bytearray(site.remote_path(rotten).read_bytes())
     content[-1] ^= 1
-    on_remote(site, rotten).write_bytes(content)
+    site.remote_path(rotten).write_bytes(content)
 
     done = site.run("drill", "--scratch", str(back(site)), "--database", scratch_url)
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
     assert "1 remote-corrupt: not restored" in done.stdout
-    assert "copied, says the catalog, and did not come back" in done.stdout
+    assert "copied according to the catalog, but not restored" in done.stdout
     assert lost in done.stdout
     assert rotten in done.stdout
 
 
-def test_a_row_that_no_blob_can_have_is_not_called_back(backed_up: Site, scratch_url: str) -> None:
+def test_a_copied_row_without_a_blobid_is_reported_as_lost(
+    backed_up: Site, scratch_url: str
+) -> None:
     """Somebody's upper case, and a row that would repaint the terminal."""
     site = backed_up
     names = [f"{'AB' * 32}", "\x1b[2Jall is well"]
@@ -113,12 +111,12 @@ def test_a_row_that_no_blob_can_have_is_not_called_back(backed_up: Site, scratch
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
-    assert "2 copied, says the catalog, and did not come back" in done.stdout
+    assert "2 copied according to the catalog, but not restored" in done.stdout
     assert names[0] in done.stdout
     assert "\x1b" not in done.stdout
 
 
-def test_a_newer_dump_that_is_damaged_is_no_proof(backed_up: Site, scratch_url: str) -> None:
+def test_a_damaged_newer_dump_proves_nothing(backed_up: Site, scratch_url: str) -> None:
     """The catalog that comes back then is not the one that should."""
     site = backed_up
     assert site.run("dump", "--force").returncode == 0
@@ -133,9 +131,7 @@ def test_a_newer_dump_that_is_damaged_is_no_proof(backed_up: Site, scratch_url: 
     assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
 
 
-def test_a_catalog_that_knows_nothing_is_no_proof(
-    site: Site, postgres: Postgres, scratch_url: str
-) -> None:
+def test_an_empty_catalog_proves_nothing(site: Site, postgres: Postgres, scratch_url: str) -> None:
     """As it is when somebody has emptied the table, and the dump was made after it."""
     site.write_config(dump={"bin": str(postgres.programs)})
     site.fill(5)
@@ -146,7 +142,7 @@ def test_a_catalog_that_knows_nothing_is_no_proof(
     assert (found["right"], found["rows"], found["lost"]) == (5, 0, 0)
 
 
-def test_scratch_space_that_cannot_be_made_is_told_before_the_catalog_comes(
+def test_unusable_scratch_space_is_refused_before_the_catalog_is_restored(
     site: Site, scratch_url: str
 ) -> None:
     (site.root / "loop").symlink_to("loop")
@@ -158,7 +154,7 @@ def test_scratch_space_that_cannot_be_made_is_told_before_the_catalog_comes(
         assert f"cannot use {place}" in done.stderr
 
 
-def test_what_an_extension_brings_is_nothing_that_somebody_keeps(
+def test_objects_of_an_extension_leave_the_database_empty(
     backed_up: Site, scratch_url: str
 ) -> None:
     """As a new database has it where template1 has it."""
@@ -168,7 +164,7 @@ def test_what_an_extension_brings_is_nothing_that_somebody_keeps(
     drilled(backed_up, scratch_url, code=0)
 
 
-def test_a_prefix_is_a_drill_in_small(backed_up: Site, scratch_url: str) -> None:
+def test_a_prefix_restores_and_checks_only_its_blobs(backed_up: Site, scratch_url: str) -> None:
     site = backed_up
     prefix = min(site.copied())[:1]
     wanted = {name: data for name, data in site.in_store().items() if name.startswith(prefix)}
@@ -180,7 +176,9 @@ def test_a_prefix_is_a_drill_in_small(backed_up: Site, scratch_url: str) -> None
     assert found["rows"] < 68
 
 
-def test_what_somebody_keeps_is_no_scratch_space(site: Site, scratch_url: str) -> None:
+def test_used_directories_and_databases_are_refused_as_scratch_space(
+    site: Site, scratch_url: str
+) -> None:
     site.fill(5)
 
     def refused(scratch: Path, url: str) -> str:

@@ -326,7 +326,7 @@ def test_owners_and_grants_come_back_as_sql(
     done = dumping.run("restore", "--catalog")
 
     assert done.returncode == 0, done.stderr
-    assert "belongs to postgres now, and no grants came back" in done.stdout
+    assert "belongs to postgres now, and no grants were restored" in done.stdout
     *_, shown = done.stdout.partition("as a superuser run:\n")
     assert f"ALTER TABLE public.blobs OWNER TO {owner};" in shown
     assert "TO postgres;" not in shown

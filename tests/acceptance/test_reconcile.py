@@ -15,10 +15,6 @@ from tests.sshd import Sshd
 ABSENT = "ab" * 32
 
 
-def there(site: Site, blobid: str) -> Path:
-    return site.remote.local / "by-hash" / site.path(blobid).relative_to(site.store)
-
-
 def compared(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
     done = site.run("reconcile", "--json", *options)
     assert done.returncode == code, done.stderr
@@ -39,9 +35,9 @@ def backed_up(site: Site, count: int = 300) -> list[str]:
 def make_all_kinds(site: Site, blobids: list[str], out: Path) -> dict[Difference, set[str]]:
     """One or two of everything; what should be found, by kind."""
     lost, cut, unmarked, unknown, sourceless, resized = blobids[:6]
-    there(site, lost).unlink()
-    content = there(site, cut).read_bytes()
-    there(site, cut).write_bytes(content + b"x")
+    site.remote_path(lost).unlink()
+    content = site.remote_path(cut).read_bytes()
+    site.remote_path(cut).write_bytes(content + b"x")
     site.query("update blobs set remote_copied = false where blobid = %s", unmarked)
     site.query("delete from blobs where blobid = %s", unknown)
     site.path(sourceless).unlink()
@@ -67,7 +63,7 @@ def make_all_kinds(site: Site, blobids: list[str], out: Path) -> dict[Difference
     }
 
 
-def test_where_all_agree_nothing_is_told(site: Site) -> None:
+def test_no_difference_is_reported_where_all_agree(site: Site) -> None:
     blobids = backed_up(site)
     found = compared(site)
     assert differing(found) == {}
@@ -76,7 +72,7 @@ def test_where_all_agree_nothing_is_told(site: Site) -> None:
     assert "300 rows agree with both" in site.run("reconcile").stdout
 
 
-def test_every_kind_of_difference_is_told_and_written(site: Site, tmp_path: Path) -> None:
+def test_every_kind_of_difference_is_reported_and_written(site: Site, tmp_path: Path) -> None:
     blobids = backed_up(site)
     out = tmp_path / "out"
     expected = make_all_kinds(site, blobids, out)
@@ -96,7 +92,7 @@ def test_every_kind_of_difference_is_told_and_written(site: Site, tmp_path: Path
         assert any(name in shown.stdout for name in names)
 
 
-def test_apply_mends_in_the_safe_direction_only(site: Site, tmp_path: Path) -> None:
+def test_apply_only_makes_lost_blobs_pending(site: Site, tmp_path: Path) -> None:
     blobids = backed_up(site)
     make_all_kinds(site, blobids, tmp_path)
     before = site.copied()
@@ -112,7 +108,7 @@ def test_apply_mends_in_the_safe_direction_only(site: Site, tmp_path: Path) -> N
     again = differing(compared(site))
     assert not {Difference.LOST, Difference.REMOTE_SIZE, Difference.UNMARKED} & set(again)
     for blobid in blobids[:2]:
-        assert there(site, blobid).read_bytes() == site.path(blobid).read_bytes()
+        assert site.remote_path(blobid).read_bytes() == site.path(blobid).read_bytes()
 
 
 def test_a_disk_that_is_not_mounted_marks_nothing(site: Site) -> None:
@@ -126,9 +122,11 @@ def test_a_disk_that_is_not_mounted_marks_nothing(site: Site) -> None:
     assert site.copied() == set(blobids)
 
 
-def test_what_cannot_be_listed_there_is_not_taken_for_lost(site: Site, remote: Sshd) -> None:
+def test_blobs_in_an_unreadable_remote_directory_are_not_taken_for_lost(
+    site: Site, remote: Sshd
+) -> None:
     blobids = backed_up(site, 50)
-    directory = there(site, blobids[0]).parent.parent
+    directory = site.remote_path(blobids[0]).parent.parent
     hidden = {one for one in blobids if one.startswith(directory.name)}
     directory.chmod(0)
     try:

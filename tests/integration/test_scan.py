@@ -103,7 +103,7 @@ def test_a_second_scan_walks_all_and_registers_only_what_is_new(
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("batches", range(1, 9))
-def test_an_interrupted_scan_goes_on_where_it_was_saved(
+def test_an_interrupted_scan_continues_where_it_was_saved(
     catalog: Connection, root: Path, blobs: list[Blob], batches: int
 ) -> None:
     with pytest.raises(Interrupted):
@@ -140,7 +140,9 @@ def test_restart_begins_anew(catalog: Connection, root: Path, blobs: list[Blob])
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_directories_larger_than_a_batch(catalog: Connection, root: Path) -> None:
+def test_a_directory_larger_than_a_batch_is_registered_whole(
+    catalog: Connection, root: Path
+) -> None:
     directory = root / "ab" / "cd"
     directory.mkdir(parents=True)
     names = {f"abcd{number:060x}" for number in range(50)}
@@ -156,7 +158,7 @@ def test_directories_larger_than_a_batch(catalog: Connection, root: Path) -> Non
     assert (result.registered, result.known) == (22, 28)
 
 
-def test_strays_are_told_and_never_registered_or_followed(
+def test_strays_are_reported_and_never_registered_or_followed(
     catalog: Connection, root: Path, blobs: list[Blob], tmp_path: Path
 ) -> None:
     outside = put(tmp_path / "outside", b"of another tree")
@@ -202,7 +204,7 @@ def test_a_blob_that_changes_between_listing_and_sizing(
     assert strays == [Stray(relative_path(blobs[1].blobid), StrayKind.NOT_A_FILE)]
 
 
-def test_an_unreadable_directory_is_told_and_the_rest_goes_on(
+def test_an_unreadable_directory_is_reported_and_the_others_scanned(
     catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = blobs[0].blobid[:2]
@@ -221,7 +223,7 @@ def test_an_unreadable_directory_is_told_and_the_rest_goes_on(
     assert result.strays == {StrayKind.UNREADABLE: 1}
 
 
-def test_a_store_that_is_not_mounted_is_no_finished_scan(
+def test_an_unmounted_store_is_refused(
     catalog: Connection, root: Path, blobs: list[Blob], tmp_path: Path
 ) -> None:
     store = Store(root)
@@ -234,7 +236,7 @@ def test_a_store_that_is_not_mounted_is_no_finished_scan(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_store_that_goes_away_under_a_scan_leaves_it_to_be_resumed(
+def test_a_store_that_fails_under_a_scan_leaves_it_to_be_continued(
     catalog: Connection, root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pull_the_plug(_: ScanResult) -> None:
@@ -254,9 +256,11 @@ def test_a_store_that_goes_away_under_a_scan_leaves_it_to_be_resumed(
 
 
 def test_progress_ends_with_the_result(catalog: Connection, root: Path, blobs: list[Blob]) -> None:
-    seen: list[ScanResult] = []
-    result = scan(catalog, Store(root), on_progress=seen.append)
-    assert (seen[-1].registered, seen[-1].directory) == (result.registered, result.directory)
+    seen: list[tuple[int, str | None]] = []
+    result = scan(
+        catalog, Store(root), on_progress=lambda one: seen.append((one.registered, one.directory))
+    )
+    assert seen[-1] == (result.registered, result.directory)
     assert result.directory == max(relative_path(blob.blobid)[:5] for blob in blobs)
 
 

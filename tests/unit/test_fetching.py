@@ -52,7 +52,7 @@ class Lost:
         raise RemoteUnreachable("the connection to the remote was lost")
 
 
-def test_what_was_kept_of_it_is_done_once() -> None:
+def test_a_part_that_was_kept_counts_as_progress_once() -> None:
     landing = cast(Landing, Kept(0, 100, 100, 200, 200))
     fetching = Fetching(cast(_Work, Shared()), landing)
     done = []

@@ -1,0 +1,60 @@
+"""Results: the JSON fields that scripts read, and the lines that people read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ntt_backup.audit.reconcile import Comparison, Difference
+from ntt_backup.audit.verify import Findings
+from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
+from ntt_backup.model import Failure, Failures, Reason
+from ntt_backup.restore.restore import Restored
+
+
+def many_failures(count: int) -> Failures:
+    failures = Failures()
+    for number in range(count):
+        failures.add(Failure(f"{number:064x}", Reason.REMOTE_CORRUPT, "bad\x1b[2J"))
+    return failures
+
+
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        (Findings(), "total checked bytes complete duration_s wrong requeued failures"),
+        (Restored(part=0.5), "restored right bytes duration_s wrong failures"),
+        (
+            Comparison(),
+            "rows in_store on_remote agreed differences examples requeued duration_s",
+        ),
+    ],
+)
+def test_the_json_has_the_fields_that_scripts_read(
+    record: Any, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        Result(fields_of(record), [], 7).report(as_json=True)
+    assert end.value.code == 7
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {*names.split(), "exit_code"}
+    assert found["duration_s"] == 0
+    assert found.get("differences", {}) in ({}, {str(what): 0 for what in Difference})
+
+
+def test_failures_are_counted_by_reason_and_the_first_thousand_listed() -> None:
+    fields = fields_of(Restored(wrong=many_failures(1002)))
+    assert fields["wrong"] == {"remote-corrupt": 1002}
+    assert len(fields["failures"]) == 1000
+    assert fields["failures"][1]["blobid"] == f"{1:064x}"
+
+
+def test_people_see_counts_and_the_first_failures_without_control_characters() -> None:
+    failures = many_failures(22)
+    lines = [*count_lines(failures.counts), *failure_lines(failures)]
+    assert lines[0].split() == ["22", "remote-corrupt"]
+    assert lines[-1] == "  and 2 more; --json lists the first 1000"
+    assert len(lines) == 22
+    assert "\x1b" not in "".join(lines)
