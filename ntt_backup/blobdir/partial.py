@@ -1,10 +1,9 @@
 """Large blobs that outlive their connection: the bytes that have arrived, and how many are durable.
 
-A blob of 20 GB at 12 MB/s takes half an hour; starting again with every cut of the link might mean
-never finishing. So it is written to `.ntt-incoming/partial/<hex>`, locked by its session, and the
-length that has been synced is noted in `<hex>.mark`. The file's own length would not do: after a
-crash of this machine it may cover blocks that never reached the disk. The mark needs no sync: an
-old mark is a smaller one.
+Such a blob is written to `.ntt-incoming/partial/<hex>`, locked by its session, and the length that
+has been synced is noted in `<hex>.mark`. The file's own length would not do: after a crash of this
+machine it may cover blocks that never reached the disk. The mark needs no sync: an old mark is a
+smaller one.
 """
 
 from __future__ import annotations

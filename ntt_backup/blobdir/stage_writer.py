@@ -1,12 +1,9 @@
 """Writes small blobs into the stage so that publishing them takes the fewest system calls.
 
-Most blobs are a few kilobytes, and there are millions of them: a blob is one open, one write and
-one close, from a view of the buffer that the frame was read into.
-
 Blobs come in the order of their digests, and a first backup finds hardly any directory. So where
 `by-hash` has no `aa/bb`, one is made in the stage, its blobs are written under their final names,
-and one rename publishes all of it. Whether it exists is looked up in a listing that may be out of
-date: publishing finds out, and moves file by file then.
+and one rename publishes all of it. The listing that says so may be out of date: publishing finds
+out, and moves file by file then.
 """
 
 from __future__ import annotations

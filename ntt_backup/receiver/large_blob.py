@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.blobdir.open import closing
@@ -19,33 +19,12 @@ from ntt_backup.wire.write_messages import RESUMABLE, Large, ProtocolError
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import Hasher
-    from ntt_backup.wire.write_messages import Buffer
+
+    # The hash of the session, and BLAKE3, where that is another one and available.
+    Sums = Sequence[Hasher]
 
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20
-
-
-class Sums:
-    """The hashes of a blob that comes in pieces: the session's, and BLAKE3 as `name`, where that is
-    another one and available.
-    """
-
-    def __init__(self, session: Hasher, name: Hasher | None) -> None:
-        self._session = session
-        self._name = name
-
-    def update(self, data: Buffer) -> None:
-        self._session.update(data)
-        if self._name is not None:
-            self._name.update(data)
-
-    def digest(self) -> bytes:
-        """Returns the session's hash."""
-        return self._session.digest()
-
-    def may_be(self, name: bytes) -> bool:
-        """Whether BLAKE3, where it was computed beside the session's hash, is this name."""
-        return self._name is None or self._name.digest() == name
 
 
 class LargeBlob:
@@ -64,7 +43,8 @@ class LargeBlob:
         """Writes the next piece. Raises OSError."""
         if self._length + len(raw) > self._size:
             raise ProtocolError(f"more than the announced {self._size} bytes")
-        self._sums.update(raw)
+        for each in self._sums:
+            each.update(raw)
         write_all(self._fd, raw)
         self._length += len(raw)
         if self.partial is not None and self._length - self._kept >= _KEEP_EVERY:
@@ -75,7 +55,8 @@ class LargeBlob:
         """Whether all of it has this hash of the session's kind, and its own name."""
         if self._length != self._size:
             raise ProtocolError(f"{self._length} of the announced {self._size} bytes")
-        return self._sums.digest() == checksum and self._sums.may_be(self.digest)
+        session, *name = self._sums
+        return session.digest() == checksum and all(one.digest() == self.digest for one in name)
 
     def seal(self, by_file: bool) -> None:
         """Ends a blob that is right. A partial file stays locked until it is published. Raises
@@ -135,7 +116,7 @@ class Offers:
             self._staging.await_predecessors()
             partial = open_partial(self._staging.incoming, digest.hex())
         if partial is None:
-            return 0, sums.digest()
+            return 0, sums[0].digest()
         try:
             offset = min(partial.durable(), size)
             partial.cut(offset)
@@ -143,9 +124,9 @@ class Offers:
         except OSError:
             # What cannot be read cannot be resumed.
             partial.remove()
-            return 0, self._begin(digest).digest()
+            return 0, self._begin(digest)[0].digest()
         self._offer = _Offer(digest, offset, partial, sums)
-        return offset, sums.digest()
+        return offset, sums[0].digest()
 
     def take(self, announced: Large) -> tuple[Partial | None, Sums]:
         """Returns the partial file to resume, if one was offered, and the hashes so far."""
@@ -175,6 +156,7 @@ class Offers:
             chunk = os.pread(partial.fd, min(_READ_CHUNK, length - at), at)
             if not chunk:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            sums.update(chunk)
+            for each in sums:
+                each.update(chunk)
             at += len(chunk)
             self._alive()

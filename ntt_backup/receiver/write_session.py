@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ntt_backup.blobdir.partial import open_partial
 from ntt_backup.blobdir.stage_writer import CREATE, StageWriter
 from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.receiver.large_blob import LargeBlob, Offers, Sums
+from ntt_backup.receiver.large_blob import LargeBlob, Offers
 from ntt_backup.receiver.name_check import Naming
 from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import write_messages
@@ -38,7 +38,7 @@ from ntt_backup.wire.write_messages import (
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.codec import Decompress
-    from ntt_backup.receiver.hashing import NewHasher
+    from ntt_backup.receiver.hashing import Hasher, NewHasher
 
 # Each holds two descriptors until its batch is settled, and there may be eight such batches.
 _MOST_PARTIALS = 32
@@ -239,11 +239,12 @@ class Intake:
             self._batch = None
         self._offers.withdraw()
 
-    def _begin_sums(self, digest: bytes) -> Sums:
+    def _begin_sums(self, digest: bytes) -> list[Hasher]:
         """The hashes of a large blob. BLAKE3 gives its name; SHA-256 covers the name as well."""
         if self._by_blob:
-            return Sums(self._new_hasher(b""), None)
-        return Sums(self._new_hasher(digest), self._new_name and self._new_name(b""))
+            return [self._new_hasher(b"")]
+        name = [self._new_name(b"")] if self._new_name else []
+        return [self._new_hasher(digest), *name]
 
     def _open_batch(self, what: str) -> StagedBatch | None:
         if self._large is not None or self._dropping_large:

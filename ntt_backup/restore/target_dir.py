@@ -1,11 +1,9 @@
 """The target directory of a restore, in which every name that is seen is complete and right.
 
-Content goes into scratch space below the target under short names; once it hashes to its name and a
-sync has covered the whole batch, each file is published as `aa/bb/<blobid>`. A wrong blob that has
-the name is replaced in that one step.
-
-A large blob is kept by its name in `.ntt-restore/partial` until it is whole, also when the program
-is killed: the next call hashes it and resumes there. No link below the target is followed.
+Content goes into scratch space below the target; once it hashes to its name and a sync has covered
+the whole batch, each file is published as `aa/bb/<blobid>`, or replaces a wrong one there. A large
+blob is kept in `.ntt-restore/partial` until it is whole, also when the program is killed: the next
+call hashes it and resumes there. No link below the target is followed.
 
 A `Place` is the target, locked; each thread has a `Landing` of its own.
 """
