@@ -95,9 +95,7 @@ class _Scan:
             result.directory = result.resumed_from = earlier.directory
         on_begin(result.resumed_from)
         batch: list[str] = []
-        # Every directory that sorts after this one.
-        after = f"{result.directory}/" if result.directory else ""
-        for directory in self._tree.directories(after):
+        for directory in self._tree.directories(result.directory):
             if isinstance(directory, Stray):
                 self._note(directory)
                 continue

@@ -15,10 +15,14 @@ from ntt_backup.blobdir.open import BlobDirectory
 class Tree(BlobDirectory):
     """A blob directory that can be walked."""
 
-    def directories(self, first: str = "", last: str = "ff/ff") -> Iterator[str | Stray]:
-        """Yields every "aa/bb" from first to last in order, and the strays of the root and of each
-        `aa` on the way.
+    def directories(
+        self, after: str | None = None, *, first: str = "", last: str = "ff/ff"
+    ) -> Iterator[str | Stray]:
+        """Yields every "aa/bb" from first to last, or after another one, in order, and the strays
+        of the root and of each `aa` on the way.
         """
+        if after is not None:
+            first = f"{after}/"  # It sorts right behind.
         for prefix in (yield from _strays_first(self.level(""))):
             if first[:2] <= prefix <= last[:2]:
                 for name in (yield from _strays_first(self.level(prefix))):

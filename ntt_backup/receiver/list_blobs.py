@@ -60,7 +60,7 @@ class Listing:
     def _found(self) -> Iterator[tuple[bytes, int] | Stray]:
         """Yields the blobs from low to high in order, each with its size, and the strays."""
         first, last = (f"{end[:2]}/{end[2:4]}" for end in (self._low, self._high))
-        for directory in self._tree.directories(first, last):
+        for directory in self._tree.directories(first=first, last=last):
             if isinstance(directory, Stray):
                 yield directory
                 continue

@@ -167,7 +167,7 @@ def _prove(
 
 
 def _names(tree: Tree, digits: str) -> Iterator[str]:
-    for directory in tree.directories(digits, f"{digits}/ff"):
+    for directory in tree.directories(first=digits, last=f"{digits}/ff"):
         if isinstance(directory, str):
             yield from (entry for entry in tree.entries(directory) if isinstance(entry, str))
 

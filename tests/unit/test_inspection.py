@@ -618,7 +618,7 @@ def walk(root: Path, after: str | None = None) -> tuple[list[str], set[str], lis
     blobids: set[str] = set()
     strays: list[Stray] = []
     with SourceTree(root) as tree:
-        for directory in tree.directories(f"{after}/" if after else ""):
+        for directory in tree.directories(after):
             if isinstance(directory, Stray):
                 strays.append(directory)
                 continue
