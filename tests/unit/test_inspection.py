@@ -264,7 +264,7 @@ def make_link(path: Path) -> str:
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_socket, make_directory, make_link])
-def test_what_is_no_file_is_failed_and_never_waited_for(
+def test_an_entry_that_is_no_file_is_failed_and_never_waited_for(
     root: Path, blobs: list[Blob], make: Callable[[Path], str]
 ) -> None:
     path = place(root, blobs[0])
@@ -278,7 +278,7 @@ def test_what_is_no_file_is_failed_and_never_waited_for(
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_links_for_directories_are_not_followed(
+def test_a_symlink_in_the_place_of_a_directory_fails_its_blobs_only(
     root: Path, blobs: list[Blob], tmp_path: Path, level: int
 ) -> None:
     directory = place(root, blobs[0]).parents[2 - level]
@@ -293,7 +293,7 @@ def test_links_for_directories_are_not_followed(
     assert found.ready
 
 
-def test_unreadable_file_and_directory(open_root: Path) -> None:
+def test_an_unreadable_file_or_directory_fails_its_blobs_only(open_root: Path) -> None:
     blobs = [put(open_root, str(number).encode()) for number in range(10)]
     place(open_root, blobs[0]).chmod(0)
     place(open_root, blobs[1]).parent.chmod(0)
@@ -311,14 +311,6 @@ def test_files_of_another_user_are_read_where_access_times_cannot_be_kept(open_r
     blobs = [put(open_root, str(number).encode()) for number in range(3)]
     with unprivileged():
         assert Store(open_root).inspect(blobs, verify=True).ready == blobs
-
-
-def test_a_bad_sector_fails_its_blob_only(root: Path, blobs: list[Blob], faults: Faults) -> None:
-    faults.opening(blobs[0].blobid, errno.EIO)
-    found = Store(root).inspect(blobs[:1], verify=True)
-    assert [(one.reason, one.detail) for one in found.failed] == [
-        (Reason.UNREADABLE, f"{relative_path(blobs[0].blobid)}: Input/output error")
-    ]
 
 
 def test_an_error_while_reading_fails_the_blob(
@@ -388,23 +380,11 @@ def test_an_unmounted_disk_fails_no_blob(root: Path, blobs: list[Blob], tmp_path
         store.inspect([Blob("x"), blobs[0]], verify=False)
 
 
-def test_lost_and_found_of_a_mount_point_is_no_sign_of_life(root: Path) -> None:
+def test_a_mount_point_with_lost_and_found_counts_as_empty(root: Path) -> None:
     (root / "lost+found").mkdir()
     (root / "README").touch()
     with pytest.raises(SourceError, match="is empty"):
         Store(root).inspect([Blob("0" * 64)], verify=True)
-
-
-def test_a_disk_that_came_back_is_seen(root: Path, blobs: list[Blob], tmp_path: Path) -> None:
-    away = tmp_path / "away"
-    root.rename(away)
-    root.mkdir()
-    store = Store(root)
-    with pytest.raises(SourceError):
-        store.inspect(blobs, verify=True)
-    root.rmdir()
-    away.rename(root)
-    assert store.inspect(blobs, verify=True).ready == blobs
 
 
 def test_a_disk_unmounted_in_the_middle_of_a_batch_fails_no_blob(
@@ -459,15 +439,6 @@ def test_a_single_lost_blob_is_failed_while_the_store_lives(root: Path, blobs: l
 
 def test_a_malformed_id_says_nothing_about_the_store(root: Path) -> None:
     assert reasons(Store(root), [Blob("x")]) == {"x": Reason.BAD_BLOBID}
-
-
-def test_blobs_that_are_there_but_wrong_are_a_sign_of_life(root: Path) -> None:
-    corrupt = put_as(root, "cc" * 32, b"something else")
-    gone = Blob("dd" * 32)
-    assert reasons(Store(root), [corrupt, gone]) == {
-        corrupt.blobid: Reason.CORRUPT_SOURCE,
-        gone.blobid: Reason.MISSING,
-    }
 
 
 def test_a_store_that_is_another_users_fails_no_blob(open_root: Path) -> None:
@@ -550,7 +521,7 @@ def test_probe_accepts_a_new_store_with_one_empty_prefix(root: Path) -> None:
     assert Store(root).probe() == "1 prefix directory"
 
 
-def test_probe_of_a_wrong_root_says_so_whatever_stands_there(root: Path) -> None:
+def test_probe_of_a_wrong_root_says_so_whatever_lies_in_it(root: Path) -> None:
     """A link is one of the store's only where it has the name of a prefix."""
     (root / "bin").symlink_to("/usr/bin")
     (root / "home").mkdir()
@@ -650,6 +621,7 @@ def test_walk_finds_every_blob_and_names_every_stray(root: Path, blobs: list[Blo
     directories, blobids, strays = walk(root)
     assert blobids == {blob.blobid for blob in blobs}
     assert directories == sorted({relative_path(blob.blobid)[:5] for blob in blobs})
+    assert f"{StrayKind.SYMLINK}" == "symlink"  # On every Python: operators read the word.
     aa, bb = top.name, f"{top.name}/{home.name}"
     assert {stray.path: stray.kind for stray in strays} == {
         "README": StrayKind.NOT_A_BLOBID,

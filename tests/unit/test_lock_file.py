@@ -20,7 +20,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_file_that_was_moved_into_place_before_the_lock_was_free_is_not_taken(
+def test_lock_file_returns_no_file_that_was_published_before_the_lock_was_free(
     tmp_path: Path, directory: int, monkeypatch: pytest.MonkeyPatch, anew: bool
 ) -> None:
     (tmp_path / "name").write_bytes(b"whole")
@@ -45,7 +45,7 @@ def test_a_file_that_was_moved_into_place_before_the_lock_was_free_is_not_taken(
     os.close(fd)
 
 
-def test_one_holder_at_a_time(tmp_path: Path, directory: int) -> None:
+def test_lock_file_has_one_holder_at_a_time(tmp_path: Path, directory: int) -> None:
     first = lock_file(directory, "name", create=True)
     assert first is not None
     assert lock_file(directory, "name", create=True) is None
@@ -55,7 +55,7 @@ def test_one_holder_at_a_time(tmp_path: Path, directory: int) -> None:
     os.close(second)
 
 
-def test_what_is_no_plain_file_of_one_name_is_not_taken(tmp_path: Path, directory: int) -> None:
+def test_lock_file_refuses_a_fifo_and_a_file_with_two_names(tmp_path: Path, directory: int) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").write_bytes(b"")
     os.link(tmp_path / "file", tmp_path / "link")
@@ -63,7 +63,7 @@ def test_what_is_no_plain_file_of_one_name_is_not_taken(tmp_path: Path, director
     assert lock_file(directory, "link", create=True) is None
 
 
-def test_a_file_that_is_not_there_is_made_only_when_asked(tmp_path: Path, directory: int) -> None:
+def test_lock_file_makes_a_missing_file_only_when_asked(tmp_path: Path, directory: int) -> None:
     with pytest.raises(FileNotFoundError):
         lock_file(directory, "name", create=False)
     assert list(tmp_path.iterdir()) == []
