@@ -1,14 +1,9 @@
 """One remote command as a two-way channel: bytes go out, bytes come back, and silence has an end.
 
-Four troubles are met here once, for small questions (`shell.ask`) as for sessions that last days:
-an account whose startup files print before our command does; two pipes that both fill up when
-nobody reads; a link that stalls without breaking; an ssh that ends and takes its last words with
-it.
-
-Each step is one poll(2): write what the pipe takes, read what has come, keep the end of stderr.
-Where the remote reads no more, what it said before the end is still heard. What ssh prints before
-the greeting may be a banner that says anything, so its words explain a failure only until the
-greeting has come; later the end of the channel is a lost connection.
+Each step is one poll(2): write what the pipe takes, read what has come, keep the end of stderr. So
+two pipes that are both full do not block each other, and what the remote said before its end is
+still heard. The words of ssh explain a failure until the greeting has come; later the end of the
+channel is a lost connection.
 """
 
 from __future__ import annotations
@@ -125,8 +120,8 @@ class Channel:
         """Send all of data; what comes back meanwhile goes to hear. A wait ends early when one of
         the descriptors beside is readable.
 
-        patience: see `is_silent`, counted from when something was last sent. Raises
-        RemoteUnreachable for a stall or the end of the channel, after all that came was heard.
+        patience: see `is_silent`. Raises RemoteUnreachable for a stall or the end of the channel,
+        after all that came was heard.
         """
         moved = time.monotonic()
         while data:
@@ -182,7 +177,7 @@ class Channel:
         return now - max(since, self.heard) > patience or waited > PATIENCE_FACTOR * patience
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
-        """Hear what a remote that reads no more still said, then raise what became of it."""
+        """Hear the last words of a remote that reads no more, then raise what became of it."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             self.hear(hear, left)

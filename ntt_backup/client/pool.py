@@ -1,14 +1,12 @@
 """Sessions that reconnect, and a work queue, for the commands that read the remote.
 
-`verify`, `restore` and `reconcile` run for hours over a link that drops, with a few connections
-side by side. Each thread has a session of its own and hands it to a piece of work. When the remote
-becomes unavailable, the thread waits as a run does (`run.backoff_base`, `run.backoff_cap`, at most
-`run.outage_timeout`) and hands the same work a new session; the work itself remembers what is done.
+`verify`, `restore` and `reconcile` run for hours over a link that drops. Each of their threads has
+a session and hands it to a piece of work. When the remote becomes unavailable, the thread waits as
+a run does (`run.backoff_base`, `run.backoff_cap`, at most `run.outage_timeout`) and hands the same
+work a new session; the work itself remembers what is done.
 
-Threads, not processes as in a run: hashing, reading and writing release the interpreter's lock, and
-there is one catalog connection and one report. The first contact has no patience: who has typed a
-command wants to hear at once that the remote is unavailable. All threads make it side by side: one
-after the other they would leave a distant link idle for as long as a handshake takes.
+The first contact has no patience: who has typed a command wants to hear at once that the remote is
+unavailable. All threads make it side by side, so that one handshake does not wait for another.
 """
 
 from __future__ import annotations
@@ -199,9 +197,8 @@ class SessionPool:
 class ReconnectingSession:
     """Does a thread's work with a session, and again with another one when it was lost.
 
-    attempts: after how many protocol violations in a row, without work done, the remote is given
-    up. Of sessions that are lost after an answer, without work done, it is FRUITLESS: that may be
-    the link.
+    attempts: how many protocol violations in a row, without work done, are too many. Of sessions
+    that are lost after an answer it is FRUITLESS: that may be the link.
     """
 
     def __init__(
@@ -277,9 +274,7 @@ class ReconnectingSession:
                 self._fruitless += 1
 
     def _require_hope(self, error: BackupError) -> None:
-        """Raise where trying again has shown to be useless: answers may come each time, so the
-        clock alone would never end it.
-        """
+        """Raise where trying again is useless: an answer each time would keep the clock going."""
         self._violations += isinstance(error, ProtocolViolation)
         if self._fruitless >= FRUITLESS:
             raise RemoteUnreachable(

@@ -89,7 +89,7 @@ def test_types_with_parameters_are_never_evaluated(name: str) -> None:
     assert read == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_module_travels(name: str) -> None:
-    _, data = bundle()
-    assert f"'ntt_backup.{name[:-3].replace('/', '.')}'".encode() in zlib.decompress(data)
+def test_every_module_travels() -> None:
+    program = zlib.decompress(bundle()[1])
+    for name in MODULES:
+        assert f"'ntt_backup.{name[:-3].replace('/', '.')}'".encode() in program

@@ -64,13 +64,13 @@ def dies(after: int, *, settles: int) -> Work:
     return work
 
 
-def test_a_connection_that_is_lost_again_and_again_while_work_gets_done_is_waited_for(
+def test_a_connection_that_is_lost_often_is_waited_for_while_work_is_done(
     session: ReconnectingSession,
 ) -> None:
     assert session.do(dies(5 * FRUITLESS, settles=5 * FRUITLESS)) == "done"
 
 
-def test_one_that_gets_nothing_done_is_tried_more_rarely_and_not_for_ever(
+def test_a_connection_without_work_done_is_tried_more_rarely_and_not_for_ever(
     session: ReconnectingSession, waits: Waits
 ) -> None:
     with pytest.raises(RemoteUnreachable) as caught:
@@ -82,7 +82,7 @@ def test_one_that_gets_nothing_done_is_tried_more_rarely_and_not_for_ever(
     assert waits[-1] > waits[0]
 
 
-def test_what_is_done_in_the_end_makes_up_for_all_that_was_lost(
+def test_work_that_is_done_ends_the_count_of_lost_connections(
     session: ReconnectingSession, waits: Waits
 ) -> None:
     for _ in range(3):

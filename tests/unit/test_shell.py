@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.client.shell import Answer, ask, shell_script
@@ -52,12 +52,6 @@ def asked(
 # --- answers --------------------------------------------------------------------------------------
 
 
-def test_the_answer_is_what_the_script_prints() -> None:
-    assert (
-        ask(Local(), "printf 'one\\ntwo'", {}, doing="a question", timeout=PATIENCE) == b"one\ntwo"
-    )
-
-
 def test_an_answer_may_be_empty_or_binary_or_look_like_ours() -> None:
     assert asked("true") == b""
     assert asked("printf '\\000\\377\\n\\n'") == b"\0\xff\n\n"
@@ -68,9 +62,7 @@ def test_an_answer_may_be_empty_or_binary_or_look_like_ours() -> None:
     "noise",
     [
         "echo Welcome",
-        "echo Welcome >&2",
         "printf 'no end of line'",
-        "printf '\\000\\377'",
         "echo NTT-ANSWE",
         "yes | head -n 30000",
         "yes | head -n 100000 >&2",
@@ -80,38 +72,18 @@ def test_noise_before_it_is_skipped(noise: str) -> None:
     assert asked("echo answer", noise) == b"answer\n"
 
 
-def test_what_a_script_says_on_stderr_is_not_its_answer() -> None:
-    assert asked("echo answer; echo trouble >&2") == b"answer\n"
-
-
 def test_a_script_may_be_longer_than_any_command_line() -> None:
     assert asked("# " + "x" * 3_000_000 + "\necho done") == b"done\n"
 
 
 @settings(max_examples=60)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
-def test_values_are_only_values(value: str) -> None:
+@example("'; echo hit; '")
+@example("$(echo hit)`echo hit`\necho hit\n' # *")
+@example("-n")
+def test_no_value_is_run(value: str) -> None:
     said = ask(Local(), 'printf "%s" "$value"', {"value": value}, doing="it", timeout=PATIENCE)
     assert said == value.encode()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "'; touch hit; '",
-        "$(touch hit)",
-        "`touch hit`",
-        "\ntouch hit\n",
-        "' \n touch hit #",
-        "-n",
-        "*",
-    ],
-)
-def test_no_value_is_run(tmp_path: Path, value: str) -> None:
-    script = 'cd "$place" && printf "%s" "$value"'
-    values = {"place": str(tmp_path), "value": value}
-    assert ask(Local(), script, values, doing="it", timeout=PATIENCE) == value.encode()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_script_finds_nothing_on_its_stdin() -> None:
@@ -144,12 +116,6 @@ def test_what_a_login_left_behind_says_is_no_part_of_an_answer() -> None:
     taken = answer.take(f"said{mark_of(answer)}0\nnoise\nnoise".encode())
     assert (taken, answer.status) == (b"said", 0)
     assert answer.take(b"noise") == answer.rest() == b""
-
-
-def test_a_script_that_fails_beside_a_left_process_still_gives_its_words(left: Path) -> None:
-    with pytest.raises(RemoteDenied) as caught:
-        asked("echo 'df: no such thing' >&2; exit 3", HOLDER.format(pids=left))
-    assert caught.value.detail == "df: no such thing"
 
 
 def test_endless_noise_on_stderr_is_refused_and_not_listened_to_for_ever(left: Path) -> None:
@@ -211,9 +177,9 @@ def mark_of(answer: Answer) -> str:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_failing_script_gives_its_words() -> None:
+def test_a_failing_script_gives_its_words_also_beside_a_left_process(left: Path) -> None:
     with pytest.raises(RemoteDenied) as caught:
-        asked("echo partial; echo 'df: no such thing' >&2; exit 3")
+        asked("echo partial; echo 'df: no such thing' >&2; exit 3", HOLDER.format(pids=left))
     assert "a question" in caught.value.message
     assert caught.value.detail == "df: no such thing"
 
@@ -253,7 +219,6 @@ def test_an_answer_up_to_the_limit_is_taken() -> None:
 @pytest.mark.parametrize(
     ("startup", "kind"),
     [
-        ("echo 'u@h: Permission denied (publickey).' >&2; exit 255", RemoteDenied),
         ("echo 'This account is currently not available.'; exit 1", RemoteDenied),
         (
             "echo 'ssh: connect to host h port 22: Connection refused' >&2; exit 255",

@@ -1,4 +1,4 @@
-"""What OpenSSH says when it fails, and what that means: the class decides whether we wait."""
+"""The errors that the words of OpenSSH mean: the class decides whether a run waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ CASES = [
     (255, CHANGED, RemoteDenied, "host key is not the one we know"),
     (255, UNKNOWN, RemoteDenied, "host key is not known on this machine"),
     (255, "backup@vault: Permission denied (publickey).", RemoteDenied, "key"),
-    (255, "backup@vault: Permission denied (publickey,password).", RemoteDenied, "key"),
     (
         255,
         'Load key "/k/id": invalid format\nbackup@vault: Permission denied (publickey).',
@@ -45,13 +44,6 @@ CASES = [
         255,
         "Unable to negotiate with 127.0.0.1 port 22: no matching host key type found."
         " Their offer: ssh-rsa",
-        RemoteDenied,
-        "agree",
-    ),
-    (
-        255,
-        "Unable to negotiate with 127.0.0.1 port 22: no matching cipher found."
-        " Their offer: aes128-cbc",
         RemoteDenied,
         "agree",
     ),
@@ -76,12 +68,6 @@ CASES = [
     (
         255,
         "ssh: Could not resolve hostname vault: Name or service not known",
-        RemoteUnreachable,
-        "resolve",
-    ),
-    (
-        255,
-        "ssh: Could not resolve hostname vault: Temporary failure in name resolution",
         RemoteUnreachable,
         "resolve",
     ),
@@ -114,15 +100,6 @@ CASES = [
         "lost",
     ),
     (255, "client_loop: send disconnect: Broken pipe", RemoteUnreachable, "lost"),
-    (255, "Connection to vault closed by remote host.", RemoteUnreachable, "lost"),
-    (255, "Read from remote host vault: Connection reset by peer", RemoteUnreachable, "lost"),
-    (
-        255,
-        "ssh_dispatch_run_fatal: Connection to 127.0.0.1 port 22:"
-        " message authentication code incorrect",
-        RemoteUnreachable,
-        "lost",
-    ),
     (255, "", RemoteUnreachable, "lost"),
     (None, "", RemoteUnreachable, "lost"),
     (-9, "", RemoteUnreachable, "lost"),
@@ -142,7 +119,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("status", "stderr", "kind", "word"), CASES)
-def test_ssh_words_have_a_class_a_message_and_a_hint(
+def test_words_of_ssh_have_a_class_a_message_a_hint_and_one_line_of_detail(
     status: int | None, stderr: str, kind: type[BackupError], word: str
 ) -> None:
     error = explain(status, stderr)
@@ -151,18 +128,11 @@ def test_ssh_words_have_a_class_a_message_and_a_hint(
     assert error.hint
     assert error.retryable is (kind is RemoteUnreachable)
     assert error.exit_code == (2 if kind is ConfigError else 5)
+    assert "\n" not in error.detail
+    assert not stderr or error.detail in stderr
 
 
-@pytest.mark.parametrize(("status", "stderr", "kind", "word"), CASES)
-def test_the_detail_is_one_line_that_ssh_said(
-    status: int | None, stderr: str, kind: type[BackupError], word: str
-) -> None:
-    detail = explain(status, stderr).detail
-    assert "\n" not in detail
-    assert not stderr or detail in stderr
-
-
-def test_what_ssh_says_of_the_key_file_comes_first() -> None:
+def test_words_about_the_key_file_come_first_where_no_key_was_good() -> None:
     loading = 'Load key "/k/id": bad permissions'
     denied = "backup@vault: Permission denied (publickey)."
     assert explain(255, f"{loading}\n{denied}").detail == loading
@@ -178,10 +148,10 @@ def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert Ssh(remote).explain(255, denied).detail == said
 
 
-def test_noise_of_a_login_around_it_does_not_hide_the_reason() -> None:
+def test_noise_of_a_login_does_not_hide_the_reason() -> None:
     error = explain(255, f"Welcome to vault\n{CHANGED}\nGood bye")
     assert isinstance(error, RemoteDenied)
 
 
-def test_a_status_is_told_where_ssh_said_nothing() -> None:
+def test_the_status_is_told_where_ssh_said_nothing() -> None:
     assert "255" in explain(255, "").detail

@@ -65,11 +65,6 @@ def test_the_length_is_right_around_the_end_of_a_record(tmp_path: Path) -> None:
         assert len(tar(tmp_path, names[:count])) == archive_length([0] * count)
 
 
-def test_the_length_is_right_for_a_thousand_files(tmp_path: Path) -> None:
-    sizes = [number * 37 % 5000 for number in range(1000)]
-    assert len(tar(tmp_path, fill(tmp_path, sizes))) == archive_length(sizes)
-
-
 def test_the_length_is_right_for_a_size_beyond_the_octal_field(tmp_path: Path) -> None:
     """From 8 GiB on the GNU format writes sizes in base 256. To /dev/null tar only counts."""
     sizes = [9 * 1024**3 + 5, 1]
@@ -86,10 +81,7 @@ def test_the_length_is_right_for_a_size_beyond_the_octal_field(tmp_path: Path) -
 @pytest.mark.parametrize(
     "hostile",
     [
-        {"TAR_OPTIONS": "--format=posix"},
-        {"TAR_OPTIONS": "--blocking-factor=1 --sparse --verbose"},
-        {"TAR_OPTIONS": "--exclude=*"},
-        {"TAR_OPTIONS": "--no-such-option"},
+        {"TAR_OPTIONS": "--blocking-factor=1 --format=posix --exclude=*"},
         {"POSIXLY_CORRECT": "1"},
         {"TAPE": "/nowhere/tape", "TAR_OPTIONS": "-z"},
         {"LC_ALL": "de_DE.UTF-8", "LANG": "de_DE.UTF-8"},
@@ -100,7 +92,7 @@ def test_the_environment_changes_nothing(tmp_path: Path, hostile: dict[str, str]
     assert tar(tmp_path, names, {**os.environ, **hostile}) == tar(tmp_path, names)
 
 
-def test_what_is_archived_shows_none_of_the_sources_owners_and_modes(tmp_path: Path) -> None:
+def test_an_archive_holds_fixed_owners_and_modes(tmp_path: Path) -> None:
     names = fill(tmp_path, [5, 6])
     (tmp_path / names[0]).chmod(0o4755)
     (tmp_path / names[1]).chmod(0o400)
@@ -120,29 +112,9 @@ def test_hard_linked_and_sparse_files_are_archived_as_content(tmp_path: Path) ->
         assert [(member.isreg(), member.size) for member in members] == [(True, 70_000)] * 2
 
 
-def test_a_root_that_looks_like_an_option_or_holds_odd_characters_is_only_a_root(
+def test_a_root_with_odd_characters_is_only_a_root(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "--help 'x' \"y\" $(touch z)\n%s"
     root.mkdir()
     assert len(tar(root, fill(root, [1, 2, 3]))) == archive_length([1, 2, 3])
-
-
-def test_the_argv_is_this() -> None:
-    assert tar_argv(Path("/store")) == [
-        "tar",
-        "--create",
-        "--file=-",
-        "--format=gnu",
-        "--blocking-factor=20",
-        "--no-recursion",
-        "--hard-dereference",
-        "--owner=0",
-        "--group=0",
-        "--numeric-owner",
-        "--mode=0644",
-        "--directory=/store",
-        "--null",
-        "--verbatim-files-from",
-        "--files-from=-",
-    ]

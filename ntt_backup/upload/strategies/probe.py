@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from ntt_backup.errors import RemoteDenied, SourceError
+from ntt_backup.format import many
 from ntt_backup.model import Batch, Blob, relative_path
 from ntt_backup.source.inspection import Store
 
@@ -96,16 +97,16 @@ def _make(root: Path, size: int) -> Blob:
     return Blob(blobid, size)
 
 
-class Deadline:
-    """The end of the time that a remote may take for the trial."""
+def require_time(since: float) -> None:
+    """Raise RemoteDenied where a trial that began at this monotonic time takes too long."""
+    if time.monotonic() > since + TRIAL_SECONDS:
+        raise RemoteDenied(
+            "the remote gave no receipt for the trial batches",
+            detail=f"waited {TRIAL_SECONDS:.0f} s for it to store and sync them",
+        )
 
-    def __init__(self) -> None:
-        self._end = time.monotonic() + TRIAL_SECONDS
 
-    def check(self) -> None:
-        """Raise RemoteDenied when the time is over."""
-        if time.monotonic() > self._end:
-            raise RemoteDenied(
-                "the remote gave no receipt for the trial batches",
-                detail=f"waited {TRIAL_SECONDS:.0f} s for it to store and sync them",
-            )
+def described(batches: Sequence[Batch]) -> str:
+    """Return how many blobs in how many batches, in words."""
+    blobs = sum(len(batch.blobs) for batch in batches)
+    return f"{many(blobs, 'trial blob')} in {many(len(batches), 'batch', 'batches')}"

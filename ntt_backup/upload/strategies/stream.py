@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -31,6 +31,7 @@ from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer, choose_codec
+from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import write_messages
 from ntt_backup.wire.write_messages import ProtocolError
@@ -147,17 +148,16 @@ class StreamSession(PipelinedSession[_Flight]):
             self._usable = False
             self._connection.close()
 
-    def try_out(self, batches: Sequence[Batch], alive: Callable[[], None]) -> None:
-        """Send batches, and call them back; return when the remote has dropped them. alive is
-        called while that is waited for, and may raise.
-        """
+    def try_out(self, batches: Sequence[Batch]) -> None:
+        """Send batches, and call them back; return when the remote has dropped them."""
+        began = time.monotonic()
         for batch in batches:
             flight = self._begin_flight(batch)
             self._put_blobs(flight)
             self._flush(flight)
             self._call_back(flight)
         while self._flights:
-            alive()
+            require_time(began)
             self._hear(1.0)
         for outcome in self._outcomes:
             if isinstance(outcome, Rejection):

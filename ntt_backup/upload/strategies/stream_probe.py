@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ntt_backup.client.connection import Connection, SessionSpec
-from ntt_backup.format import many
-from ntt_backup.upload.strategies.probe import Deadline, Facts, trial
+from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire.write_messages import Field
 
@@ -48,12 +47,9 @@ class StreamProbe:
         )
 
     def try_out(self) -> str:
-        deadline = Deadline()
         with trial() as (store, batches):
-            StreamSession(self._open(), store).try_out(batches, deadline.check)
-        blobs = sum(len(batch.blobs) for batch in batches)
-        trial_batches = many(len(batches), "batch", "batches")
-        return f"{many(blobs, 'trial blob')} in {trial_batches} by stream, called back"
+            StreamSession(self._open(), store).try_out(batches)
+        return f"{described(batches)} by stream, called back"
 
     def make_place(self) -> None:
         self._open().place()

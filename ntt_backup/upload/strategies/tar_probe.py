@@ -28,7 +28,13 @@ from ntt_backup.errors import BackupError, RemoteCannotStore
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.probe import TRIAL_SECONDS, Deadline, Facts, trial
+from ntt_backup.upload.strategies.probe import (
+    TRIAL_SECONDS,
+    Facts,
+    described,
+    require_time,
+    trial,
+)
 from ntt_backup.upload.strategies.tar import TarSession
 
 _STEM: Final = ".ntt-check-"
@@ -133,10 +139,8 @@ class TarProbe:
         if (scratch := self._scratch) is not None:
             self._scratch = None
             scratch.close()
-        sent = {blob.blobid for batch in batches for blob in batch.blobs}
-        _compare(archive, sent)
-        trial_batches = many(len(batches), "batch", "batches")
-        return f"{many(len(sent), 'trial blob')} in {trial_batches} by tar, identical"
+        _compare(archive, {blob.blobid for batch in batches for blob in batch.blobs})
+        return f"{described(batches)} by tar, identical"
 
     def make_place(self) -> None:
         said = ask(
@@ -161,12 +165,12 @@ class TarProbe:
         try:
             for batch in batches:
                 session.put(batch)
-            deadline = Deadline()
+            began = time.monotonic()
             while session.in_flight:
                 for outcome in session.collect(1.0):
                     if not isinstance(outcome, Receipt):
                         raise outcome.error
-                deadline.check()
+                require_time(began)
         except BaseException:
             session.abort()
             raise
