@@ -44,7 +44,7 @@ _NO_PROGRAM: Final = re.compile(
     r"^(\w+\.)?(ImportError|ModuleNotFoundError|SyntaxError|AttributeError):"
 )
 _EXPLANATIONS: Final = {"gone": explain_gone, "root": explain_root, "storage": explain_batch}
-_HINT: Final = "install python3 (3.8 or newer) there, or set run.strategy to tar"
+_HINT: Final = "install python3 (3.8 or newer) on the remote, or set run.strategy to tar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,8 @@ class Connection:
                 raise Unsupported(
                     "the remote's python3 cannot run the receiver",
                     detail=error.detail,
-                    hint="install all of Python's standard library there, not python3-minimal"
-                    " alone, or set run.strategy to tar",
+                    hint="install all of Python's standard library on the remote, not"
+                    " python3-minimal alone, or set run.strategy to tar",
                 ) from error
             raise
 
@@ -253,7 +253,7 @@ def _refusal(code: str, text: str) -> BackupError:
         return RemoteCannotStore(
             "what is below remote.path cannot be used",
             detail=text,
-            hint="by-hash must be a directory there, on the file system of remote.path",
+            hint="by-hash must be a directory on the file system of remote.path",
         )
     if code == "refused":
         return RemoteDenied(

@@ -100,8 +100,8 @@ def explain_root(text: str) -> BackupError:
     return RemoteCannotStore(
         "remote.path cannot be used",
         detail=text,
-        hint="create it there once (mkdir -p); it is never created for you, because a missing"
-        " directory may mean a disk that is not mounted",
+        hint="create it once on the remote (mkdir -p); it is never created for you, because a"
+        " missing directory may mean a disk that is not mounted",
     )
 
 

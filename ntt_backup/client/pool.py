@@ -188,9 +188,9 @@ class SessionPool:
         return Unsupported(
             f"{self._command} needs Python 3.8 or newer on the remote",
             detail=str(error),
-            hint="install python3 there (all of its standard library, nothing else). By tar alone"
-            " blobs can be sent, but not listed, hashed or fetched; without Python there, fetch"
-            f" them with rsync -a {host}:{path}/by-hash/ and have them checked here",
+            hint="install python3 on the remote (all of its standard library, nothing else). By"
+            " tar alone blobs can be sent, but not listed, hashed or fetched; without Python, fetch"
+            f" them with rsync -a {host}:{path}/by-hash/ and check them on this machine",
         )
 
 
@@ -332,7 +332,7 @@ class WorkQueue(Generic[Job, Result]):
         self._closed = True
 
     def take(self, *, wait: bool) -> Job | None:
-        """Return the next job; None where there is none now, or with wait, will be none."""
+        """Return the next job; None where none waits, or with wait, where none will come."""
         while True:
             self._cancelled()
             closed = self._closed

@@ -64,7 +64,7 @@ def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
 
 def hash_mismatch(size: int, found: bytes) -> str:
     """Return the words for content on the remote that does not hash to its name."""
-    return f"{size} bytes there hash to {found.hex()}"
+    return f"{size} bytes on the remote hash to {found.hex()}"
 
 
 class ReadSession:
@@ -98,8 +98,8 @@ class ReadSession:
             raise Unsupported(
                 f"the receiver on the remote may not {word}",
                 detail=f"its --allow lists {allowed}",
-                hint=f"add {word} to --allow in the line of our key in authorized_keys there, or"
-                " use another key (remote.identity_file)",
+                hint=f"add {word} to --allow in the line of our key in the remote's"
+                " authorized_keys, or use another key (remote.identity_file)",
             )
 
     # --- the questions ----------------------------------------------------------------------------

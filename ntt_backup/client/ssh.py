@@ -100,7 +100,7 @@ def cpu_has_aes() -> bool:
     return re.search(r"^(flags|Features)\s*:.*\baes\b", text, re.MULTILINE) is not None
 
 
-_NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c (see PATH there)"
+_NEEDS_A_SHELL = "the remote account needs a login shell that finds sh and head -c in its PATH"
 
 _KEY_REFUSED = "the remote does not accept our key"
 _CASES = (

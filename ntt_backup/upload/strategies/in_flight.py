@@ -12,30 +12,37 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.errors import BackupError, RemoteUnreachable
-from ntt_backup.model import Batch, Receipt
-from ntt_backup.upload.strategies.session import Outcome
+from ntt_backup.model import Batch, Blob, Failure, Receipt
+from ntt_backup.upload.strategies.session import Outcome, Rejection
 
 
 @dataclass(slots=True)
 class Flight:
     """A batch that was put. Times are monotonic seconds; handed_over is 0 while it is being sent.
 
-    aborted: it was called back; the remote still answers, and nobody waits for that. content: bytes
-    of blobs that were sent for it.
+    sent: its blobs in the order of sending, by which the remote counts. failed: those that were not
+    sent, or withdrawn. content: bytes of blobs that were sent for it. begun: a first frame was
+    sent. aborted: it was called back; the remote still answers, and nobody waits for that.
+    answered: the answer came during the sending.
     """
 
     number: int
     batch: Batch
     started: float
     handed_over: float = 0.0
-    aborted: bool = False
+    sent: list[Blob] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    withdrawn: set[str] = field(default_factory=set)
+    wire_bytes: int = 0
     content: int = 0
+    begun: bool = False
+    aborted: bool = False
+    answered: bool = False
 
 
 @dataclass(slots=True)
@@ -47,15 +54,12 @@ class _Sending:
     content: int
 
 
-F = TypeVar("F", bound=Flight)
-
-
-class PipelinedSession(ABC, Generic[F]):
+class PipelinedSession(ABC):
     """See `session.Session`; `put` and `close` are the strategy's."""
 
     def __init__(self, spec: SessionSpec, channel: Channel) -> None:
         self._spec = spec
-        self._flights: deque[F] = deque()
+        self._flights: deque[Flight] = deque()
         self._outcomes: list[Outcome] = []
         self._number = 0
         self._answered_at = 0.0
@@ -126,10 +130,18 @@ class PipelinedSession(ABC, Generic[F]):
         if self._sending is not None and self._sending.flight is flight:
             self._sending = None
 
-    def _conclude(self, flight: Flight, outcome: Outcome) -> None:
-        """Keep the outcome of a batch for `collect`."""
-        self._correct_content(flight, outcome.stored_bytes if isinstance(outcome, Receipt) else 0)
-        self._outcomes.append(outcome)
+    def _reject(self, flight: Flight, error: BackupError) -> None:
+        """Keep a rejection for `collect`."""
+        self._correct_content(flight, 0)
+        self._outcomes.append(Rejection(flight.batch, error))
+
+    def _confirm(self, flight: Flight, stored: Iterable[Blob]) -> None:
+        """Keep a receipt for `collect`."""
+        duration = time.monotonic() - flight.started
+        failed = tuple(flight.failed)
+        receipt = Receipt(flight.batch, tuple(stored), failed, flight.wire_bytes, duration)
+        self._correct_content(flight, receipt.stored_bytes)
+        self._outcomes.append(receipt)
 
     # --- sending and hearing ----------------------------------------------------------------------
 
@@ -149,7 +161,7 @@ class PipelinedSession(ABC, Generic[F]):
             self.abort()
             raise
 
-    def _await(self, arrived: Callable[[], bool], flight: F) -> None:
+    def _await(self, arrived: Callable[[], bool], flight: Flight) -> None:
         """Wait for an answer that flight needs; raise where the remote is silent for too long."""
         asked, limit = time.monotonic(), self._spec.run.receipt_timeout
         while not arrived():
@@ -170,7 +182,7 @@ class PipelinedSession(ABC, Generic[F]):
         if self._channel.is_silent(max(oldest.handed_over, self._answered_at), limit, now):
             raise self._overdue(oldest)
 
-    def _overdue(self, flight: F) -> BackupError:
+    def _overdue(self, flight: Flight) -> BackupError:
         self.abort()
         return RemoteUnreachable(
             "the remote does not answer for a batch",

@@ -85,7 +85,7 @@ def choose_codec(setting: str, offered: Sequence[str]) -> Codec:
         raise Unsupported(
             f"the remote cannot decompress {name}",
             detail=f"it has {', '.join(offered) or 'nothing'}",
-            hint="install python3-zstandard there, or set run.codec to auto",
+            hint="install python3-zstandard on the remote, or set run.codec to auto",
         )
     return Codec(ZSTD, _zstd(int(level)), always=True) if level else Codec(ZLIB, _zlib, always=True)
 

@@ -1,9 +1,9 @@
 """The `stream` strategy: verified blobs back to back over one connection, durable when answered.
 
 A receiver of ours runs on the remote (its source travels with the connection). It checks what it
-writes, gives names only to what is on disk, and answers with a verdict for every blob. What is read
-here is checked against its name in the very memory it is sent from; a source blob that no longer
-matches is never sent under that name.
+writes, gives names only to what is on disk, and answers with a verdict for every blob. A local blob
+is checked against its name in the very memory it is sent from; one that no longer matches is never
+sent under that name.
 
 Batches follow each other without waiting for answers, within the worker's window; while one is made
 durable, the next is already on its way. Large blobs go in pieces, in constant memory; one of over
@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
@@ -26,7 +25,7 @@ from blake3 import blake3
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
-from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
+from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
@@ -58,20 +57,6 @@ def open_stream(
     connection = connection or connect(spec)
     connection.open()
     return StreamSession(connection, store)
-
-
-@dataclass(slots=True)
-class _Flight(Flight):
-    """sent: the blobs in the order of sending, by which the receipt counts. failed: those that were
-    not sent, or withdrawn. begun: BATCH was sent. answered: a receipt came during the sending.
-    """
-
-    sent: list[Blob] = field(default_factory=list)
-    failed: list[Failure] = field(default_factory=list)
-    withdrawn: set[str] = field(default_factory=set)
-    wire_bytes: int = 0
-    begun: bool = False
-    answered: bool = False
 
 
 class _Hashes:
@@ -110,7 +95,7 @@ class _Hashes:
         return None if found == self._blobid else f"its content hashes to {found}"
 
 
-class StreamSession(PipelinedSession[_Flight]):
+class StreamSession(PipelinedSession):
     """See `session.Session`. The connection is one of `connect`, and has said hello."""
 
     def __init__(self, connection: Connection, store: Store) -> None:
@@ -134,7 +119,7 @@ class StreamSession(PipelinedSession[_Flight]):
             raise
         if not flight.begun and self._packer.empty:
             self._flights.remove(flight)
-            self._conclude_blobs(flight)
+            self._confirm(flight, ())
             return
         self._flush(flight)
         if flight.answered:
@@ -165,13 +150,13 @@ class StreamSession(PipelinedSession[_Flight]):
 
     # --- what is sent -----------------------------------------------------------------------------
 
-    def _begin_flight(self, batch: Batch) -> _Flight:
+    def _begin_flight(self, batch: Batch) -> Flight:
         self._number += 1
-        flight = _Flight(self._number, batch, time.monotonic())
+        flight = Flight(self._number, batch, time.monotonic())
         self._flights.append(flight)
         return flight
 
-    def _put_blobs(self, flight: _Flight) -> None:
+    def _put_blobs(self, flight: Flight) -> None:
         with Reader(self._store) as reader:
             for blob in flight.batch.blobs:
                 self._put_blob(reader, flight, blob)
@@ -179,7 +164,7 @@ class StreamSession(PipelinedSession[_Flight]):
                     break
             reader.require_life(flight.failed, nothing_sent=not flight.sent)
 
-    def _put_blob(self, reader: Reader, flight: _Flight, blob: Blob) -> None:
+    def _put_blob(self, reader: Reader, flight: Flight, blob: Blob) -> None:
         outcome = reader.read(blob, self._packer.space)
         if isinstance(outcome, Failure):
             flight.failed.append(outcome)
@@ -191,13 +176,13 @@ class StreamSession(PipelinedSession[_Flight]):
             if self._packer.full:
                 self._flush(flight)
 
-    def _flush(self, flight: _Flight) -> None:
+    def _flush(self, flight: Flight) -> None:
         self._begin_batch(flight)
         if not self._packer.empty:
             content = self._packer.used
             self._write(flight, *self._packer.pop_frame(), content=content)
 
-    def _begin_batch(self, flight: _Flight) -> None:
+    def _begin_batch(self, flight: Flight) -> None:
         if not flight.begun:
             flight.begun = True
             blobs = flight.batch.blobs
@@ -205,7 +190,7 @@ class StreamSession(PipelinedSession[_Flight]):
             most = flight.batch.size if known else write_messages.MAX_BLOB
             self._write(flight, write_messages.batch(flight.number, len(blobs), most))
 
-    def _write(self, flight: _Flight, *parts: bytes | memoryview, content: int = 0) -> None:
+    def _write(self, flight: Flight, *parts: bytes | memoryview, content: int = 0) -> None:
         self._announce_content(flight, content, sum(map(len, parts)))
         for part in parts:
             if flight.answered:
@@ -213,7 +198,7 @@ class StreamSession(PipelinedSession[_Flight]):
             self._send(part)
             flight.wire_bytes += len(part)
 
-    def _put_large(self, reader: Reader, flight: _Flight, blob: Blob) -> None:
+    def _put_large(self, reader: Reader, flight: Flight, blob: Blob) -> None:
         """Send a blob in pieces, hashed meanwhile; withdraw it where it does not match its name."""
         self._flush(flight)
         size = blob.size or 0
@@ -247,13 +232,13 @@ class StreamSession(PipelinedSession[_Flight]):
         else:
             self._write(flight, write_messages.end(write_messages.COMPLETE, hashes.checksum))
 
-    def _withdraw(self, flight: _Flight, blob: Blob, failure: Failure) -> None:
+    def _withdraw(self, flight: Flight, blob: Blob, failure: Failure) -> None:
         flight.failed.append(failure)
         if flight.sent and flight.sent[-1] is blob:
             flight.withdrawn.add(blob.blobid)
             self._write(flight, write_messages.end(write_messages.WITHDRAWN))
 
-    def _resume(self, flight: _Flight, fd: int, blob: Blob, hashes: _Hashes) -> int:
+    def _resume(self, flight: Flight, fd: int, blob: Blob, hashes: _Hashes) -> int:
         """Return the offset from which to send a blob that may have been sent in part before;
         hashes and fd have passed all before it.
         """
@@ -278,7 +263,7 @@ class StreamSession(PipelinedSession[_Flight]):
         os.lseek(fd, 0, os.SEEK_SET)
         return 0
 
-    def _call_back(self, flight: _Flight) -> None:
+    def _call_back(self, flight: Flight) -> None:
         """Have nothing of this batch stored; it is not in flight any more. The remote is told also
         where the batch has failed: it drops what comes until then.
         """
@@ -310,7 +295,7 @@ class StreamSession(PipelinedSession[_Flight]):
         else:
             raise ProtocolError(f"a frame of type {kind} out of order")
 
-    def _flight(self, number: int) -> _Flight:
+    def _flight(self, number: int) -> Flight:
         for flight in self._flights:
             if flight.number == number:
                 return flight
@@ -326,12 +311,12 @@ class StreamSession(PipelinedSession[_Flight]):
         if flight.aborted:
             return
         if settled:
-            self._conclude_blobs(flight, said.exceptions)
+            self._settle(flight, said.exceptions)
         else:
             text = said.exceptions[0].text if said.exceptions else ""
-            self._conclude(flight, Rejection(flight.batch, explain_batch(text or _NO_WORDS)))
+            self._reject(flight, explain_batch(text or _NO_WORDS))
 
-    def _fits(self, flight: _Flight, said: write_messages.Receipt) -> bool:
+    def _fits(self, flight: Flight, said: write_messages.Receipt) -> bool:
         """Return whether this may be the receipt of that batch: in turn, of the agreed hash, for as
         many blobs as were sent.
         """
@@ -345,10 +330,8 @@ class StreamSession(PipelinedSession[_Flight]):
             and all(position < len(flight.sent) for position in positions)
         )
 
-    def _conclude_blobs(
-        self, flight: _Flight, exceptions: Sequence[write_messages.Exceptional] = ()
-    ) -> None:
-        """Make the outcome of a batch whose blobs are stored, with exceptions."""
+    def _settle(self, flight: Flight, exceptions: Sequence[write_messages.Exceptional]) -> None:
+        """Make the receipt of a batch whose blobs are stored, with exceptions."""
         not_stored = set(flight.withdrawn)
         for position, verdict, text in exceptions:
             blob = flight.sent[position]
@@ -358,16 +341,12 @@ class StreamSession(PipelinedSession[_Flight]):
                     detail=f"{blob.blobid}: {text}",
                     hint="if this happens again: bad memory at one end",
                 )
-                self._conclude(flight, Rejection(flight.batch, error))
+                self._reject(flight, error)
                 return
             if verdict == write_messages.REFUSED:
-                flight.failed.append(
-                    Failure(blob.blobid, Reason.REMOTE_REJECTED, text or _NO_WORDS)
-                )
+                why = text or _NO_WORDS
+                flight.failed.append(Failure(blob.blobid, Reason.REMOTE_REJECTED, why))
                 not_stored.add(blob.blobid)
             elif verdict == write_messages.WITHDREW and blob.blobid not in flight.withdrawn:
                 raise ProtocolError(f"{blob.blobid} was not withdrawn")
-        stored = tuple(blob for blob in flight.sent if blob.blobid not in not_stored)
-        duration = time.monotonic() - flight.started
-        failed = tuple(flight.failed)
-        self._conclude(flight, Receipt(flight.batch, stored, failed, flight.wire_bytes, duration))
+        self._confirm(flight, (blob for blob in flight.sent if blob.blobid not in not_stored))

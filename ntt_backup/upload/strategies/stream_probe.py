@@ -17,7 +17,7 @@ from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire.write_messages import Field
 
-_NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 there)"
+_NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 on the remote)"
 
 
 class StreamProbe:

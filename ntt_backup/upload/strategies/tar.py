@@ -21,7 +21,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
@@ -30,11 +29,10 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
 from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
-from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path, total_size
+from ntt_backup.model import Batch, Blob, relative_path, total_size
 from ntt_backup.process.pipeline import Child, start
 from ntt_backup.source.inspection import Inspection, Store
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.upload.strategies.tar_archive import (
     archive_length,
     name_list,
@@ -53,17 +51,7 @@ def _loop(spec: SessionSpec) -> tuple[str, bytes]:
     return shell_script(loop, values)
 
 
-@dataclass(slots=True)
-class _Flight(Flight):
-    """ready: the blobs that are sent. failed: those that were not."""
-
-    ready: tuple[Blob, ...] = ()
-    failed: tuple[Failure, ...] = ()
-    wire_bytes: int = 0
-    extracted: bool = False
-
-
-class TarSession(PipelinedSession[_Flight]):
+class TarSession(PipelinedSession):
     """See `session.Session`."""
 
     def __init__(self, spec: SessionSpec, store: Store) -> None:
@@ -71,6 +59,7 @@ class TarSession(PipelinedSession[_Flight]):
         super().__init__(spec, spec.channel(command))
         self._store = store
         self._line = b""
+        self._extracted = ""
         try:
             self._lockstep = self._greet(script)
         except BaseException:
@@ -80,16 +69,13 @@ class TarSession(PipelinedSession[_Flight]):
     def put(self, batch: Batch) -> None:
         started = time.monotonic()
         checked = self._store.inspect(batch.blobs, verify=self._spec.run.verify_source)
-        ready, failed = tuple(checked.ready), tuple(checked.failed)
-        if not ready:
-            duration = time.monotonic() - started
-            self._outcomes.append(Receipt(batch, (), failed, 0, duration))
-            return
+        ready = checked.ready
         self._number += 1
-        length = archive_length(blob.size or 0 for blob in ready)
-        flight = _Flight(
-            self._number, batch, started, ready=ready, failed=failed, wire_bytes=length
-        )
+        flight = Flight(self._number, batch, started, sent=ready, failed=checked.failed)
+        if not ready:
+            self._confirm(flight, ())
+            return
+        flight.wire_bytes = length = archive_length(blob.size or 0 for blob in ready)
         self._flights.append(flight)
         files = len({blob.blobid for blob in ready})
         self._send(f"{flight.number} {length} {files}\n".encode())
@@ -103,7 +89,7 @@ class TarSession(PipelinedSession[_Flight]):
             self._flights.remove(flight)
             raise problem
         if self._lockstep:
-            self._await(lambda: flight.extracted, flight)
+            self._await(lambda: self._extracted == str(flight.number), flight)
         self._send(b"commit\n" if problem is None else b"abort\n")
         flight.handed_over = time.monotonic()
         if problem is not None:
@@ -202,8 +188,7 @@ class TarSession(PipelinedSession[_Flight]):
         word, _, rest = line.partition(" ")
         number, _, text = rest.partition(" ")
         if word == "got":
-            for flight in self._flights:
-                flight.extracted |= number == str(flight.number)
+            self._extracted = number
             return
         if not self._flights or number != str(self._flights[0].number):
             raise ProtocolViolation(detail=line[:200])
@@ -213,13 +198,9 @@ class TarSession(PipelinedSession[_Flight]):
         if flight.aborted:
             return
         if word == "ok":
-            duration = time.monotonic() - flight.started
-            receipt = Receipt(
-                flight.batch, flight.ready, flight.failed, flight.wire_bytes, duration
-            )
-            self._conclude(flight, receipt)
+            self._confirm(flight, flight.sent)
         elif word == "err":
-            self._conclude(flight, Rejection(flight.batch, explain_batch(text)))
+            self._reject(flight, explain_batch(text))
         else:
             raise ProtocolViolation(detail=line[:200])
 

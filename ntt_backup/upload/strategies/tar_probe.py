@@ -206,5 +206,5 @@ def _compare(archive: bytes, sent: set[str]) -> None:
     if odd := {f"{mode:o}" for mode in arrived.values() if mode != 0o644}:
         raise RemoteCannotStore(
             f"files arrive with mode {', '.join(sorted(odd))} instead of 644",
-            hint="look for an ACL or a mount option there that sets modes",
+            hint="look for an ACL or a mount option on the remote that sets modes",
         )
