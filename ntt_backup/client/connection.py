@@ -174,13 +174,13 @@ class Connection:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """End the connection for an error; a ProtocolError is raised as ProtocolViolation."""
+        """End the connection for any error; a ProtocolError is raised as ProtocolViolation."""
         try:
             yield
         except ProtocolError as error:
             self.abort()
             raise ProtocolViolation(detail=str(error)[:200]) from error
-        except Exception:
+        except BaseException:
             self.abort()
             raise
 
@@ -239,6 +239,7 @@ class Connection:
             # The receiver may first remove what dead sessions have left.
             limit = self.spec.transport.connect_timeout
             while not said and not self.channel.is_silent(asked, limit, time.monotonic()):
+                self.spec.cancelled()
                 self.channel.hear(take, 1.0)
             if not said:
                 raise ProtocolError("no READY")
