@@ -8,45 +8,24 @@ comment, so that pg_stat_activity and the server's log tell which query they sho
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from psycopg import sql
 
-_HEADER = re.compile(r"^-- name: (\w+)\n((?:^--.*\n)+)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One query as it stands in its file. description is its comment, text its SQL."""
-
-    name: str
-    description: str
-    text: str
+_HEADER = re.compile(r"^-- name: (\w+)\n(?:^--.*\n)+", re.MULTILINE)
 
 
 @cache
-def load_all() -> dict[str, Query]:
-    """Return all queries by their name. Raises ValueError where two have the same."""
-    queries: dict[str, Query] = {}
-    directory = resources.files(__package__) / "sql"
-    for file in sorted(directory.iterdir(), key=lambda one: one.name):
+def load_all() -> dict[str, str]:
+    """Return the SQL of all queries by name. In a file each follows `-- name: x` and a comment."""
+    queries = {}
+    for file in (resources.files(__package__) / "sql").iterdir():
         if file.name.endswith(".sql"):
-            for query in parse(file.read_text(encoding="utf-8")):
-                if query.name in queries:
-                    raise ValueError(f"{file.name} repeats the name {query.name}")
-                queries[query.name] = query
+            _, *parts = _HEADER.split(file.read_text(encoding="utf-8"))
+            for name, body in zip(parts[::2], parts[1::2], strict=True):
+                queries[name] = body.strip().removesuffix(";")
     return queries
-
-
-def parse(text: str) -> list[Query]:
-    """Return the queries of one file: `-- name: x`, a comment that describes it, the SQL."""
-    _, *parts = _HEADER.split(text)
-    return [
-        Query(name, " ".join(comment.replace("--", " ").split()), body.strip().removesuffix(";"))
-        for name, comment, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    ]
 
 
 def statement(name: str, **parts: sql.Composable) -> sql.Composed:
@@ -56,7 +35,7 @@ def statement(name: str, **parts: sql.Composable) -> sql.Composed:
 
 def fragment(name: str, **parts: sql.Composable) -> sql.Composed:
     """Return the named piece of SQL, to be put into another query."""
-    return sql.SQL(load_all()[name].text).format(**parts)
+    return sql.SQL(load_all()[name]).format(**parts)
 
 
 def pasted(name: str, query: sql.Composed | str) -> sql.Composed:

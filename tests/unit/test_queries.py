@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.catalog.pending import columns, form_of, index_names
-from ntt_backup.catalog.queries import Query, fragment, load_all, parse, shown, statement
+from ntt_backup.catalog.queries import fragment, load_all, shown, statement
 from ntt_backup.catalog.range_locks import lock_class
 
 PACKAGE = Path(__file__).parents[2] / "ntt_backup" / "catalog"
@@ -21,40 +21,31 @@ _MANY = {
     "mend_large_objects",
     "create_notify",
 }
-ALL = sorted(load_all().values(), key=lambda query: query.name)
+DESCRIBED = [
+    described
+    for file in (PACKAGE / "sql").glob("*.sql")
+    for described in re.findall(r"^-- name: *(\S+)\n((?:--.*\n)*)", file.read_text(), re.MULTILINE)
+]
 
 
-@pytest.mark.parametrize("query", ALL, ids=lambda query: query.name)
-def test_every_query_is_described_and_used(query: Query) -> None:
-    assert len(query.description) > 15
-    assert query.description.endswith(".")
-    assert query.text
-    assert ";" not in query.text or query.name in _MANY
-    assert re.search(rf"[\"']{query.name}[\"']", PYTHON), "nobody uses it"
+@pytest.mark.parametrize(("name", "description"), DESCRIBED, ids=lambda one: one.split("\n")[0])
+def test_every_query_is_described_and_used(name: str, description: str) -> None:
+    assert len(description) > 15
+    assert description.endswith(".\n")
+    text = load_all()[name]
+    assert text
+    assert ";" not in text or name in _MANY
+    assert re.search(rf"[\"']{name}[\"']", PYTHON), "nobody uses it"
 
 
-def test_every_name_in_a_file_is_loaded() -> None:
-    headers = [
-        name
-        for file in (PACKAGE / "sql").glob("*.sql")
-        for name in re.findall(r"^-- name: *(\S+)", file.read_text(), re.MULTILINE)
-    ]
-
-    assert sorted(headers) == [query.name for query in ALL]
+def test_every_query_has_a_name_of_its_own() -> None:
+    assert sorted(name for name, _ in DESCRIBED) == sorted(load_all())
 
 
 def test_no_sql_outside_the_files() -> None:
     found = re.findall(r'execute\(\s*(?:f?"|sql\.SQL)', PYTHON)
 
     assert found == []
-
-
-def test_parse_keeps_comments_of_the_body_out_of_the_description() -> None:
-    queries = parse(
-        "-- The file.\n\n-- name: one\n-- Says\n-- one.\nselect 1;\n\n-- name: two\n-- 2.\nx"
-    )
-
-    assert queries == [Query("one", "Says one.", "select 1"), Query("two", "2.", "x")]
 
 
 def test_a_statement_says_its_name_and_quotes_identifiers() -> None:
