@@ -79,7 +79,7 @@ class Postgres:
 
         Raises ConfigError, CatalogUnavailable.
         """
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
         binaries = self._binaries()
         new = not (self._data / "PG_VERSION").exists()

@@ -133,7 +133,8 @@ class Story:
         scratch.write_play()
         homes = shlex.join(map(str, scratch.homes()))
         step(f"The demo is kept in {scratch.root}")
-        say(f"sh {shlex.quote(str(scratch.play))}   starts the servers again and opens a shell")
+        root = shlex.quote(str(scratch.root))
+        say(f"sh {root}/play   starts the servers again and opens a shell to play in")
         say(f"rm -r {homes}   removes everything")
 
 
