@@ -49,7 +49,7 @@ Kind = Literal["docker", "local"]
 
 @dataclass(frozen=True)
 class RemoteDir:
-    """A directory on the remote: `path` there; `local` is where its files can be read here."""
+    """A directory on the remote. local: where this machine reads its files."""
 
     path: str
     local: Path

@@ -93,7 +93,7 @@ def as_a_user() -> Sequence[str]:
     return ()
 
 
-def test_it_says_what_it_does_and_shows_that_it_is_at_work(checkout: Path) -> None:
+def test_setup_says_what_it_does_and_shows_that_it_is_at_work(checkout: Path) -> None:
     goes_on = checkout.parent / "goes on"
     with start(checkout, PIP_GOES_ON=str(goes_on)) as setup:
         said = read_until(setup, AT_WORK)
@@ -107,7 +107,7 @@ def test_it_says_what_it_does_and_shows_that_it_is_at_work(checkout: Path) -> No
     assert re.fullmatch(r"setup: installing Python packages into .venv \.+ \d+ s", packages)
 
 
-def test_it_says_nothing_where_nothing_is_to_be_done(checkout: Path) -> None:
+def test_setup_says_nothing_where_nothing_is_to_be_done(checkout: Path) -> None:
     for _ in range(2):
         with start(checkout, PIP_GOES_ON="/") as setup:
             assert setup.stderr is not None
@@ -115,7 +115,7 @@ def test_it_says_nothing_where_nothing_is_to_be_done(checkout: Path) -> None:
     assert (setup.returncode, said) == (0, "")
 
 
-def test_the_words_of_what_failed_are_shown(checkout: Path) -> None:
+def test_setup_shows_the_output_of_what_failed(checkout: Path) -> None:
     with start(checkout, PIP_FAILS="blake3") as setup:
         assert setup.stderr is not None
         said = setup.stderr.read()
@@ -123,7 +123,7 @@ def test_the_words_of_what_failed_are_shown(checkout: Path) -> None:
     assert said.splitlines()[-2:] == ["no such package: blake3", "setup: that failed, see above"]
 
 
-def test_no_dots_once_it_was_killed(checkout: Path) -> None:
+def test_setup_shows_no_dots_once_it_was_killed(checkout: Path) -> None:
     goes_on = checkout.parent / "goes on"
     with start(checkout, PIP_GOES_ON=str(goes_on)) as setup:
         read_until(setup, AT_WORK)
@@ -134,7 +134,7 @@ def test_no_dots_once_it_was_killed(checkout: Path) -> None:
         goes_on.touch()
 
 
-def test_a_checkout_of_another_user_is_told_in_one_line(checkout: Path) -> None:
+def test_setup_names_the_owner_of_a_checkout_of_another_user(checkout: Path) -> None:
     if os.geteuid() != 0:
         checkout.chmod(0o555)
     with start(checkout, *as_a_user()) as setup:

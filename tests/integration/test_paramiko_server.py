@@ -78,7 +78,7 @@ def read_pid(file: Path) -> int:
     return int(file.read_text())
 
 
-def test_command_gets_its_streams_and_the_client_its_status(client: Client) -> None:
+def test_command_gets_its_streams_and_client_gets_its_status(client: Client) -> None:
     done = client.run("cat; echo to-stderr >&2; exit 7", stdin=b"in\x00\xffput")
     assert (done.stdout, done.stderr, done.returncode) == (b"in\x00\xffput", b"to-stderr\n", 7)
 
@@ -158,7 +158,7 @@ def test_killed_client_takes_its_command_along(
     wait_until(lambda: not is_running(pid), "the command has ended")
 
 
-def test_client_that_goes_in_the_last_moment_breaks_no_session(
+def test_client_that_goes_away_at_the_end_breaks_no_session(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken: list[object] = []
