@@ -10,7 +10,7 @@ from typing import Final
 
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.shell import shell_script
-from ntt_backup.client.ssh import Ssh, varied
+from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError
 
@@ -43,8 +43,9 @@ class CountingSsh:
         return self.base.connect_timeout
 
     def argv(self, remote_command: str) -> list[str]:
-        argv = varied(self.base.argv(remote_command), {"LogLevel": "VERBOSE"})
-        return [argv[0], "-E", str(self.journal), *argv[1:]]
+        # Of an option that is given twice, ssh keeps the first.
+        ssh, *rest = self.base.argv(remote_command)
+        return [ssh, "-o", "LogLevel=VERBOSE", "-E", str(self.journal), *rest]
 
     def environment(self) -> Mapping[str, str]:
         return self.base.environment()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,15 +73,6 @@ def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
     for option in options:
         argv += ["-o", option]
     return [*argv, "--", remote.host, command]
-
-
-def varied(argv: Sequence[str], options: Mapping[str, str]) -> list[str]:
-    """Return an ssh argv with other values for some options: ssh keeps the first that it reads."""
-    return [
-        argv[0],
-        *(word for key in options for word in ("-o", f"{key}={options[key]}")),
-        *argv[1:],
-    ]
 
 
 def _quoted(path: Path) -> str:
