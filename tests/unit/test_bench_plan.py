@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from ntt_backup.bench.remote import wire_bytes
 from ntt_backup.bench.sample import batches, by_class, deal, draw
 from ntt_backup.bench.sending import PLAIN, WAYS, choose
-from ntt_backup.client.ssh import varied
 from ntt_backup.model import Blob, total_size
 from ntt_backup.upload.strategies import STRATEGIES
 
@@ -74,13 +71,6 @@ def test_every_strategy_is_a_way_and_ways_are_chosen_by_name() -> None:
     assert choose(["tar-pipe"]) == [PLAIN]
     with pytest.raises(ValueError, match="tar-lz4: none of stream, tar, "):
         choose(["tar-lz4"])
-
-
-def test_ssh_takes_a_varied_option_instead_of_the_jobs_own() -> None:
-    argv = ["ssh", "-F", "none", "-G", "-o", "LogLevel=ERROR", "--", "h"]
-    asked = varied(argv, {"LogLevel": "VERBOSE"})
-    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    assert "\nloglevel VERBOSE\n" in said
 
 
 def test_wire_bytes_are_those_of_all_connections_both_ways() -> None:
