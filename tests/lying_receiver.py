@@ -6,7 +6,7 @@ statements that `say` frames.
 
 LIAR = """
 import os
-from ntt_backup.receiver import asking, frames
+from ntt_backup.wire import read_messages as asking, write_messages as frames
 from ntt_backup.wire.framing import Inbox
 inbox = Inbox(asking.TO_RECEIVER)
 words = b"version=0 python=3.11.0 hash=blake3 codec=zlib allow=list,get,verify"

@@ -229,7 +229,7 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     program = machine.tools / "alive.py"
     program.write_text(
         "import os, time\n"
-        "from ntt_backup.receiver import frames\n"
+        "from ntt_backup.wire import write_messages as frames\n"
         "line = b'NTT-RECEIVE 1 hash=sha256 allow=list'\n"
         "os.write(1, b'\\n%s sum=%s\\n' % (line, frames.banner_sum(line).encode()))\n"
         "os.write(1, frames.fields(frames.READY, {'placed': 1}))\n"

@@ -282,7 +282,7 @@ def test_a_remote_without_python_is_told_so(here: Rig, machine: Machine) -> None
 
 LIAR = """
 import os, sys
-from ntt_backup.receiver import frames
+from ntt_backup.wire import write_messages as frames
 from ntt_backup.wire.framing import Inbox
 from tests.patience import PATIENCE
 inbox = Inbox(frames.TO_RECEIVER)
