@@ -21,7 +21,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.client.bootstrap import bundle
-from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
 from ntt_backup.wire.write_messages import Receipt
 from tests.patience import PATIENCE
@@ -154,21 +154,19 @@ class FarSide:
         """Say HELLO with what any client says, but for changes; the READY. place: have by-hash made
         where it is missing.
         """
-        ready = self._ready(
-            write_messages.fields(write_messages.HELLO, self.hello_fields(**changes))
-        )
+        ready = self._ready(write_messages.fields(framing.HELLO, self.hello_fields(**changes)))
         if place and not ready["placed"] and not changes.get("reading"):
-            ready = self._ready(write_messages.frame(write_messages.PLACE))
+            ready = self._ready(framing.frame(framing.PLACE))
         return ready
 
     def _ready(self, frame: bytes) -> dict[str, Any]:
         kind, payload = self.ask(frame)
-        assert kind == write_messages.READY, payload
+        assert kind == framing.READY, payload
         return write_messages.read_fields(payload)
 
     def hello_fields(self, **changes: Any) -> dict[str, Any]:
         fields = {
-            "protocol": write_messages.PROTOCOL,
+            "protocol": framing.PROTOCOL,
             "root": str(self.root),
             "owner": "0123456789ab",
             "run": "11111111-2222-4333-8444-555555555555",
@@ -194,18 +192,18 @@ class FarSide:
                 if count == 0:
                     return 0, b""
                 self._inbox.filled(count)
-            elif found[0] != write_messages.BUSY:
+            elif found[0] != framing.BUSY:
                 return found[0], bytes(found[1])
 
     def receipt(self) -> Receipt:
         kind, payload = self.answer()
-        assert kind == write_messages.RECEIPT, (kind, payload)
+        assert kind == framing.RECEIPT, (kind, payload)
         return write_messages.read_receipt(payload)
 
     def error(self) -> tuple[str, str]:
         """The ERROR that must come next, and nothing after it."""
         kind, payload = self.answer()
-        assert kind == write_messages.ERROR, (kind, payload)
+        assert kind == framing.ERROR, (kind, payload)
         assert self.answer() == (0, b"")
         return write_messages.read_error(payload)
 
@@ -226,8 +224,8 @@ class FarSide:
             checksum = hashlib.sha256(raw).digest()
         if self.hash != "sha256":
             checksum = b""
-        return write_messages.frame(
-            write_messages.PACK,
+        return framing.frame(
+            framing.PACK,
             write_messages.part_prefix(codec, len(raw), checksum),
             compress(raw),
         )
@@ -238,16 +236,16 @@ class FarSide:
             [
                 write_messages.batch(number, len(contents), sum(map(len, contents))),
                 self.pack(contents, **how),
-                write_messages.numbered(write_messages.COMMIT, number),
+                write_messages.numbered(framing.COMMIT, number),
             ]
         )
 
-    def pieces(self, content: bytes, size: int = write_messages.MAX_CHUNK) -> Iterable[bytes]:
+    def pieces(self, content: bytes, size: int = framing.MAX_CHUNK) -> Iterable[bytes]:
         """The DATA frames of a large blob."""
         for at in range(0, len(content), size):
             piece = content[at : at + size]
             prefix = write_messages.part_prefix(write_messages.RAW, len(piece))
-            yield write_messages.frame(write_messages.DATA, prefix, piece)
+            yield framing.frame(framing.DATA, prefix, piece)
 
     def end(self, content: bytes, digest: bytes | None = None) -> bytes:
         """The END of a large blob that is complete; digest: its name, if that is not its own."""
@@ -257,7 +255,7 @@ class FarSide:
 
     def bye(self) -> int:
         """BYE, and the exit status; what came meanwhile is dropped."""
-        self.write(write_messages.frame(write_messages.BYE))
+        self.write(framing.frame(framing.BYE))
         return self.hang_up()
 
     def hang_up(self) -> int:

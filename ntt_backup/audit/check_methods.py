@@ -22,7 +22,7 @@ from ntt_backup.client.pool import Reader
 from ntt_backup.client.read_session import ReadingSession, failure_there, mismatch_there
 from ntt_backup.model import Blob, Failure, total_size
 from ntt_backup.source.inspection import Store
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import read_messages, write_messages
 
 Job = tuple[Blob, ...]
 
@@ -167,7 +167,7 @@ class _Hashing:
         self.bytes += len(content)
         self._require(digest, blake3(content).digest(), len(content))
 
-    def begin(self, large: read_messages.Large) -> None:
+    def begin(self, large: write_messages.Large) -> None:
         self._digest = large.digest
         self._size = large.size
         self._hasher = blake3()

@@ -56,9 +56,9 @@ sys.exit(sys.modules[{program!r}].serve())
 """
 # Each after those it imports.
 _ORDER: Final = (
+    "wire.framing",
     "wire.write_messages",
     "wire.read_messages",
-    "wire.framing",
     "receiver.codec",
     "receiver.b3sum",
     "receiver.hashing",

@@ -24,8 +24,8 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import PROTOCOL, banner_sum
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import PROTOCOL, banner_sum
 
 _LINE: Final = re.compile(rb"^NTT-(LOADER|RECEIVE) (\d{1,9}) (\S.*)$")
 _OLDEST_PYTHON: Final = (3, 8)
@@ -85,7 +85,7 @@ def hello(caller: Caller, banner: Banner, **more: write_messages.Field) -> bytes
         "hash": banner.hash,
         **more,
     }
-    return write_messages.fields(write_messages.HELLO, fields)
+    return write_messages.fields(framing.HELLO, fields)
 
 
 def greet(channel: Channel, program: bytes, patience: float) -> Banner:

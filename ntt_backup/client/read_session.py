@@ -29,7 +29,7 @@ from ntt_backup.client.transport import Transport
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, RemoteNonsense, RemoteUnreachable, Unsupported
 from ntt_backup.model import Failure, Reason
-from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
 
 _POLL_SECONDS: Final = 0.5
@@ -39,7 +39,7 @@ _REASONS: Final = {
     read_messages.UNREADABLE: Reason.REMOTE_UNREADABLE,
 }
 # Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
-_MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.SUM_BYTES
+_MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.BLOCK_SUM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Taker(Protocol):
     """
 
     def whole(self, digest: bytes, content: memoryview) -> None: ...
-    def begin(self, large: read_messages.Large) -> None: ...
+    def begin(self, large: write_messages.Large) -> None: ...
     def piece(self, data: memoryview) -> None: ...
     def end(self, problem: str) -> None:
         """problem: why it broke off, nothing where it is complete."""
@@ -133,7 +133,7 @@ class ReadingSession:
             count = strays = 0
             while True:
                 kind, payload = self._next()
-                if kind == read_messages.NAMES:
+                if kind == framing.NAMES:
                     page = list(read_messages.read_names(payload))
                     previous = last
                     for digest, _ in page:
@@ -145,12 +145,12 @@ class ReadingSession:
                     if most and count > most:
                         raise self._nonsense("more names than were asked for")
                     yield page
-                elif kind == read_messages.STRAY:
+                elif kind == framing.STRAY:
                     strays += 1
                     if strays > read_messages.MAX_STRAYS + read_messages.MAX_DIRECTORIES:
                         raise self._nonsense("strays without end")
                     on_stray(*read_messages.read_stray(payload))
-                elif kind == read_messages.LISTED:
+                elif kind == framing.LISTED:
                     yield read_messages.read_listed(payload)
                     return
                 else:
@@ -163,7 +163,7 @@ class ReadingSession:
 
     def verdicts(self) -> read_messages.Verdicts:
         kind, payload = self._next()
-        if kind != read_messages.VERDICTS:
+        if kind != framing.VERDICTS:
             raise self._nonsense(f"a frame of type {kind} for a verdict")
         with self._sense():
             found = read_messages.read_verdicts(payload)
@@ -187,37 +187,37 @@ class ReadingSession:
             waiting.remove(digest)
             return digest
 
-        large: read_messages.Large | None = None
+        large: write_messages.Large | None = None
         at = 0
         with self._sense():
             while True:
                 kind, payload = self._next()
-                if kind == read_messages.PIECE and large is not None:
+                if kind == framing.PIECE and large is not None:
                     piece = read_messages.read_piece(payload)
                     at += len(piece)
                     if at > large.size:
                         raise self._nonsense("more of a blob than was announced")
                     taker.piece(piece)
-                elif kind == read_messages.END and large is not None:
-                    status, text = read_messages.read_end(payload)
+                elif kind == framing.BLOB_END and large is not None:
+                    status, text = read_messages.read_blob_end(payload)
                     if status == read_messages.COMPLETE and at != large.size:
                         raise self._nonsense("less of a blob than was announced")
                     taker.end((text or "no reason given") if status == read_messages.BROKEN else "")
                     large = None
                 elif large is not None:
                     raise self._nonsense(f"a frame of type {kind} within a blob")
-                elif kind == read_messages.CONTENTS:
+                elif kind == framing.CONTENTS:
                     for digest, content in read_messages.read_contents(payload):
                         taker.whole(answered(digest), content)
-                elif kind == read_messages.LARGE:
-                    large = read_messages.read_large(payload)
+                elif kind == framing.BLOB:
+                    large = write_messages.read_large(payload)
                     answered(large.digest)
                     at = large.offset
                     taker.begin(large)
-                elif kind == read_messages.NOT_GIVEN:
+                elif kind == framing.NOT_GIVEN:
                     digest, verdict, text = read_messages.read_not_given(payload)
                     taker.not_given(answered(digest), verdict, text)
-                elif kind == read_messages.GIVEN and not waiting:
+                elif kind == framing.GIVEN and not waiting:
                     return
                 else:
                     raise self._nonsense(f"a frame of type {kind} among contents")
@@ -233,22 +233,22 @@ class ReadingSession:
         with self._sense():
             while True:
                 kind, payload = self._next()
-                if kind == read_messages.BLOCK_SUMS:
+                if kind == framing.BLOCK_SUMS:
                     size, some = read_messages.read_block_sums(payload)
                     found += some
                     if len(found) > _MAX_SUMS:
                         raise self._nonsense("hashes without end")
-                elif kind == read_messages.NOT_GIVEN:
+                elif kind == framing.NOT_GIVEN:
                     _, verdict, text = read_messages.read_not_given(payload)
                     not_given(digest, verdict, text)
                     refused = True
-                elif kind == read_messages.GIVEN:
+                elif kind == framing.GIVEN:
                     break
                 else:
                     raise self._nonsense(f"a frame of type {kind} among hashes of blocks")
         if refused:
             return None
-        if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.SUM_BYTES:
+        if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.BLOCK_SUM_BYTES:
             raise self._nonsense("another number of hashes than of blocks")
         return size, bytes(found)
 
@@ -266,19 +266,19 @@ class ReadingSession:
         with self._sense():
             while True:
                 kind, payload = self._next()
-                if kind == read_messages.PIECE:
+                if kind == framing.PIECE:
                     piece = read_messages.read_piece(payload)
                     if not lengths or len(piece) != lengths.popleft():
                         raise self._nonsense("a block that was not asked for")
                     take(piece)
-                elif kind == read_messages.END:
-                    status, text = read_messages.read_end(payload)
+                elif kind == framing.BLOB_END:
+                    status, text = read_messages.read_blob_end(payload)
                     problem = (text or "no reason given") if status else ""
-                elif kind == read_messages.NOT_GIVEN:
+                elif kind == framing.NOT_GIVEN:
                     problem = read_messages.read_not_given(payload)[2] or "no reason given"
-                elif kind == read_messages.GIVEN:
+                elif kind == framing.GIVEN:
                     break
-                elif kind != read_messages.LARGE:
+                elif kind != framing.BLOB:
                     raise self._nonsense(f"a frame of type {kind} among blocks")
         if lengths and not problem:
             raise self._nonsense("fewer blocks than were asked for")
@@ -286,10 +286,10 @@ class ReadingSession:
 
     def close(self) -> None:
         try:
-            self._send(write_messages.frame(write_messages.BYE))
+            self._send(framing.frame(framing.BYE))
         except BackupError:
             return
-        self._channel.close(write_messages.frame(write_messages.LEFT))
+        self._channel.close(framing.frame(framing.LEFT))
 
     def abort(self) -> None:
         """End it now. Never raises."""
@@ -301,7 +301,7 @@ class ReadingSession:
         reach = self._reach
         self._send(handshake.hello(reach, self.banner, sync="syncfs", reading=1))
         kind, payload = self._next()
-        if kind != write_messages.READY:
+        if kind != framing.READY:
             raise self._nonsense("no READY")
         if not write_messages.read_fields(payload).get("placed"):
             raise explain_gone(f"{reach.root}/by-hash: no such directory")
@@ -327,11 +327,11 @@ class ReadingSession:
                     self._fill(asked)
                     continue
                 self.answers += 1
-                if found[0] == write_messages.ERROR:
+                if found[0] == framing.ERROR:
                     raise handshake.refusal(*write_messages.read_error(found[1]))
-                if found[0] not in (write_messages.BUSY, write_messages.PONG):
+                if found[0] not in (framing.BUSY, framing.PONG):
                     return found
-            except write_messages.ProtocolError as error:
+            except framing.ProtocolError as error:
                 raise self._nonsense(str(error)) from error
             except BackupError:
                 self.abort()
@@ -342,7 +342,7 @@ class ReadingSession:
         """End the session for what cannot be understood."""
         try:
             yield
-        except write_messages.ProtocolError as error:
+        except framing.ProtocolError as error:
             raise self._nonsense(str(error)) from error
 
     def _fill(self, asked: float) -> None:

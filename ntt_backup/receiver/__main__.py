@@ -18,7 +18,7 @@ from ntt_backup import __version__
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import ALLOWED, REQUIRED, Receiver, Terms
 from ntt_backup.receiver.workspace import words
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 
 _IDLE_SECONDS = 3600.0
 _PIPE_BYTES = 1 << 20
@@ -96,8 +96,8 @@ def _banner(terms: Terms) -> bytes:
         "allow": ",".join(word for word in ALLOWED if word in terms.allow),
     }
     said = " ".join(f"{name}={value}" for name, value in facts.items())
-    line = f"NTT-RECEIVE {write_messages.PROTOCOL} {said}".encode("ascii")
-    return b"\n%s sum=%s\n" % (line, write_messages.banner_sum(line).encode("ascii"))
+    line = f"NTT-RECEIVE {framing.PROTOCOL} {said}".encode("ascii")
+    return b"\n%s sum=%s\n" % (line, framing.banner_sum(line).encode("ascii"))
 
 
 def _checked_with(terms: Terms) -> str:

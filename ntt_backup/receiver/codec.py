@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ntt_backup.wire.write_messages import ZLIB, ZSTD, Buffer, ProtocolError
+from ntt_backup.wire.framing import Buffer, ProtocolError
+from ntt_backup.wire.write_messages import ZLIB, ZSTD
 
 if TYPE_CHECKING:
     Decompress = Callable[[Buffer, int], bytes]

@@ -14,9 +14,9 @@ from ntt_backup.receiver.publish import Places
 from ntt_backup.receiver.staged_batch import StagedBatch
 from ntt_backup.receiver.sync_thread import Barrier
 from ntt_backup.receiver.workspace import words
+from ntt_backup.wire.framing import MAX_BLOBS
 from ntt_backup.wire.write_messages import (
     FAILED,
-    MAX_BLOBS,
     MAX_UNSETTLED,
     REFUSED,
     SETTLED,

@@ -72,7 +72,7 @@ class Verifying:
         self._lock = threading.Lock()
         self._bytes = 0
         self._right = 0
-        self._exceptions: list[read_messages.Exceptional] = []
+        self._exceptions: list[read_messages.BadBlob] = []
         self._defects: list[BaseException] = []
         self._stopped = False
         self._running = 0
@@ -131,7 +131,7 @@ class Verifying:
                 os.close(fd)
         except Trouble as said:
             verdict, text = said.verdict, said.text
-        self._tell(read_messages.Exceptional(position, verdict, size, found, text))
+        self._tell(read_messages.BadBlob(position, verdict, size, found, text))
 
     def _judge_some(self, stock: Stock, position: int, b3sum: B3sum, buffer: memoryview) -> None:
         """This one, and the next few with it. Raises Refusal where b3sum fails: that says nothing
@@ -144,7 +144,7 @@ class Verifying:
                 try:
                     fd, size = stock.open(self._digests[position])
                 except Trouble as said:
-                    one = read_messages.Exceptional(position, said.verdict, 0, _NOTHING, said.text)
+                    one = read_messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
                     self._tell(one)
                 else:
                     forget(fd)
@@ -176,7 +176,7 @@ class Verifying:
             if name not in found:
                 said = self._why_unreadable(blob.fd, buffer)
                 verdict, text = said.verdict, said.text
-            self._tell(read_messages.Exceptional(blob.position, verdict, blob.size, digest, text))
+            self._tell(read_messages.BadBlob(blob.position, verdict, blob.size, digest, text))
 
     def _why_unreadable(self, fd: int, buffer: memoryview) -> Trouble:
         """What the system says about a blob that b3sum could not read. Raises OSError where it can
@@ -193,7 +193,7 @@ class Verifying:
         if self._stopped:
             raise _Stopped
 
-    def _tell(self, said: read_messages.Exceptional) -> None:
+    def _tell(self, said: read_messages.BadBlob) -> None:
         """One blob is done; it is an exception unless its content has its name."""
         with self._lock:
             self._bytes += said.size

@@ -19,7 +19,7 @@ from ntt_backup.wire.write_messages import BLAKE3, SHA256
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from ntt_backup.wire.write_messages import Buffer
+    from ntt_backup.wire.framing import Buffer
 
     class Hasher(Protocol):
         """What hashlib gives, as much of it as is needed."""

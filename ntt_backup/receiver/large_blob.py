@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.receiver.partial import Partial, open_partial
 from ntt_backup.receiver.workspace import Ground
-from ntt_backup.wire.write_messages import RESUMABLE, Large, ProtocolError
+from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.write_messages import RESUMABLE, Large
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import Hasher
-    from ntt_backup.wire.write_messages import Buffer
+    from ntt_backup.wire.framing import Buffer
 
 _KEEP_EVERY = 64 << 20
 _READ_CHUNK = 1 << 20

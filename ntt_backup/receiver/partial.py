@@ -15,7 +15,7 @@ import os
 from binascii import hexlify
 
 from ntt_backup.receiver.workspace import MARK, Ground, lock_file
-from ntt_backup.wire.write_messages import MAX_BLOB
+from ntt_backup.wire.framing import MAX_BLOB
 
 _SUFFIX = MARK.encode("ascii")
 _MARK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -17,7 +17,7 @@ from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.open_blob import Stock
 from ntt_backup.receiver.send_blobs import Giving
 from ntt_backup.receiver.workspace import Ground, Refusal, gone
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import framing, read_messages
 from ntt_backup.wire.write_messages import BLAKE3
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Answering:
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
         """What may be asked."""
         return {
-            read_messages.LIST: self._list,
-            read_messages.VERIFY: self._verify,
-            read_messages.GET: self._get,
-            read_messages.SUMS: self._sums,
-            read_messages.BLOCKS: self._blocks,
+            framing.LIST: self._list,
+            framing.VERIFY: self._verify,
+            framing.GET: self._get,
+            framing.SUMS: self._sums,
+            framing.BLOCKS: self._blocks,
         }
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
 from ntt_backup.receiver.workspace import words
 from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
+from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
 
 _TABLE_ENTRY = DIGEST_BYTES + 4
 
@@ -73,20 +73,22 @@ class Giving:
 
     def _large(self, digest: bytes, fd: int, size: int) -> Iterator[bytes]:
         at = min(self._offset, size)
-        yield read_messages.large(digest, size, at)
+        yield read_messages.blob(digest, size, at)
         os.lseek(fd, at, os.SEEK_SET)
         while at < size:
             try:
                 data = os.read(fd, min(MAX_CHUNK, size - at))
             except OSError as problem:
-                yield read_messages.end(read_messages.BROKEN, words(problem))
+                yield read_messages.blob_end(read_messages.BROKEN, words(problem))
                 return
             if not data:
-                yield read_messages.end(read_messages.BROKEN, f"it ends {size - at} bytes early")
+                yield read_messages.blob_end(
+                    read_messages.BROKEN, f"it ends {size - at} bytes early"
+                )
                 return
             at += len(data)
             yield read_messages.piece(data)
-        yield read_messages.end(read_messages.COMPLETE)
+        yield read_messages.blob_end(read_messages.COMPLETE)
 
 
 def _read(fd: int, size: int) -> bytes:

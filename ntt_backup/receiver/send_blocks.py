@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from hashlib import blake2b
 
 from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
 from ntt_backup.receiver.workspace import words
@@ -29,7 +28,7 @@ def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> Generator[by
     found: list[bytes] = []
     try:
         for at in range(0, size, read_messages.BLOCK_BYTES):
-            found.append(block_sum(os.pread(fd, read_messages.BLOCK_BYTES, at)))
+            found.append(read_messages.block_sum(os.pread(fd, read_messages.BLOCK_BYTES, at)))
             alive()
             if len(found) == read_messages.MAX_SUMS:
                 yield read_messages.block_sums(size, found)
@@ -53,23 +52,18 @@ def blocks(stock: Stock, digest: bytes, numbers: Sequence[int]) -> Generator[byt
         yield read_messages.given(1)
         return
     try:
-        yield read_messages.large(digest, size, 0)
+        yield read_messages.blob(digest, size, 0)
         for number in numbers:
             data = os.pread(fd, read_messages.BLOCK_BYTES, number * read_messages.BLOCK_BYTES)
             if not data:
-                yield read_messages.end(read_messages.BROKEN, "there is no such block")
+                yield read_messages.blob_end(read_messages.BROKEN, "there is no such block")
                 break
             yield read_messages.piece(data)
         else:
-            yield read_messages.end(read_messages.COMPLETE)
+            yield read_messages.blob_end(read_messages.COMPLETE)
     except OSError as problem:
-        yield read_messages.end(read_messages.BROKEN, words(problem))
+        yield read_messages.blob_end(read_messages.BROKEN, words(problem))
     finally:
         forget(fd)
         os.close(fd)
     yield read_messages.given(1)
-
-
-def block_sum(data: bytes) -> bytes:
-    """What tells one block from another; the same at both ends."""
-    return blake2b(data, digest_size=read_messages.SUM_BYTES).digest()

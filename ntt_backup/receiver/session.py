@@ -23,9 +23,9 @@ from ntt_backup.receiver.read_session import Answering
 from ntt_backup.receiver.sync_thread import Barrier
 from ntt_backup.receiver.workspace import Ground, Refusal, gone
 from ntt_backup.receiver.write_session import Intake
-from ntt_backup.wire import read_messages, write_messages
-from ntt_backup.wire.framing import Inbox
-from ntt_backup.wire.write_messages import NAME_ALPHABET, ProtocolError
+from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire.framing import Inbox, ProtocolError
+from ntt_backup.wire.write_messages import NAME_ALPHABET
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.codec import Decompress
@@ -92,9 +92,7 @@ class Receiver:
         self._answering: Answering | None = None
         self._intake: Intake
         self._settling: Settling
-        self._handlers: dict[int, Callable[[memoryview], None]] = {
-            write_messages.HELLO: self._hello
-        }
+        self._handlers: dict[int, Callable[[memoryview], None]] = {framing.HELLO: self._hello}
 
     def run(self) -> int:
         """The session; the exit status. Nothing of it stays in the stage, however it ends."""
@@ -118,7 +116,7 @@ class Receiver:
         if refusal is not None:
             self._say(write_messages.error(refusal.code, refusal.text))
         elif self._dismissed:
-            self._say(write_messages.frame(write_messages.LEFT))
+            self._say(framing.frame(framing.LEFT))
         self._last_words()
         os.close(self._wake)
         os.close(self._wake_end)
@@ -177,7 +175,7 @@ class Receiver:
     def _hello(self, payload: memoryview) -> None:
         asked = write_messages.read_fields(payload)
         protocol = asked.get("protocol")
-        if protocol != write_messages.PROTOCOL:
+        if protocol != framing.PROTOCOL:
             raise Refusal("protocol", f"protocol {protocol} is not spoken here")
         root, owner, run, slot = (_text(asked, name) for name in ("root", "owner", "run", "slot"))
         for name, value, most, alphabet in (
@@ -204,7 +202,7 @@ class Receiver:
         ground = Ground(self._terms.root or root, owner, run, slot, self._alive, reading)
         self._ground = ground
         self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
-        self._handlers = {write_messages.PING: self._ping, write_messages.BYE: self._bye}
+        self._handlers = {framing.PING: self._ping, framing.BYE: self._bye}
         if reading:
             terms = self._terms
             self._answering = Answering(
@@ -241,15 +239,15 @@ class Receiver:
         self._barrier = barrier
         self._handlers.update(
             {
-                write_messages.BATCH: self._intake.begin,
-                write_messages.PACK: self._intake.pack,
-                write_messages.LARGE: self._intake.large,
-                write_messages.DATA: self._intake.data,
-                write_messages.END: self._intake.end,
-                write_messages.COMMIT: self._commit,
-                write_messages.ABORT: self._abort,
-                write_messages.ASK_OFFSET: self._ask_offset,
-                write_messages.PLACE: self._place,
+                framing.BATCH: self._intake.begin,
+                framing.PACK: self._intake.pack,
+                framing.LARGE: self._intake.large,
+                framing.DATA: self._intake.data,
+                framing.END: self._intake.end,
+                framing.COMMIT: self._commit,
+                framing.ABORT: self._abort,
+                framing.ASK_OFFSET: self._ask_offset,
+                framing.PLACE: self._place,
             }
         )
 
@@ -258,7 +256,7 @@ class Receiver:
         system = os.uname()
         self._say(
             write_messages.fields(
-                write_messages.READY,
+                framing.READY,
                 {
                     "free_bytes": free,
                     "total_bytes": total,
@@ -280,7 +278,7 @@ class Receiver:
     def _abort(self, payload: memoryview) -> None:
         number = self._intake.abort(payload)
         if number is not None:
-            self._say(write_messages.numbered(write_messages.ABORTED, number))
+            self._say(write_messages.numbered(framing.ABORTED, number))
 
     def _ask_offset(self, payload: memoryview) -> None:
         self._say(write_messages.offset(*self._intake.offer(payload)))
@@ -291,7 +289,7 @@ class Receiver:
             self._ready(self._ground)
 
     def _ping(self, payload: memoryview) -> None:
-        self._say(write_messages.frame(write_messages.PONG, payload))
+        self._say(framing.frame(framing.PONG, payload))
 
     def _bye(self, payload: memoryview) -> None:
         if self._barrier is not None and not self._intake.between_batches:
@@ -315,7 +313,7 @@ class Receiver:
         if self._barrier is not None:
             self._settling.advance()
         if time.monotonic() - self._spoke >= _BUSY_SECONDS:
-            self._say(write_messages.frame(write_messages.BUSY))
+            self._say(framing.frame(framing.BUSY))
 
     def _say(self, frame: bytes) -> None:
         self._outbox += frame
@@ -371,7 +369,7 @@ class Receiver:
         if answering or (self._barrier is not None and self._settling.unsettled):
             self._moved = now
             if now - self._spoke >= _BUSY_SECONDS and not self._outbox:
-                self._say(write_messages.frame(write_messages.BUSY))
+                self._say(framing.frame(framing.BUSY))
         if not self._ended and self._ground is not None and self._ground.superseded:
             raise Refusal("superseded", "a newer session of this worker has begun")
         if now - self._moved > self._terms.idle_timeout:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ntt_backup.receiver.partial import Partial
 from ntt_backup.receiver.workspace import remove_tree
-from ntt_backup.wire.write_messages import DIGEST_BYTES, Exceptional
+from ntt_backup.wire.framing import DIGEST_BYTES
+from ntt_backup.wire.write_messages import Exceptional
 
 
 class Entry(NamedTuple):

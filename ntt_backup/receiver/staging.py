@@ -23,7 +23,8 @@ from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.receiver.large_blob import write_all
 from ntt_backup.receiver.staged_batch import NewDirectory, StagedBatch
 from ntt_backup.receiver.workspace import Ground
-from ntt_backup.wire.write_messages import DIGEST_BYTES, MISMATCH
+from ntt_backup.wire.framing import DIGEST_BYTES
+from ntt_backup.wire.write_messages import MISMATCH
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.hashing import NewHasher

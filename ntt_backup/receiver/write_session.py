@@ -22,18 +22,15 @@ from ntt_backup.receiver.staged_batch import StagedBatch
 from ntt_backup.receiver.staging import CREATE, Stowage
 from ntt_backup.receiver.workspace import Ground
 from ntt_backup.wire import write_messages
+from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, MAX_RAW, ProtocolError
 from ntt_backup.wire.write_messages import (
     BLAKE3,
     COMPLETE,
-    DIGEST_BYTES,
-    MAX_CHUNK,
-    MAX_RAW,
     MISMATCH,
     RAW,
     RESUMABLE,
     SHA256,
     WITHDREW,
-    ProtocolError,
 )
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from ntt_backup.client.read_session import failure_there, mismatch_there
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
 from ntt_backup.receiver.large_blob import write_all
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import read_messages, write_messages
 from ntt_backup.wire.write_messages import RESUMABLE
 
 SCRATCH: Final = ".ntt-restore"
@@ -227,7 +227,7 @@ class Landing:
                 os.close(fd)
         self._staged.append((digest, self._stage, name))
 
-    def begin(self, large: read_messages.Large) -> None:
+    def begin(self, large: write_messages.Large) -> None:
         self._abandon()
         resumed, self._resumed = self._resumed, None
         if resumed is not None:

@@ -13,7 +13,7 @@ import pytest
 
 import ntt_backup
 from ntt_backup.client.bootstrap import GREETING, LOADER
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 from tests.receiver_driver import (
     FarSide,
@@ -54,7 +54,7 @@ def verdicts(receipt: Receipt) -> dict[int, int]:
 
 
 def test_the_banner_says_what_is_there(far: FarSide) -> None:
-    assert far.protocol == str(write_messages.PROTOCOL)
+    assert far.protocol == str(framing.PROTOCOL)
     assert far.banner["version"] == ntt_backup.__version__
     assert far.banner["python"] == ".".join(map(str, sys.version_info[:3]))
     assert far.banner["hash"].split(",") == ["blake3", "sha256"]
@@ -107,7 +107,7 @@ def test_ready_tells_room_clock_and_sync(far: FarSide) -> None:
 @pytest.mark.parametrize("hashed", HASHES)
 @pytest.mark.parametrize("sync", ["syncfs", "fsync"])
 def test_a_batch_is_stored_and_answered(far: FarSide, root: Path, hashed: str, sync: str) -> None:
-    contents = [b"", b"a", bytes(3000), b"\xff" * write_messages.PACK_BYTES]
+    contents = [b"", b"a", bytes(3000), b"\xff" * framing.PACK_BYTES]
     assert far.hello(hash=hashed, sync=sync)["sync"] == sync
 
     far.write(far.batch(7, contents))
@@ -223,10 +223,10 @@ def test_a_pack_that_does_not_have_its_checksum_fails_its_batch_alone(
 def test_an_aborted_batch_leaves_nothing(far: FarSide, root: Path) -> None:
     far.hello()
     far.write(write_messages.batch(1, 2, 2) + far.pack([b"a", b"b"]))
-    far.write(write_messages.numbered(write_messages.ABORT, 1))
+    far.write(write_messages.numbered(framing.ABORT, 1))
     far.write(far.batch(2, [b"c"]))
 
-    assert far.answer() == (write_messages.ABORTED, b"\0\0\0\x01")
+    assert far.answer() == (framing.ABORTED, b"\0\0\0\x01")
     assert far.receipt().number == 2
     assert names_under(root) == {digest_of(b"c").hex()}
     assert litter(root)[1:] == [litter(root)[0] + "/lock"]
@@ -235,11 +235,9 @@ def test_an_aborted_batch_leaves_nothing(far: FarSide, root: Path) -> None:
 def test_a_batch_may_hold_less_than_announced(far: FarSide) -> None:
     far.hello()
     far.write(write_messages.batch(1, 1000, 10**9) + far.pack([b"a"]))
-    far.write(write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(write_messages.numbered(framing.COMMIT, 1))
     assert far.receipt().stored == 1
-    far.write(
-        write_messages.batch(2, 1000, 10**9) + write_messages.numbered(write_messages.COMMIT, 2)
-    )
+    far.write(write_messages.batch(2, 1000, 10**9) + write_messages.numbered(framing.COMMIT, 2))
     assert far.receipt() == Receipt(2, write_messages.SETTLED, write_messages.SHA256, 0, [])
 
 
@@ -247,8 +245,8 @@ def test_ping_is_answered_between_and_within_batches(far: FarSide) -> None:
     far.hello()
     for frame in (write_messages.batch(1, 1, 1), far.pack([b"a"])):
         far.write(frame)
-        assert far.ask(write_messages.frame(write_messages.PING, b"12345678")) == (
-            write_messages.PONG,
+        assert far.ask(framing.frame(framing.PING, b"12345678")) == (
+            framing.PONG,
             b"12345678",
         )
 
@@ -287,19 +285,17 @@ def test_a_client_that_is_gone_altogether_changes_nothing_about_that(
 
 def test_bye_answers_what_is_committed_first(far: FarSide) -> None:
     far.hello()
-    far.write(
-        far.batch(1, [b"a"]) + far.batch(2, [b"b"]) + write_messages.frame(write_messages.BYE)
-    )
+    far.write(far.batch(1, [b"a"]) + far.batch(2, [b"b"]) + framing.frame(framing.BYE))
     assert [far.receipt().number, far.receipt().number] == [1, 2]
-    assert far.answer() == (write_messages.LEFT, b"")
+    assert far.answer() == (framing.LEFT, b"")
     assert far.answer() == (0, b"")
     assert far.child.wait() == 0
 
 
 def test_its_last_word_comes_when_nothing_is_left(far: FarSide, root: Path) -> None:
     far.hello()
-    far.write(write_messages.frame(write_messages.BYE))
-    assert far.answer() == (write_messages.LEFT, b"")
+    far.write(framing.frame(framing.BYE))
+    assert far.answer() == (framing.LEFT, b"")
     assert not (root / ".ntt-incoming").exists()
 
 
@@ -322,16 +318,14 @@ def test_left_overs_of_dead_sessions_are_removed_and_those_of_the_living_are_not
     with FarSide(root) as first, FarSide(root) as second:
         first.hello(slot="0")
         first.write(write_messages.batch(1, 1, 5) + first.pack([b"first"]))
-        assert (
-            first.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
-        )
+        assert first.ask(framing.frame(framing.PING, bytes(8)))[0] == framing.PONG
         second.hello(slot="2")
 
         stages = {path.name for path in incoming.iterdir()}
         assert dead not in stages
         assert {others, tars_sibling, strange} <= stages
         assert f"0123456789ab.11111111-2222-4333-8444-555555555555.0.{first.child.pid}" in stages
-        first.write(write_messages.numbered(write_messages.COMMIT, 1))
+        first.write(write_messages.numbered(framing.COMMIT, 1))
         assert first.receipt().stored == 1
         assert (first.bye(), second.bye()) == (0, 0)
     assert {path.name for path in incoming.iterdir()} == {others, tars_sibling, strange}
@@ -350,9 +344,7 @@ def test_by_hash_that_is_gone_is_not_made_anew_unasked(root: Path) -> None:
 
 def test_the_root_is_never_made(root: Path) -> None:
     with FarSide(root) as far:
-        far.write(
-            write_messages.fields(write_messages.HELLO, far.hello_fields(root=str(root / "sub")))
-        )
+        far.write(write_messages.fields(framing.HELLO, far.hello_fields(root=str(root / "sub"))))
         assert far.error()[0] == "root"
     assert list(root.iterdir()) == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.receiver import codec, hashing, session, sync_thread
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import Inbox
 from tests.patience import PATIENCE
 from tests.receiver_driver import digest_of
@@ -48,7 +48,7 @@ def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     thread = threading.Thread(target=lambda: statuses.append(end.run()))
     thread.start()
     hello = {
-        "protocol": write_messages.PROTOCOL,
+        "protocol": framing.PROTOCOL,
         "root": str(tmp_path),
         "owner": "0",
         "run": "0",
@@ -60,32 +60,32 @@ def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     prefix = write_messages.part_prefix(write_messages.RAW, len(raw), hashlib.sha256(raw).digest())
     answers = Answers(to_client[0])
     try:
-        os.write(to_receiver[1], write_messages.fields(write_messages.HELLO, hello))
-        assert answers.next()[0] == write_messages.READY
-        os.write(to_receiver[1], write_messages.frame(write_messages.PLACE))
-        assert answers.next()[0] == write_messages.READY
+        os.write(to_receiver[1], write_messages.fields(framing.HELLO, hello))
+        assert answers.next()[0] == framing.READY
+        os.write(to_receiver[1], framing.frame(framing.PLACE))
+        assert answers.next()[0] == framing.READY
         os.write(
             to_receiver[1],
-            write_messages.batch(1, 1, 1) + write_messages.frame(write_messages.PACK, prefix, raw),
+            write_messages.batch(1, 1, 1) + framing.frame(framing.PACK, prefix, raw),
         )
-        os.write(to_receiver[1], write_messages.numbered(write_messages.COMMIT, 1))
-        assert [answers.next()[0] for _ in range(3)] == [write_messages.BUSY] * 3
+        os.write(to_receiver[1], write_messages.numbered(framing.COMMIT, 1))
+        assert [answers.next()[0] for _ in range(3)] == [framing.BUSY] * 3
         # The next batch is received meanwhile.
         os.write(
             to_receiver[1],
-            write_messages.batch(2, 1, 1) + write_messages.frame(write_messages.PING, bytes(8)),
+            write_messages.batch(2, 1, 1) + framing.frame(framing.PING, bytes(8)),
         )
-        while (answer := answers.next())[0] == write_messages.BUSY:
+        while (answer := answers.next())[0] == framing.BUSY:
             pass
-        assert answer[0] == write_messages.PONG
+        assert answer[0] == framing.PONG
         assert list((tmp_path / "by-hash").iterdir()) == []
     finally:
         may_end.set()
         os.close(to_receiver[1])
         thread.join(PATIENCE)
-    while (answer := answers.next())[0] == write_messages.BUSY:
+    while (answer := answers.next())[0] == framing.BUSY:
         pass
-    assert answer[0] == write_messages.RECEIPT
+    assert answer[0] == framing.RECEIPT
     assert write_messages.read_receipt(answer[1]).stored == 1
     assert statuses == [0]
     for fd in (to_receiver[0], to_client[0], to_client[1]):

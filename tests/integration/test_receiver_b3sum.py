@@ -15,7 +15,7 @@ import pytest
 
 from ntt_backup.receiver import session, sync_thread
 from ntt_backup.receiver.b3sum import KNOWN_OUTPUT, B3sum, by_descriptor
-from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.wire import framing, read_messages, write_messages
 from tests.integration.test_receiver_promises import Client
 from tests.receiver_driver import (
     FarSide,
@@ -89,7 +89,7 @@ def test_all_that_is_right_is_stored(root: Path, far: FarSide) -> None:
     )
     for piece in far.pieces(large):
         far.write(piece)
-    far.write(far.end(large) + write_messages.numbered(write_messages.COMMIT, 2))
+    far.write(far.end(large) + write_messages.numbered(framing.COMMIT, 2))
     assert far.receipt().stored == 1
     assert names_under(root) == {digest_of(one).hex() for one in (*contents, large)}
     assert_complete(root)
@@ -110,14 +110,14 @@ def test_what_does_not_hash_to_its_name_gets_none(
         place_of(root, name).parent.mkdir(parents=True)
     far.hello()
     far.write(write_messages.batch(1, 2, size + len(good)))
-    if size <= write_messages.PACK_BYTES:
+    if size <= framing.PACK_BYTES:
         far.write(far.pack([evil, good], digests=[name, digest_of(good)]))
     else:
         far.write(write_messages.large(name, size, 0))
         for piece in far.pieces(evil):
             far.write(piece)
         far.write(far.end(evil, name) + far.pack([good]))
-    far.write(write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(write_messages.numbered(framing.COMMIT, 1))
     receipt = far.receipt()
     assert [each[:2] for each in receipt.exceptions] == [(0, write_messages.MISMATCH)]
     assert receipt.stored == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 from tests.receiver_driver import (
     FarSide,
@@ -58,11 +58,11 @@ def begin(far: FarSide, number: int, *contents: bytes) -> None:
     far.write(write_messages.batch(number, len(contents), sum(map(len, contents))))
     for content in contents:
         far.write(far.pack([content]))
-    assert far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
+    assert far.ask(framing.frame(framing.PING, bytes(8)))[0] == framing.PONG
 
 
 def commit(far: FarSide, number: int) -> Receipt:
-    far.write(write_messages.numbered(write_messages.COMMIT, number))
+    far.write(write_messages.numbered(framing.COMMIT, number))
     receipt = far.receipt()
     assert receipt.outcome == write_messages.SETTLED, receipt
     return receipt
@@ -130,9 +130,7 @@ def test_what_is_not_in_it_is_not_looked_for_there(root: Path) -> None:
             write_messages.batch(1, 4, 1000)
             + far.pack([A, A, b"wrong", C], [digest_of(each) for each in (A, A, B, C)])
         )
-        assert (
-            far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
-        )
+        assert far.ask(framing.frame(framing.PING, bytes(8)))[0] == framing.PONG
         place_of(root, digest_of(A)).parent.mkdir(parents=True)
 
         receipt = commit(far, 1)
@@ -205,7 +203,7 @@ def test_no_directory_for_content_that_is_wrong(root: Path) -> None:
 
 def test_what_is_called_back_leaves_nothing(far: FarSide, root: Path) -> None:
     begin(far, 1, A, B, ELSEWHERE)
-    assert far.ask(write_messages.numbered(write_messages.ABORT, 1))[0] == write_messages.ABORTED
+    assert far.ask(write_messages.numbered(framing.ABORT, 1))[0] == framing.ABORTED
     assert lock_only(root)
     begin(far, 2, A, B)
     assert commit(far, 2).stored == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 from tests.receiver_driver import (
     FarSide,
@@ -215,15 +215,13 @@ def test_a_sync_that_fails_fails_what_was_written_meanwhile_too(trace: Trace, ro
         far.write(far.batch(1, [b"a"]))
         far.write(far.batch(2, [b"b"]))
         far.write(write_messages.batch(3, 2, 2) + far.pack([b"c"]))
-        assert (
-            far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
-        )
+        assert far.ask(framing.frame(framing.PING, bytes(8)))[0] == framing.PONG
 
         receipts = [far.receipt() for _ in range(3)]
 
         assert sorted(receipt.number for receipt in receipts) == [1, 2, 3]
         assert all(failed(receipt).startswith("EIO: ") for receipt in receipts)
-        far.write(far.pack([b"d"]) + write_messages.numbered(write_messages.COMMIT, 3))
+        far.write(far.pack([b"d"]) + write_messages.numbered(framing.COMMIT, 3))
         far.write(far.batch(4, [b"e"]))
         assert far.receipt().stored == 1
     assert names_under(root) == {digest_of(b"e").hex()}
@@ -361,7 +359,7 @@ def large(far: FarSide, number: int, content: bytes) -> bytes:
             write_messages.large(digest_of(content), len(content), 0),
             *far.pieces(content),
             far.end(content),
-            write_messages.numbered(write_messages.COMMIT, number),
+            write_messages.numbered(framing.COMMIT, number),
         ]
     )
 
@@ -423,7 +421,7 @@ def test_a_file_system_that_is_read_only(disk: Callable[[str], Path], prepared: 
         (root / ".ntt-incoming").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", root], check=True)
     with FarSide(root) as far:
-        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
+        far.write(write_messages.fields(framing.HELLO, far.hello_fields()))
         code, text = far.error()
     assert code == "storage"
     assert text.startswith("EROFS: ")
@@ -437,7 +435,7 @@ def test_by_hash_on_another_file_system_is_told_at_once(disk: Callable[[str], Pa
     subprocess.run(["mount", "--bind", by_hash, root / "by-hash"], check=True)
     try:
         with FarSide(root) as far:
-            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
+            far.write(write_messages.fields(framing.HELLO, far.hello_fields()))
             code, text = far.error()
     finally:
         subprocess.run(["umount", "-l", root / "by-hash"], check=True)
@@ -462,10 +460,7 @@ def test_killed_at_any_moment_it_leaves_only_what_is_complete(root: Path, hashed
             )
             cut = chance.randrange(len(said))
             answers = chance.randrange(
-                said.count(
-                    write_messages.head(write_messages.COMMIT, 4 + write_messages.SUM_BYTES), 0, cut
-                )
-                + 1
+                said.count(framing.head(framing.COMMIT, 4 + framing.CRC_BYTES), 0, cut) + 1
             )
             far.write(said[:cut])
             for _ in range(answers):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.receiver import codec, hashing
 from ntt_backup.receiver.session import ALLOWED, Receiver, Terms
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import Inbox
 
 NUMBERS = st.sampled_from([0, 1, 2, 3, 2**32 - 1])
@@ -37,14 +37,12 @@ def pack(contents: list[bytes], lie: int, codec: int, checksum: bool) -> bytes:
     raw = write_messages.table(digests, sizes) + b"".join(contents)
     proof = hashlib.sha256(raw).digest() if checksum else b""
     part = zlib.compress(raw) if codec == write_messages.ZLIB else raw
-    return write_messages.frame(
-        write_messages.PACK, write_messages.part_prefix(codec, len(raw), proof), part
-    )
+    return framing.frame(framing.PACK, write_messages.part_prefix(codec, len(raw), proof), part)
 
 
 def data(content: bytes) -> bytes:
-    return write_messages.frame(
-        write_messages.DATA, write_messages.part_prefix(write_messages.RAW, len(content)), content
+    return framing.frame(
+        framing.DATA, write_messages.part_prefix(write_messages.RAW, len(content)), content
     )
 
 
@@ -73,18 +71,16 @@ FRAME = st.one_of(
     st.builds(whole_large, st.binary(max_size=50), st.booleans()),
     st.builds(
         write_messages.numbered,
-        st.sampled_from([write_messages.COMMIT, write_messages.ABORT]),
+        st.sampled_from([framing.COMMIT, framing.ABORT]),
         NUMBERS,
     ),
     st.builds(write_messages.ask_offset, DIGESTS, SIZES),
     st.builds(
-        lambda ping: write_messages.frame(write_messages.PING, ping),
+        lambda ping: framing.frame(framing.PING, ping),
         st.binary(min_size=8, max_size=8),
     ),
-    st.just(write_messages.frame(write_messages.BYE)),
-    st.builds(
-        lambda kind, rest: write_messages.frame(kind, rest), st.integers(0, 255), st.binary()
-    ),
+    st.just(framing.frame(framing.BYE)),
+    st.builds(lambda kind, rest: framing.frame(kind, rest), st.integers(0, 255), st.binary()),
     st.binary(max_size=30),
 )
 
@@ -110,9 +106,7 @@ def proper(draw: st.DrawFn) -> Proper:
                 max_size=3,
             )
         )
-        ending = draw(
-            st.sampled_from([write_messages.COMMIT, write_messages.COMMIT, write_messages.ABORT])
-        )
+        ending = draw(st.sampled_from([framing.COMMIT, framing.COMMIT, framing.ABORT]))
         said += write_messages.batch(number, 100, 10_000) + b"".join(parts)
         said += write_messages.numbered(ending, number)
         endings[number] = ending
@@ -138,7 +132,7 @@ SESSION = st.one_of(
 def run(root: Path, said: bytes, hashed: str | None, allow: frozenset[str]) -> tuple[int, bytes]:
     """One session that says HELLO, if hashed, and then this; its status and all its answers."""
     hello = {
-        "protocol": write_messages.PROTOCOL,
+        "protocol": framing.PROTOCOL,
         "root": str(root),
         "owner": "0123456789ab",
         "run": "11111111-2222-4333-8444-555555555555",
@@ -149,10 +143,7 @@ def run(root: Path, said: bytes, hashed: str | None, allow: frozenset[str]) -> t
     terms = Terms(str(root), allow, 60.0, hashing.available(), codec.available())
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
         source.write(
-            (
-                write_messages.fields(write_messages.HELLO, hello)
-                + write_messages.frame(write_messages.PLACE)
-            )
+            (write_messages.fields(framing.HELLO, hello) + framing.frame(framing.PLACE))
             * bool(hashed)
             + said
         )
@@ -179,15 +170,15 @@ def answers(data: bytes) -> list[tuple[int, bytes]]:
 def check(status: int, found: list[tuple[int, bytes]]) -> None:
     """The status says whether there was an ERROR, which is last; no batch is answered twice."""
     kinds = [kind for kind, _ in found]
-    assert status == (1 if write_messages.ERROR in kinds else 0)
-    assert write_messages.ERROR not in kinds[:-1]
+    assert status == (1 if framing.ERROR in kinds else 0)
+    assert framing.ERROR not in kinds[:-1]
     if status:
         code, _ = write_messages.read_error(found[-1][1])
         assert code in ("protocol", "refused")
     numbers = Counter(
-        write_messages.read_receipt(payload).number if kind == write_messages.RECEIPT else payload
+        write_messages.read_receipt(payload).number if kind == framing.RECEIPT else payload
         for kind, payload in found
-        if kind in (write_messages.RECEIPT, write_messages.ABORTED)
+        if kind in (framing.RECEIPT, framing.ABORTED)
     )
     assert all(count == 1 for count in numbers.values())
 
@@ -215,7 +206,7 @@ def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> No
         status, said_back = run(root, said, hashed, allow)
 
         found = answers(said_back)
-        assert found[0][0] == write_messages.READY
+        assert found[0][0] == framing.READY
         check(status, found)
         assert os.listdir(place) == ["root"]
         assert set(os.listdir(root)) <= {"by-hash", ".ntt-incoming"}
@@ -246,7 +237,7 @@ def test_every_batch_of_a_proper_session_is_answered(session: Proper) -> None:
         assert status == 0
         committed, aborted = [], []
         for kind, payload in found[2:]:  # after both READYs
-            if kind == write_messages.RECEIPT:
+            if kind == framing.RECEIPT:
                 receipt = write_messages.read_receipt(payload)
                 assert receipt.outcome == write_messages.SETTLED
                 assert {e.verdict for e in receipt.exceptions} <= {write_messages.PRESENT}
@@ -254,5 +245,5 @@ def test_every_batch_of_a_proper_session_is_answered(session: Proper) -> None:
             else:
                 aborted.append(write_messages.read_number(payload))
         ends = session.endings
-        assert committed == [number for number in ends if ends[number] == write_messages.COMMIT]
-        assert aborted == [number for number in ends if ends[number] == write_messages.ABORT]
+        assert committed == [number for number in ends if ends[number] == framing.COMMIT]
+        assert aborted == [number for number in ends if ends[number] == framing.ABORT]

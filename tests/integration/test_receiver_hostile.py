@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from tests.receiver_driver import (
     FarSide,
     digest_of,
@@ -25,18 +25,16 @@ from tests.receiver_driver import (
 
 ZERO = bytes(32)
 BATCH = write_messages.batch(1, 10, 1000)
-PACK = write_messages.frame(
-    write_messages.PACK, write_messages.part_prefix(write_messages.RAW, 41, ZERO), bytes(41)
+PACK = framing.frame(
+    framing.PACK, write_messages.part_prefix(write_messages.RAW, 41, ZERO), bytes(41)
 )
 LARGE = write_messages.large(ZERO, 1000, 0)
-DATA = write_messages.frame(
-    write_messages.DATA, write_messages.part_prefix(write_messages.RAW, 3), b"abc"
-)
+DATA = framing.frame(framing.DATA, write_messages.part_prefix(write_messages.RAW, 3), b"abc")
 END = write_messages.end(write_messages.COMPLETE, ZERO)
-COMMIT = write_messages.numbered(write_messages.COMMIT, 1)
-ABORT = write_messages.numbered(write_messages.ABORT, 1)
-BYE = write_messages.frame(write_messages.BYE)
-PLACE = write_messages.frame(write_messages.PLACE)
+COMMIT = write_messages.numbered(framing.COMMIT, 1)
+ABORT = write_messages.numbered(framing.ABORT, 1)
+BYE = framing.frame(framing.BYE)
+PLACE = framing.frame(framing.PLACE)
 
 
 @pytest.fixture
@@ -99,14 +97,14 @@ def assert_refused(far: FarSide, code: str = "protocol") -> str:
         [BATCH, DATA],
         [BATCH, END],
         [BATCH, BYE],
-        [BATCH, write_messages.numbered(write_messages.COMMIT, 2)],
-        [BATCH, write_messages.numbered(write_messages.ABORT, 0)],
+        [BATCH, write_messages.numbered(framing.COMMIT, 2)],
+        [BATCH, write_messages.numbered(framing.ABORT, 0)],
         [BATCH, COMMIT, COMMIT],
         [BATCH, COMMIT, BATCH],
         [BATCH, LARGE, LARGE],
         [BATCH, LARGE, PACK],
         [BATCH, LARGE, COMMIT],
-        [BATCH, LARGE, write_messages.numbered(write_messages.ABORT, 0)],
+        [BATCH, LARGE, write_messages.numbered(framing.ABORT, 0)],
         [BATCH, LARGE, write_messages.ask_offset(ZERO, 1 << 30)],
         [BATCH, LARGE, BYE],
         [BATCH, LARGE, DATA, END],
@@ -121,17 +119,17 @@ def assert_refused(far: FarSide, code: str = "protocol") -> str:
         [BYE, BYE],
         [write_messages.batch(1, 2**32 - 1, 0)],
         [write_messages.ask_offset(ZERO, 2**64 - 1)],
-        [write_messages.frame(write_messages.PONG, bytes(8))],
-        [write_messages.frame(99)],
+        [framing.frame(framing.PONG, bytes(8))],
+        [framing.frame(99)],
     ],
     ids=str,
 )
 def test_frames_out_of_order_end_the_session(far: FarSide, said: list[bytes]) -> None:
     far.hello()
     far.write(b"".join(said))
-    while (answer := far.answer())[0] in (write_messages.RECEIPT, write_messages.OFFSET):
+    while (answer := far.answer())[0] in (framing.RECEIPT, framing.OFFSET):
         pass
-    assert answer[0] == write_messages.ERROR, answer
+    assert answer[0] == framing.ERROR, answer
     assert write_messages.read_error(answer[1])[0] == "protocol"
     assert far.child.wait() == 1
     assert far.stderr() == ""
@@ -142,10 +140,10 @@ def test_frames_out_of_order_end_the_session(far: FarSide, said: list[bytes]) ->
 @pytest.mark.parametrize(
     "header",
     [
-        write_messages.head(write_messages.PACK, 2**32 - 1),
-        write_messages.head(write_messages.DATA, 2 << 20),
-        write_messages.head(write_messages.BATCH, 17),
-        write_messages.head(200, 0),
+        framing.head(framing.PACK, 2**32 - 1),
+        framing.head(framing.DATA, 2 << 20),
+        framing.head(framing.BATCH, 17),
+        framing.head(200, 0),
         b"GET / HTTP/1.1\r\n",
     ],
 )
@@ -165,9 +163,7 @@ def checked_pack(
     checksum = hashlib.sha256(raw).digest()
     part = zlib.compress(raw) if codec == write_messages.ZLIB else raw
     length = len(raw) if announced is None else announced
-    return write_messages.frame(
-        write_messages.PACK, write_messages.part_prefix(codec, length, checksum), part
-    )
+    return framing.frame(framing.PACK, write_messages.part_prefix(codec, length, checksum), part)
 
 
 @pytest.mark.parametrize(
@@ -217,34 +213,34 @@ def test_packs_that_lie_end_the_session(far: FarSide, pack: bytes) -> None:
     ids=str,
 )
 def test_a_hello_that_cannot_be_is_refused(far: FarSide, changes: dict[str, object]) -> None:
-    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(**changes)))
+    far.write(write_messages.fields(framing.HELLO, far.hello_fields(**changes)))
     assert_refused(far)
     assert list(far.root.iterdir()) == []
 
 
 @pytest.mark.parametrize("payload", [b"[[[[", b"{}", b'{"protocol":1}', b"\xff\xfe", b"[" * 60000])
 def test_a_hello_that_is_no_object_is_refused(far: FarSide, payload: bytes) -> None:
-    far.write(write_messages.frame(write_messages.HELLO, payload))
+    far.write(framing.frame(framing.HELLO, payload))
     assert_refused(far)
 
 
 @pytest.mark.parametrize("path", ["..", "/", "/etc", "{root}/../outside", "{root}/by-hash"])
 def test_no_other_root_than_the_forced_commands(far: FarSide, path: str) -> None:
     path = path.replace("{root}", str(far.root))
-    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(root=path)))
+    far.write(write_messages.fields(framing.HELLO, far.hello_fields(root=path)))
     assert_refused(far, "refused")
 
 
 def test_a_root_with_a_nul_or_half_a_character(root: Path) -> None:
     for path in ("/tmp/\0", "/tmp/\ud800"):
         with FarSide(root) as far:
-            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(root=path)))
+            far.write(write_messages.fields(framing.HELLO, far.hello_fields(root=path)))
             assert_refused(far, "root")
 
 
 def test_who_may_not_put_has_no_session_that_puts(root: Path) -> None:
     with FarSide(root, forced_command("--root", str(root), "--allow", "list,verify")) as far:
-        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
+        far.write(write_messages.fields(framing.HELLO, far.hello_fields()))
         assert "--allow" in assert_refused(far, "refused")
     assert list(root.iterdir()) == []
 
@@ -254,7 +250,7 @@ def test_a_session_does_not_change_over_to_another_by_hash(far: FarSide, root: P
     far.hello()
     (root / "by-hash").rename(root / "taken-away")
     far.write(PLACE + far.batch(1, [b"blob"]))
-    assert far.answer()[0] == write_messages.READY
+    assert far.answer()[0] == framing.READY
     assert_refused(far, "gone")
     assert not (root / "by-hash").exists()
 
@@ -333,13 +329,13 @@ def test_a_symlink_planted_in_the_root_is_not_followed(
     far: FarSide, root: Path, outside: Path, name: str
 ) -> None:
     (root / name).symlink_to(outside)
-    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
+    far.write(write_messages.fields(framing.HELLO, far.hello_fields()))
     assert far.error()[0] == "place"
 
 
 def test_a_file_in_the_place_of_a_directory(far: FarSide, root: Path) -> None:
     (root / "by-hash").write_bytes(b"")
-    far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
+    far.write(write_messages.fields(framing.HELLO, far.hello_fields()))
     assert_refused(far, "place")
 
 
@@ -423,7 +419,7 @@ def test_a_hard_link_planted_where_partial_files_are_kept(root: Path, outside: P
 def test_answers_that_nobody_reads_do_not_pile_up(far: FarSide) -> None:
     far.hello()
     os.set_blocking(far.stdin.fileno(), False)
-    ping = write_messages.frame(write_messages.PING, bytes(8)) * 1000
+    ping = framing.frame(framing.PING, bytes(8)) * 1000
     sent = 0
     # Until it takes no more, because its pipes and its bounded outbox are full. A receiver without
     # a bound would take all of it.
@@ -439,12 +435,12 @@ def test_verdicts_do_not_pile_up(root: Path) -> None:
     # As many blobs as a batch may hold, none of them right: each costs a verdict, not a file.
     with FarSide(root) as far:
         far.hello(hash="blake3")
-        wrong = [bytes(31) + b"x"] * write_messages.MAX_BLOBS
-        pack = far.pack([b""] * write_messages.MAX_BLOBS, digests=wrong)
+        wrong = [bytes(31) + b"x"] * framing.MAX_BLOBS
+        pack = far.pack([b""] * framing.MAX_BLOBS, digests=wrong)
         for number in range(3):
-            far.write(write_messages.batch(number, write_messages.MAX_BLOBS, 0) + pack)
-            far.write(write_messages.numbered(write_messages.COMMIT, number))
-            assert len(far.receipt().exceptions) == write_messages.MAX_BLOBS
+            far.write(write_messages.batch(number, framing.MAX_BLOBS, 0) + pack)
+            far.write(write_messages.numbered(framing.COMMIT, number))
+            assert len(far.receipt().exceptions) == framing.MAX_BLOBS
         status = Path(f"/proc/{far.child.pid}/status").read_text()
         (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
         assert int(peak) < 100_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from tests.environment import wait_until
 from tests.receiver_driver import FarSide, assert_complete, digest_of, names_under, place_of, put
 
@@ -55,12 +55,12 @@ def send(far: FarSide, content: bytes, offset: int = 0, digest: bytes | None = N
 def batch_of(far: FarSide, number: int, content: bytes, offset: int = 0) -> None:
     far.write(write_messages.batch(number, 1, len(content)))
     send(far, content, offset)
-    far.write(write_messages.numbered(write_messages.COMMIT, number))
+    far.write(write_messages.numbered(framing.COMMIT, number))
 
 
 def ask_offset(far: FarSide, content: bytes) -> tuple[int, bytes]:
     kind, payload = far.ask(write_messages.ask_offset(digest_of(content), len(content)))
-    assert kind == write_messages.OFFSET
+    assert kind == framing.OFFSET
     return write_messages.read_offset(payload)
 
 
@@ -73,7 +73,7 @@ def test_a_blob_in_pieces_between_small_ones(far: FarSide, root: Path, size: int
     large = (b"large " * size)[:size]
     far.write(write_messages.batch(1, 3, size + 2) + far.pack([b"a"]))
     send(far, large)
-    far.write(far.pack([b"b"]) + write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(far.pack([b"b"]) + write_messages.numbered(framing.COMMIT, 1))
 
     receipt = far.receipt()
 
@@ -94,7 +94,7 @@ def test_a_withdrawn_blob_leaves_nothing_and_its_neighbours_are_stored(
     for piece in list(far.pieces(content))[:2]:
         far.write(piece)
     far.write(write_messages.end(write_messages.WITHDRAWN) + far.pack([b"a"]))
-    far.write(write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(write_messages.numbered(framing.COMMIT, 1))
 
     receipt = far.receipt()
 
@@ -113,7 +113,7 @@ def test_a_large_blob_that_is_not_what_it_should_be_is_never_named(
     far.write(write_messages.large(digest_of(content), size, 0))
     for piece in far.pieces(other):
         far.write(piece)
-    far.write(far.end(content) + write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(far.end(content) + write_messages.numbered(framing.COMMIT, 1))
 
     receipt = far.receipt()
 
@@ -127,7 +127,7 @@ def test_a_large_blob_under_a_name_that_is_not_its_own_is_never_named(
 ) -> None:
     far.write(write_messages.batch(1, 1, 3 * MIB))
     send(far, bytes(3 * MIB), digest=digest_of(b"other"))
-    far.write(write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(write_messages.numbered(framing.COMMIT, 1))
     assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.MISMATCH)]
     assert names_under(root) == set()
 
@@ -249,7 +249,7 @@ def test_two_sessions_send_the_same_large_blob(far: FarSide, root: Path, hashed:
         assert other.receipt().stored == 1
     for piece in pieces[1:]:
         far.write(piece)
-    far.write(far.end(BIG) + write_messages.numbered(write_messages.COMMIT, 1))
+    far.write(far.end(BIG) + write_messages.numbered(framing.COMMIT, 1))
 
     assert [e[:2] for e in far.receipt().exceptions] == [(0, write_messages.PRESENT)]
     assert_complete(root)
@@ -261,7 +261,7 @@ def test_an_aborted_batch_keeps_a_large_blob_for_the_next(
 ) -> None:
     far.write(write_messages.batch(1, 1, len(BIG)))
     send(far, BIG)
-    assert far.ask(write_messages.numbered(write_messages.ABORT, 1))[0] == write_messages.ABORTED
+    assert far.ask(write_messages.numbered(framing.ABORT, 1))[0] == framing.ABORTED
     assert names_under(root) == set()
 
     assert ask_offset(far, BIG) == (len(BIG), prefix_hash(hashed, BIG))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.receiver.workspace import Ground
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from tests.receiver_driver import FarSide, digest_of, litter, put
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def test_what_another_session_writes_is_kept(root: Path) -> None:
         far.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
         for piece in far.pieces(bytes(MIB)):
             far.write(piece)
-        far.ask(write_messages.frame(write_messages.PING, bytes(8)))
+        far.ask(framing.frame(framing.PING, bytes(8)))
         session(root, slot="1")
         assert f"partial/{NAME.hex()}" in litter(root)
 
@@ -109,7 +109,7 @@ def full_of_inodes(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> None:
     with FarSide(full_of_inodes) as far:
-        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
+        far.write(write_messages.fields(framing.HELLO, far.hello_fields()))
         code, text = far.error()
     assert code == "storage"
     assert text.startswith("ENOSPC")
@@ -161,7 +161,7 @@ def send_most_of(far: FarSide, content: bytes) -> None:
     )
     for piece in far.pieces(content[:-MIB]):
         far.write(piece)
-    far.ask(write_messages.frame(write_messages.PING, bytes(8)))
+    far.ask(framing.frame(framing.PING, bytes(8)))
 
 
 def test_who_comes_back_after_a_silent_cut_goes_on_where_it_was(root: Path) -> None:
@@ -172,7 +172,7 @@ def test_who_comes_back_after_a_silent_cut_goes_on_where_it_was(root: Path) -> N
         send_most_of(old, content)
         new.hello()
         kind, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
-        assert kind == write_messages.OFFSET
+        assert kind == framing.OFFSET
         assert write_messages.read_offset(payload)[0] == BIG
         assert old.error()[0] == "superseded"
         assert new.bye() == 0
@@ -186,9 +186,7 @@ def test_another_worker_takes_nothing_away(root: Path) -> None:
         new.hello(slot="1")
         _, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
         assert write_messages.read_offset(payload)[0] == 0
-        assert (
-            old.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
-        )
+        assert old.ask(framing.frame(framing.PING, bytes(8)))[0] == framing.PONG
 
 
 def test_what_a_superseded_session_has_committed_is_settled(root: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from ntt_backup.receiver import b3sum, codec, hashing, session, sync_thread
 from ntt_backup.receiver.session import ALLOWED, Receiver, Terms
-from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
 from tests.receiver_driver import PROJECT, digest_of, place_of, put
 
@@ -75,7 +75,7 @@ class Client:
     def say(self, *said: bytes, **hello: Any) -> Client:
         """One session, from HELLO to the end of what is said."""
         fields: dict[str, Any] = {
-            "protocol": write_messages.PROTOCOL,
+            "protocol": framing.PROTOCOL,
             "root": str(self.root),
             "owner": "0123456789ab",
             "run": "run",
@@ -92,7 +92,7 @@ class Client:
             str(self.root), self.allow, 60.0, hashes, codec.available(), program, self.require
         )
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
-            source.write(write_messages.fields(write_messages.HELLO, fields) + b"".join(said))
+            source.write(write_messages.fields(framing.HELLO, fields) + b"".join(said))
             source.seek(0)
             self.status = Receiver(terms, source.fileno(), sink.fileno()).run()
             sink.seek(0)
@@ -108,7 +108,7 @@ class Client:
         inbox.space()[: len(data)] = data
         inbox.filled(len(data))
         while (frame := inbox.next()) is not None:
-            if frame[0] != write_messages.BUSY:
+            if frame[0] != framing.BUSY:
                 yield frame[0], bytes(frame[1])
 
     @property
@@ -119,14 +119,14 @@ class Client:
     def error(self) -> str:
         """The code of the ERROR that ended the session; nothing where there was none."""
         kind, payload = self.answers[-1]
-        assert (kind == write_messages.ERROR) == (self.status == 1)
-        return write_messages.read_error(payload)[0] if kind == write_messages.ERROR else ""
+        assert (kind == framing.ERROR) == (self.status == 1)
+        return write_messages.read_error(payload)[0] if kind == framing.ERROR else ""
 
     def receipts(self) -> list[write_messages.Receipt]:
         return [
             write_messages.read_receipt(said)
             for kind, said in self.answers
-            if kind == write_messages.RECEIPT
+            if kind == framing.RECEIPT
         ]
 
     # --- what it may say
@@ -139,14 +139,14 @@ class Client:
             said += b"".join(self.large(digest, content) for digest, content in blobs.items())
         else:
             said += self.pack(blobs)
-        return said + write_messages.numbered(write_messages.COMMIT, number)
+        return said + write_messages.numbered(framing.COMMIT, number)
 
     def pack(self, blobs: dict[bytes, bytes]) -> bytes:
         sizes = [len(content) for content in blobs.values()]
         raw = write_messages.table(list(blobs), sizes) + b"".join(blobs.values())
         checksum = hashlib.sha256(raw).digest() if self.hash == "sha256" else b""
-        return write_messages.frame(
-            write_messages.PACK,
+        return framing.frame(
+            framing.PACK,
             write_messages.part_prefix(write_messages.RAW, len(raw), checksum),
             raw,
         )
@@ -154,8 +154,8 @@ class Client:
     def large(self, digest: bytes, content: bytes, prefix: bytes = b"") -> bytes:
         """LARGE, DATA, END; prefix is what the receiver has of it already."""
         said = write_messages.large(digest, len(prefix + content), len(prefix))
-        said += write_messages.frame(
-            write_messages.DATA,
+        said += framing.frame(
+            framing.DATA,
             write_messages.part_prefix(write_messages.RAW, len(content)),
             content,
         )
@@ -165,7 +165,7 @@ class Client:
         )
 
 
-PLACE = write_messages.frame(write_messages.PLACE)
+PLACE = framing.frame(framing.PLACE)
 
 
 def everything(root: Path) -> dict[str, bytes]:
@@ -243,11 +243,11 @@ def test_each_right_is_asked_for(tmp_path: Path, checking: str, hashed: str) -> 
     put(root, digest, b"good")
     before = everything(root)
     asked = {
-        read_messages.listing(LOW, HIGH, 0): ("list", read_messages.LISTED),
-        read_messages.verifying([digest]): ("verify", read_messages.VERDICTS),
-        read_messages.getting([digest]): ("get", read_messages.GIVEN),
-        read_messages.summing(digest): ("get", read_messages.GIVEN),
-        read_messages.getting_blocks(digest, [0]): ("get", read_messages.GIVEN),
+        read_messages.listing(LOW, HIGH, 0): ("list", framing.LISTED),
+        read_messages.verifying([digest]): ("verify", framing.VERDICTS),
+        read_messages.getting([digest]): ("get", framing.GIVEN),
+        read_messages.summing(digest): ("get", framing.GIVEN),
+        read_messages.getting_blocks(digest, [0]): ("get", framing.GIVEN),
     }
     for allow in RIGHTS:
         client = Client(root, allow, checking, hashed)
@@ -255,7 +255,7 @@ def test_each_right_is_asked_for(tmp_path: Path, checking: str, hashed: str) -> 
             client.read(question)
             if right not in allow or (right == "verify" and checking == "none"):
                 assert client.error == "refused"
-                assert set(client.kinds) == {write_messages.READY, write_messages.ERROR}
+                assert set(client.kinds) == {framing.READY, framing.ERROR}
             else:
                 assert client.kinds[-1] == answer
         for frame in (client.batch(1, {digest: b"good"}, large=False), PLACE):
@@ -357,7 +357,7 @@ def test_no_other_codec_and_no_bomb(root: Path) -> None:
         client.say(
             PLACE,
             write_messages.batch(1, 10, 1000),
-            write_messages.frame(write_messages.PACK, prefix, part),
+            framing.frame(framing.PACK, prefix, part),
         )
         assert client.error == "protocol"
     assert everything(root / "by-hash") == {}
@@ -369,16 +369,16 @@ def test_lengths_are_bounded(root: Path) -> None:
     digest = digest_of(b"abc")
     batch = write_messages.batch(1, 1, 2)
     for said in (
-        write_messages.batch(1, write_messages.MAX_BLOBS + 1, 0),
-        write_messages.batch(1, 1, write_messages.MAX_BLOB + 1),
+        write_messages.batch(1, framing.MAX_BLOBS + 1, 0),
+        write_messages.batch(1, 1, framing.MAX_BLOB + 1),
         batch + client.pack({digest: b"abc"}),
         batch + write_messages.large(digest, 3, 0),
         write_messages.batch(1, 1, 3) + client.large(digest, b"abcd"),
         write_messages.batch(1, 1, 3) + write_messages.large(digest, 2**64 - 1, 0),
-        write_messages.head(write_messages.PACK, write_messages.MAX_PAYLOAD + 33),
-        write_messages.head(write_messages.DATA, 2**32 - 1),
+        framing.head(framing.PACK, framing.MAX_PAYLOAD + 33),
+        framing.head(framing.DATA, 2**32 - 1),
         write_messages.batch(2, 1, 3)
-        + write_messages.numbered(write_messages.ABORT, 2)
+        + write_messages.numbered(framing.ABORT, 2)
         + write_messages.batch(1, 1, 3),
     ):
         assert client.say(PLACE, said).error == "protocol", said[:40]
@@ -399,7 +399,7 @@ def test_a_part_that_is_there_is_checked_with_the_rest(root: Path, checking: str
     batch = write_messages.batch(1, 1, size)
     ask, commit = (
         write_messages.ask_offset(digest, size),
-        write_messages.numbered(write_messages.COMMIT, 1),
+        write_messages.numbered(framing.COMMIT, 1),
     )
 
     client.say(batch + write_messages.large(digest, size, len(prefix)))
@@ -441,17 +441,17 @@ def test_names_of_sessions_lead_nowhere_and_end_one_at_most(root: Path) -> None:
 @stops("frames out of order, of no known type, or with another checksum")
 def test_what_is_not_in_order_ends_the_session(root: Path) -> None:
     client = Client(root)
-    commit = write_messages.numbered(write_messages.COMMIT, 1)
+    commit = write_messages.numbered(framing.COMMIT, 1)
     altered = bytearray(PLACE)
     altered[-1] ^= 1
     for said in (
         commit,
-        write_messages.frame(99),
-        write_messages.frame(write_messages.READY, b"{}"),
+        framing.frame(99),
+        framing.frame(framing.READY, b"{}"),
         write_messages.batch(1, 1, 3) + write_messages.batch(2, 1, 3),
-        write_messages.batch(1, 1, 3) + write_messages.frame(write_messages.BYE),
-        write_messages.frame(write_messages.BYE) + PLACE,
-        write_messages.fields(write_messages.HELLO, {"protocol": 1}),
+        write_messages.batch(1, 1, 3) + framing.frame(framing.BYE),
+        framing.frame(framing.BYE) + PLACE,
+        write_messages.fields(framing.HELLO, {"protocol": 1}),
         bytes(altered),
     ):
         assert client.say(said).error in ("protocol", "gone"), said
@@ -464,7 +464,7 @@ def test_what_is_required_and_lacking_serves_nobody(root: Path, checking: str, h
     (root / "by-hash").mkdir()
     client = Client(root, frozenset(ALLOWED), checking, hashed, frozenset(("blake3",)))
     for reading in (0, 1):
-        client.say(write_messages.frame(write_messages.BYE), reading=reading)
+        client.say(framing.frame(framing.BYE), reading=reading)
         if checking == "none":
             assert client.error == "refused"
             text = write_messages.read_error(client.answers[-1][1])[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.wire import framing, read_messages, write_messages
 from tests.receiver_driver import FarSide, digest_of, forced_command, litter, place_of, put
 
 LOW, HIGH = bytes(32), b"\xff" * 32
@@ -49,18 +49,18 @@ def listed(
     far.write(read_messages.listing(low, high, most))
     while True:
         kind, payload = far.answer()
-        if kind == read_messages.NAMES:
+        if kind == framing.NAMES:
             names += read_messages.read_names(payload)
-        elif kind == read_messages.STRAY:
+        elif kind == framing.STRAY:
             strays.append(read_messages.read_stray(payload))
         else:
-            assert kind == read_messages.LISTED, (kind, payload)
+            assert kind == framing.LISTED, (kind, payload)
             return names, strays, read_messages.read_listed(payload)
 
 
 def verdicts(far: FarSide, digests: list[bytes]) -> read_messages.Verdicts:
     kind, payload = far.ask(read_messages.verifying(digests))
-    assert kind == read_messages.VERDICTS, (kind, payload)
+    assert kind == framing.VERDICTS, (kind, payload)
     return read_messages.read_verdicts(payload)
 
 
@@ -71,21 +71,21 @@ def given(far: FarSide, digests: list[bytes], offset: int = 0) -> dict[bytes, by
     large, pieces = b"", bytearray()
     while True:
         kind, payload = far.answer()
-        if kind == read_messages.CONTENTS:
+        if kind == framing.CONTENTS:
             for digest, content in read_messages.read_contents(memoryview(payload)):
                 found[digest] = bytes(content)
-        elif kind == read_messages.LARGE:
-            large, pieces = read_messages.read_large(payload).digest, bytearray()
-        elif kind == read_messages.PIECE:
+        elif kind == framing.BLOB:
+            large, pieces = write_messages.read_large(payload).digest, bytearray()
+        elif kind == framing.PIECE:
             pieces += read_messages.read_piece(memoryview(payload))
-        elif kind == read_messages.END:
-            status, text = read_messages.read_end(payload)
+        elif kind == framing.BLOB_END:
+            status, text = read_messages.read_blob_end(payload)
             found[large] = text if status else bytes(pieces)
-        elif kind == read_messages.NOT_GIVEN:
+        elif kind == framing.NOT_GIVEN:
             digest, verdict, _ = read_messages.read_not_given(payload)
             found[digest] = verdict
         else:
-            assert kind == read_messages.GIVEN, (kind, payload)
+            assert kind == framing.GIVEN, (kind, payload)
             assert int.from_bytes(payload, "big") == len(digests)
             return found
 
@@ -228,14 +228,14 @@ def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        write_messages.frame(read_messages.VERIFY, bytes(33)),
-        write_messages.frame(read_messages.GET, bytes(7)),
-        write_messages.frame(read_messages.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
-        write_messages.frame(read_messages.LIST, bytes(67)),
-        write_messages.frame(read_messages.SUMS, bytes(33)),
-        write_messages.frame(read_messages.BLOCKS, bytes(35)),
-        write_messages.frame(read_messages.BLOCKS, bytes(37)),
-        write_messages.frame(read_messages.VERIFY, bytes(32 * (read_messages.MAX_DIGESTS + 1))),
+        framing.frame(framing.VERIFY, bytes(33)),
+        framing.frame(framing.GET, bytes(7)),
+        framing.frame(framing.GET, b"\0\0\0\0\0\0\0\1" + bytes(64)),
+        framing.frame(framing.LIST, bytes(67)),
+        framing.frame(framing.SUMS, bytes(33)),
+        framing.frame(framing.BLOCKS, bytes(35)),
+        framing.frame(framing.BLOCKS, bytes(37)),
+        framing.frame(framing.VERIFY, bytes(32 * (read_messages.MAX_DIGESTS + 1))),
     ],
 )
 def test_a_question_that_cannot_be_ends_the_session(far: FarSide, frame: bytes) -> None:
@@ -253,9 +253,9 @@ def test_a_client_that_does_not_read_fills_no_memory(root: Path, far: FarSide) -
     status = Path(f"/proc/{far.child.pid}/status")
     for _ in range(40):
         kind = 0
-        while kind != read_messages.GIVEN:
+        while kind != framing.GIVEN:
             kind, payload = far.answer()
-            taken += len(payload) if kind == read_messages.PIECE else 0
+            taken += len(payload) if kind == framing.PIECE else 0
         line = next(one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
         peak = max(peak, int(line.split()[1]))
     assert taken > 40 * len(content)

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.receiver import codec, hashing
-from ntt_backup.wire.write_messages import BLAKE3, SHA256, ZLIB, ZSTD, ProtocolError
+from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.write_messages import BLAKE3, SHA256, ZLIB, ZSTD
 
 
 def bomb() -> bytes:

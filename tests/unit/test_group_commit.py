@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup.receiver.group_commit import Settling
 from ntt_backup.receiver.staged_batch import StagedBatch
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 
 
@@ -169,7 +169,7 @@ def test_what_may_wait_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:
     for _ in range(3):
         desk.end_sync()
     assert not desk.settling.full
-    batch = StagedBatch(200, write_messages.MAX_BLOBS, 0, 0)
-    batch.add(bytes(32 * write_messages.MAX_BLOBS), 0)
+    batch = StagedBatch(200, framing.MAX_BLOBS, 0, 0)
+    batch.add(bytes(32 * framing.MAX_BLOBS), 0)
     desk.settling.commit(batch)
     assert desk.settling.full

@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Final
 
 from ntt_backup.upload.strategies.compression import Codec
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import PACK, PACK_BYTES
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import PACK, PACK_BYTES
 
 # Half a million frames a second would be needed to fill a link with empty blobs one by one; a few
 # thousand a pack are enough, and keep the table small beside MAX_BLOBS.
@@ -70,7 +70,7 @@ class Packer:
         prefix = write_messages.part_prefix(number, raw_length, checksum)
         length = len(prefix) + sum(map(len, parts))
         self.clear()
-        return [write_messages.head(PACK, length) + prefix, *parts]
+        return [framing.head(PACK, length) + prefix, *parts]
 
     def clear(self) -> None:
         """Forget what was put in."""

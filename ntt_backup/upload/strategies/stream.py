@@ -33,10 +33,10 @@ from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.large_blob_hashes import Content
 from ntt_backup.upload.strategies.packs import Packer
 from ntt_backup.upload.strategies.session import Rejection, SessionPlan
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import Inbox
 
-_CHUNK: Final = write_messages.MAX_CHUNK
+_CHUNK: Final = framing.MAX_CHUNK
 _NAMELESS: Final = "the remote said no more about it"
 
 
@@ -64,7 +64,7 @@ class StreamSession(PipelinedSession[_Flight]):
     batches go after `begin`, or, for a look that places nothing, after `hello`.
     """
 
-    LAST_WORD = write_messages.frame(write_messages.LEFT)
+    LAST_WORD = framing.frame(framing.LEFT)
 
     def __init__(self, plan: SessionPlan) -> None:
         command, program = bundle()
@@ -107,13 +107,13 @@ class StreamSession(PipelinedSession[_Flight]):
         if flight.answered:
             self._call_back(flight)
         else:
-            self._send(write_messages.numbered(write_messages.COMMIT, flight.number))
+            self._send(write_messages.numbered(framing.COMMIT, flight.number))
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
         if self._usable and self._ready is not None:
             try:
-                self._send(write_messages.frame(write_messages.BYE))
+                self._send(framing.frame(framing.BYE))
             except BackupError:
                 return
         super().close()
@@ -141,7 +141,7 @@ class StreamSession(PipelinedSession[_Flight]):
 
     def place(self) -> None:
         """Have it make by-hash."""
-        self._await_ready(write_messages.frame(write_messages.PLACE))
+        self._await_ready(framing.frame(framing.PLACE))
 
     # --- what goes out ----------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class StreamSession(PipelinedSession[_Flight]):
             flight.begun = True
             blobs = flight.batch.blobs
             known = all(blob.size is not None for blob in blobs)
-            most = flight.batch.size if known else write_messages.MAX_BLOB
+            most = flight.batch.size if known else framing.MAX_BLOB
             self._write(flight, write_messages.batch(flight.number, len(blobs), most))
 
     def _write(self, flight: _Flight, *parts: bytes | memoryview, content: int = 0) -> None:
@@ -217,7 +217,7 @@ class StreamSession(PipelinedSession[_Flight]):
                     number, parts = self._codec.encode([piece])
                     prefix = write_messages.part_prefix(number, count)
                     length = len(prefix) + sum(map(len, parts))
-                    head = write_messages.head(write_messages.DATA, length) + prefix
+                    head = framing.head(framing.DATA, length) + prefix
                     self._write(flight, head, *parts, content=count)
         except OSError as error:
             self._withdraw(flight, blob, reader.failure(blob, error))
@@ -270,7 +270,7 @@ class StreamSession(PipelinedSession[_Flight]):
         self._reckon(flight, 0)
         if flight.begun:
             flight.aborted = not flight.answered
-            self._send(write_messages.numbered(write_messages.ABORT, flight.number))
+            self._send(write_messages.numbered(framing.ABORT, flight.number))
         else:
             self._flights.remove(flight)
 
@@ -296,25 +296,25 @@ class StreamSession(PipelinedSession[_Flight]):
                 rest = rest[count:]
                 while (frame := self._inbox.next()) is not None:
                     self._answer(*frame)
-        except write_messages.ProtocolError as error:
+        except framing.ProtocolError as error:
             raise self._nonsense(str(error)) from error
 
     def _answer(self, kind: int, payload: memoryview) -> None:
-        if kind == write_messages.RECEIPT:
+        if kind == framing.RECEIPT:
             self._receipt(write_messages.read_receipt(payload))
-        elif kind == write_messages.ABORTED:
+        elif kind == framing.ABORTED:
             number = write_messages.read_number(payload)
             flight = self._flight(number)
             if not flight.aborted:
                 raise self._nonsense(f"ABORTED {number}")
             self._flights.remove(flight)
-        elif kind == write_messages.OFFSET:
+        elif kind == framing.OFFSET:
             self._offset = write_messages.read_offset(payload)
-        elif kind == write_messages.READY and self._ready is None:
+        elif kind == framing.READY and self._ready is None:
             self._ready = write_messages.read_fields(payload)
-        elif kind == write_messages.ERROR:
+        elif kind == framing.ERROR:
             raise self._broken(handshake.refusal(*write_messages.read_error(payload)))
-        elif kind not in (write_messages.PONG, write_messages.BUSY):
+        elif kind not in (framing.PONG, framing.BUSY):
             raise self._nonsense(f"a frame of type {kind} out of order")
 
     def _flight(self, number: int) -> _Flight:
