@@ -22,7 +22,7 @@ from tests.environment import Site
 from tests.hashing import CHECKING, receiver_on
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.receiver_driver import FarSide, digest_of, place_of
+from tests.receiver_driver import RemoteReceiver, digest_of, place_of
 from tests.sshd import ALIAS, Sshd
 
 MIB = 1 << 20
@@ -63,9 +63,9 @@ def forced(
     authorized.write_text(before)
 
 
-def client(site: Site, forced: list[str]) -> FarSide:
+def client(site: Site, forced: list[str]) -> RemoteReceiver:
     """A client that can say anything to what the key leads to."""
-    return FarSide(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
+    return RemoteReceiver(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
 
 
 @pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
