@@ -8,6 +8,8 @@ reads from its own command line what the client may do, and ignores what the cli
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import sys
 import traceback
@@ -72,11 +74,12 @@ def serve(
         return receiver.run()
     except Exception as problem:  # noqa: BLE001 - the client must hear of any defect
         traceback.print_exc()
+        text = f"{type(problem).__name__}: {problem}"
+        if isinstance(problem, OSError):
+            text = words(problem)
         os.set_blocking(1, True)
-        try:
-            os.write(1, write_messages.error("internal", _described(problem)))
-        except OSError:
-            return 1
+        with contextlib.suppress(OSError):
+            os.write(1, write_messages.error("internal", text))
         return 1
     finally:
         for fd in (0, 1):
@@ -100,13 +103,6 @@ def _banner(terms: Terms) -> bytes:
     return b"\n%s sum=%s\n" % (line, framing.banner_sum(line).encode("ascii"))
 
 
-def _described(problem: Exception) -> str:
-    """Returns what the client hears of a defect; the traceback goes to standard error."""
-    if isinstance(problem, OSError):
-        return words(problem)
-    return f"{type(problem).__name__}: {problem}"
-
-
 def _allowed(text: str) -> frozenset[str]:
     asked = frozenset(text.split(","))
     if not asked <= frozenset(ALLOWED):
@@ -116,9 +112,5 @@ def _allowed(text: str) -> frozenset[str]:
 
 def _widen(fd: int) -> None:
     """Enlarges a pipe, which saves system calls; a socket keeps its size."""
-    try:
-        import fcntl
-
+    with contextlib.suppress(OSError):
         fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)
-    except OSError:
-        return

@@ -18,12 +18,13 @@ from ntt_backup.receiver.workspace import Ground, Refusal
 from ntt_backup.receiver.write_session import WriteSession
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import ProtocolError
-from ntt_backup.wire.write_messages import NAME_ALPHABET
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.terms import Terms
 
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
+# No dot: a stage's name joins the session's names with dots.
+_NAME_ALPHABET = _OWNER_ALPHABET | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ-_")
 _CHOICES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
 
 
@@ -97,19 +98,19 @@ class Receiver:
     def _take(self, kind: int, payload: memoryview) -> None:
         handler = self._handlers.get(kind)
         if handler is None:
-            raise ProtocolError(f"a frame of type {kind} is not expected here")
+            raise ProtocolError(f"a frame of type {kind} is not expected now")
         handler(payload)
 
     def _hello(self, payload: memoryview) -> None:
         asked = write_messages.read_fields(payload)
         protocol = asked.get("protocol")
         if protocol != framing.PROTOCOL:
-            raise Refusal("protocol", f"protocol {protocol} is not spoken here")
+            raise Refusal("protocol", f"protocol {protocol} is not spoken by this receiver")
         root, owner, run, slot = (_text(asked, name) for name in ("root", "owner", "run", "slot"))
         for name, value, most, alphabet in (
             ("owner", owner, 32, _OWNER_ALPHABET),
-            ("run", run, 64, NAME_ALPHABET),
-            ("slot", slot, 32, NAME_ALPHABET),
+            ("run", run, 64, _NAME_ALPHABET),
+            ("slot", slot, 32, _NAME_ALPHABET),
         ):
             if not 1 <= len(value) <= most or not alphabet.issuperset(value):
                 raise ProtocolError(f"{name} is not a name")
@@ -127,7 +128,7 @@ class Receiver:
         reading = bool(asked.get("reading"))
         if not reading and "put" not in terms.allow:
             raise Refusal("refused", "this receiver takes no blobs (--allow)")
-        # The given root, not the client's spelling of it: `a/../b` leads elsewhere where `a` is a
+        # --root itself, not the client's spelling of it: `a/../b` leads elsewhere where `a` is a
         # symlink.
         ground = Ground(terms.root or root, owner, run, slot, self._connection.show_life, reading)
         self._ground = ground

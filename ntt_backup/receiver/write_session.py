@@ -149,7 +149,6 @@ class WriteSession:
             return
         digests, sizes, begin = write_messages.read_table(raw)
         first = batch.blobs
-        self._check_room(batch, len(sizes), len(raw) - begin)
         self._add(batch, digests, len(raw) - begin)
         try:
             self._stowage.put(batch, first, raw, digests, sizes, begin)
@@ -162,12 +161,11 @@ class WriteSession:
         if batch is None:
             self._dropping_large = True
             return
-        self._check_room(batch, 1, announced.size)
+        self._add(batch, announced.digest, announced.size)
         partial, sums = self._offers.take(announced)
         room = batch.partials < _MOST_PARTIALS
         if partial is None and announced.size > RESUMABLE and room:
             partial = open_partial(self._ground, announced.digest)
-        self._add(batch, announced.digest, announced.size)
         name = batch.lay(batch.blobs - 1)
         try:
             if partial is not None:
@@ -225,7 +223,7 @@ class WriteSession:
                 self._name_check.check(self._batch)
             except OSError as problem:
                 self._fail(problem)
-        batch = self._finish()
+        batch, self._batch, self._dropping = self._batch, None, None
         if batch is not None:
             self._commits.add(batch)
 
@@ -236,15 +234,14 @@ class WriteSession:
             self._large.interrupt()
         self._large, self._dropping_large = None, False
         self._require_end(number)
-        batch = self._finish()
+        batch, self._batch, self._dropping = self._batch, None, None
         if batch is not None:
             batch.discard(self._ground.stage, keep_partials=True)
             self._connection.say(write_messages.numbered(framing.ABORTED, number))
 
     def _ask_offset(self, payload: memoryview) -> None:
         digest, size = write_messages.read_ask_offset(payload)
-        if self._large is not None or self._dropping_large:
-            raise ProtocolError("an ASK_OFFSET within a large blob")
+        self._require_no_large("an ASK_OFFSET")
         if self._dropping is not None:
             size = 0  # A disk that has just failed offers nothing.
         self._connection.say(write_messages.offset(*self._offers.make(digest, size)))
@@ -281,30 +278,25 @@ class WriteSession:
 
     def _open_batch(self, what: str) -> StagedBatch | None:
         """Returns the batch that a frame belongs to; None where the batch is being dropped."""
-        if self._large is not None or self._dropping_large:
-            raise ProtocolError(f"{what} within a large blob")
+        self._require_no_large(what)
         if self.between_batches:
             raise ProtocolError(f"{what} outside a batch")
         return self._batch
 
-    def _require_end(self, number: int) -> None:
+    def _require_no_large(self, what: str) -> None:
         if self._large is not None or self._dropping_large:
-            raise ProtocolError("the end of a batch within a large blob")
+            raise ProtocolError(f"{what} within a large blob")
+
+    def _require_end(self, number: int) -> None:
+        self._require_no_large("the end of a batch")
         current = self._batch.number if self._batch is not None else self._dropping
         if number != current:
             raise ProtocolError(f"the end of batch {number} within batch {current}")
 
-    def _finish(self) -> StagedBatch | None:
-        self._dropping = None
-        batch, self._batch = self._batch, None
-        return batch
-
-    def _check_room(self, batch: StagedBatch, blobs: int, size: int) -> None:
-        if batch.blobs + blobs > batch.most_blobs or batch.bytes + size > batch.most_bytes:
-            raise ProtocolError("more in a batch than it announced")
-
     def _add(self, batch: StagedBatch, digests: bytes, size: int) -> None:
         batch.add(digests, size)
+        if batch.blobs > batch.most_blobs or batch.bytes > batch.most_bytes:
+            raise ProtocolError("more in a batch than it announced")
         self._counter = batch.first + batch.blobs
 
     def _leave_out(self, batch: StagedBatch, large: LargeBlob, verdict: int) -> None:

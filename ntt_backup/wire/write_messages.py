@@ -86,9 +86,6 @@ TO_CLIENT = {
 # The texts of a receipt are left out once they exceed this together, so that it fits a frame.
 _RECEIPT_TEXTS = 4 << 20
 
-# The alphabet of a session's names. No dot: they are joined with dots in the stage's name.
-NAME_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_")
-
 Field = Union[str, int]
 
 
