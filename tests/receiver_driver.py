@@ -331,7 +331,8 @@ class RemoteReceiver(Client):
         self._timer.cancel()
         self.child.kill()
         self.child.wait()
-        for stream in (self.stdin, self.stdout, self.child.stderr):
+        for stream in (self.child.stdin, self.child.stdout, self.child.stderr):
+            assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
