@@ -6,9 +6,10 @@ statements that `say` frames.
 
 LIAR = """
 import os
-from ntt_backup.wire import read_messages as asking, write_messages as frames
-from ntt_backup.wire.framing import Inbox
-inbox = Inbox(asking.TO_RECEIVER)
+from ntt_backup.wire.framing import *
+from ntt_backup.wire.write_messages import *
+from ntt_backup.wire.read_messages import *
+inbox = Inbox(TO_RECEIVER)
 words = b"version=0 python=3.11.0 hash=blake3 codec=zlib allow=list,get,verify"
 os.write(1, b"\\nNTT-RECEIVE 1 " + words + b"\\n")
 def say(frame): os.write(1, frame)
@@ -18,7 +19,7 @@ while True:
     if not count: break
     inbox.filled(count)
     while (found := inbox.next()) is not None:
-        if found[0] == frames.HELLO: say(frames.fields(frames.READY, {"placed": 1}))
-        if found[0] in range(asking.LIST, asking.BLOCKS + 1):
+        if found[0] == HELLO: say(fields(READY, {"placed": 1}))
+        if found[0] in range(LIST, BLOCKS + 1):
             {answer}
 """

@@ -1,7 +1,7 @@
-"""A small client of the `stream` protocol, which can also misbehave, and its receiver as a child.
+"""A small client of the receiver, which can also misbehave.
 
-The tests drive the receiver with it frame by frame; the product's own sender would not send what
-half of them are about.
+Tests drive a receiver with it frame by frame, as a child (`RemoteReceiver`) or in this process
+(`ScriptedSession`); the product's own sender would not send what half of them are about.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +22,28 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.client.bootstrap import bundle
-from ntt_backup.wire import read_messages, write_messages
+from ntt_backup.receiver import b3sum, codec, hashing
+from ntt_backup.receiver.session import Receiver
+from ntt_backup.receiver.terms import Terms
+from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
 from ntt_backup.wire.write_messages import Receipt
 from tests.patience import PATIENCE
 
 PROJECT = Path(__file__).resolve().parent.parent
+TO_CLIENT = {**write_messages.TO_CLIENT, **read_messages.TO_CLIENT}
+
+BYE = framing.frame(framing.BYE)
+PING = framing.frame(framing.PING, bytes(8))
+PLACE = framing.frame(framing.PLACE)
+
+
+def commit(number: int) -> bytes:
+    return write_messages.numbered(framing.COMMIT, number)
+
+
+def abort(number: int) -> bytes:
+    return write_messages.numbered(framing.ABORT, number)
 
 
 def digest_of(content: bytes) -> bytes:
@@ -65,6 +82,33 @@ def litter(root: Path) -> list[str]:
     return sorted(str(path.relative_to(incoming)) for path in incoming.rglob("*"))
 
 
+def lock_only(root: Path) -> bool:
+    """Whether nothing but the living session's lock lies in its stage."""
+    (stage, lock) = litter(root)
+    return lock == f"{stage}/lock"
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """What lies below the root, scratch space included."""
+    return {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else b""
+        for path in root.rglob("*")
+    }
+
+
+def verdicts(receipt: Receipt) -> dict[int, int]:
+    """The exceptions of a receipt, by position."""
+    assert receipt.outcome == write_messages.SETTLED, receipt
+    return {position: verdict for position, verdict, _ in receipt.exceptions}
+
+
+def failure(receipt: Receipt) -> str:
+    """The reason for which nothing of the batch counts."""
+    assert (receipt.outcome, receipt.stored) == (write_messages.FAILED, 0)
+    (exception,) = receipt.exceptions
+    return exception.text
+
+
 def forced_command(*options: str, checking: str = "blake3") -> list[str]:
     """A receiver with these options. checking: what it has to check names with, `blake3` in its
     Python, the program `b3sum`, or `none`.
@@ -80,7 +124,166 @@ def forced_command(*options: str, checking: str = "blake3") -> list[str]:
     return [sys.executable, "-S", "-c", lacking + program, *options]
 
 
-class FarSide:
+class Frames:
+    """Makes what a client says. hash: that of its session."""
+
+    def __init__(self, root: Path, hash: str = "sha256") -> None:
+        self.root = root
+        self.hash = hash
+
+    def hello_fields(self, **changes: Any) -> dict[str, Any]:
+        fields = {
+            "protocol": framing.PROTOCOL,
+            "root": str(self.root),
+            "owner": "0123456789ab",
+            "run": "11111111-2222-4333-8444-555555555555",
+            "slot": "0",
+            "hash": self.hash,
+            "sync": "syncfs",
+            **changes,
+        }
+        self.hash = str(fields["hash"])
+        return fields
+
+    def hello_frame(self, **changes: Any) -> bytes:
+        return write_messages.fields(framing.HELLO, self.hello_fields(**changes))
+
+    def pack(
+        self,
+        contents: Sequence[bytes],
+        digests: Sequence[bytes] | None = None,
+        codec: int = write_messages.RAW,
+        compress: Any = bytes,
+        checksum: bytes | None = None,
+    ) -> bytes:
+        names = [digest_of(content) for content in contents] if digests is None else digests
+        raw = write_messages.table(names, [len(each) for each in contents]) + b"".join(contents)
+        return self.raw_pack(raw, codec, compress(raw), checksum=checksum)
+
+    def raw_pack(
+        self,
+        raw: bytes,
+        codec: int = write_messages.RAW,
+        part: bytes | None = None,
+        length: int | None = None,
+        checksum: bytes | None = None,
+    ) -> bytes:
+        """A PACK that says it is raw. part and length: what it has instead, and announces."""
+        if checksum is None:
+            checksum = hashlib.sha256(raw).digest()
+        if self.hash != "sha256":
+            checksum = b""
+        prefix = write_messages.part_prefix(codec, len(raw) if length is None else length, checksum)
+        return framing.frame(framing.PACK, prefix, raw if part is None else part)
+
+    def pieces(self, content: bytes) -> Iterable[bytes]:
+        """The DATA frames of a large blob."""
+        for at in range(0, len(content), framing.MAX_CHUNK):
+            piece = content[at : at + framing.MAX_CHUNK]
+            prefix = write_messages.part_prefix(write_messages.RAW, len(piece))
+            yield framing.frame(framing.DATA, prefix, piece)
+
+    def end(self, content: bytes, digest: bytes | None = None) -> bytes:
+        """The END of a large blob that is complete; digest: its name, if that is not its own."""
+        name = digest_of(content) if digest is None else digest
+        checksum = hashlib.sha256(name + content).digest() if self.hash == "sha256" else b""
+        return write_messages.end(write_messages.COMPLETE, checksum)
+
+    def large(self, content: bytes, offset: int = 0, digest: bytes | None = None) -> bytes:
+        """LARGE to END, from offset on."""
+        name = digest_of(content) if digest is None else digest
+        return b"".join(
+            [
+                write_messages.large(name, len(content), offset),
+                *self.pieces(content[offset:]),
+                self.end(content, digest),
+            ]
+        )
+
+    def batch(
+        self,
+        number: int,
+        contents: Sequence[bytes],
+        digests: Sequence[bytes] | None = None,
+        large: bool = False,
+        **how: Any,
+    ) -> bytes:
+        """A whole batch: BATCH, one PACK or large blobs, COMMIT."""
+        said = write_messages.batch(number, len(contents), sum(map(len, contents)))
+        if large:
+            names = [None] * len(contents) if digests is None else digests
+            pairs = zip(contents, names, strict=True)
+            said += b"".join(self.large(content, digest=name) for content, name in pairs)
+        else:
+            said += self.pack(contents, digests, **how)
+        return said + commit(number)
+
+
+class Client(Frames):
+    """The client's end of a session, over two pipes."""
+
+    stdin: Any
+    stdout: Any
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._inbox = Inbox(TO_CLIENT)
+
+    def write(self, *data: bytes) -> None:
+        self.stdin.write(b"".join(data))
+        self.stdin.flush()
+
+    def hello(self, *, place: bool = True, **changes: Any) -> dict[str, Any]:
+        """Say HELLO with what any client says, but for changes; the READY. place: have by-hash made
+        where it is missing.
+        """
+        ready = self._ready(self.hello_frame(**changes))
+        if place and not ready["placed"] and not changes.get("reading"):
+            ready = self._ready(PLACE)
+        return ready
+
+    def _ready(self, frame: bytes) -> dict[str, Any]:
+        kind, payload = self.ask(frame)
+        assert kind == framing.READY, payload
+        return write_messages.read_fields(payload)
+
+    def ask(self, frame: bytes) -> tuple[int, bytes]:
+        self.write(frame)
+        return self.answer()
+
+    def ping(self) -> None:
+        """Returns when all that was said before has been taken in."""
+        assert self.ask(PING) == (framing.PONG, bytes(8))
+
+    def frame(self) -> tuple[int, bytes]:
+        """The next frame; (0, b"") at the end."""
+        while (found := self._inbox.next()) is None:
+            count = os.readv(self.stdout.fileno(), [self._inbox.space()])
+            if count == 0:
+                return 0, b""
+            self._inbox.filled(count)
+        return found[0], bytes(found[1])
+
+    def answer(self) -> tuple[int, bytes]:
+        """The next frame that is not a sign of life."""
+        while (found := self.frame())[0] == framing.BUSY:
+            pass
+        return found
+
+    def receipt(self) -> Receipt:
+        kind, payload = self.answer()
+        assert kind == framing.RECEIPT, (kind, payload)
+        return write_messages.read_receipt(payload)
+
+    def error(self) -> tuple[str, str]:
+        """The ERROR that must come next, and nothing after it."""
+        kind, payload = self.answer()
+        assert kind == framing.ERROR, (kind, payload)
+        assert self.answer() == (0, b"")
+        return write_messages.read_error(payload)
+
+
+class RemoteReceiver(Client):
     """A receiver as a child, and the client's end of its two pipes.
 
     command: how it is started; None for the loader and the bundle, the way a login shell gets them.
@@ -96,8 +299,7 @@ class FarSide:
         python: str = sys.executable,
         cwd: Path | None = None,
     ) -> None:
-        self.root = root
-        self.hash = "sha256"
+        super().__init__(root)
         remote_command, source = bundle()
         if command is None:
             remote_command = remote_command.replace("exec python3", f"exec {python}")
@@ -114,8 +316,6 @@ class FarSide:
         )
         self._timer = threading.Timer(PATIENCE, self.child.kill)
         self._timer.start()
-        assert self.child.stdin is not None
-        assert self.child.stdout is not None
         self.stdin, self.stdout = self.child.stdin, self.child.stdout
         if source:
             self._line(b"NTT-LOADER ")
@@ -123,141 +323,28 @@ class FarSide:
         words = self._line(b"NTT-RECEIVE ").split()
         self.protocol = words[1]
         self.banner = dict(word.split("=", 1) for word in words[2:])
-        self._inbox = Inbox({**write_messages.TO_CLIENT, **read_messages.TO_CLIENT})
 
-    def __enter__(self) -> FarSide:
+    def __enter__(self) -> RemoteReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self.child.kill()
         self.child.wait()
-        for stream in (self.stdin, self.stdout, self.child.stderr):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        for stream in (self.child.stdin, self.child.stdout, self.child.stderr):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
     def _line(self, start: bytes) -> str:
         while line := self.stdout.readline():
             if line.startswith(start):
-                return line.decode()
-        stderr = self.child.stderr
-        raise AssertionError(stderr.read() if stderr is not None else "no banner")
-
-    # --- the client's side of the protocol
-
-    def write(self, data: bytes) -> None:
-        self.stdin.write(data)
-        self.stdin.flush()
-
-    def hello(self, *, place: bool = True, **changes: Any) -> dict[str, Any]:
-        """Say HELLO with what any client says, but for changes; the READY. place: have by-hash made
-        where it is missing.
-        """
-        ready = self._ready(
-            write_messages.fields(write_messages.HELLO, self.hello_fields(**changes))
-        )
-        if place and not ready["placed"] and not changes.get("reading"):
-            ready = self._ready(write_messages.frame(write_messages.PLACE))
-        return ready
-
-    def _ready(self, frame: bytes) -> dict[str, Any]:
-        kind, payload = self.ask(frame)
-        assert kind == write_messages.READY, payload
-        return write_messages.read_fields(payload)
-
-    def hello_fields(self, **changes: Any) -> dict[str, Any]:
-        fields = {
-            "protocol": write_messages.PROTOCOL,
-            "root": str(self.root),
-            "owner": "0123456789ab",
-            "run": "11111111-2222-4333-8444-555555555555",
-            "slot": "0",
-            "hash": "sha256",
-            "sync": "syncfs",
-            **changes,
-        }
-        self.hash = str(fields["hash"])
-        return fields
-
-    def ask(self, frame: bytes) -> tuple[int, bytes]:
-        self.write(frame)
-        return self.answer()
-
-    def answer(self) -> tuple[int, bytes]:
-        """The next frame that is not a sign of life; (0, b"") at the end."""
-        while True:
-            found = self._inbox.next()
-            if found is None:
-                space = self._inbox.space()
-                count = os.readv(self.stdout.fileno(), [space])
-                if count == 0:
-                    return 0, b""
-                self._inbox.filled(count)
-            elif found[0] != write_messages.BUSY:
-                return found[0], bytes(found[1])
-
-    def receipt(self) -> Receipt:
-        kind, payload = self.answer()
-        assert kind == write_messages.RECEIPT, (kind, payload)
-        return write_messages.read_receipt(payload)
-
-    def error(self) -> tuple[str, str]:
-        """The ERROR that must come next, and nothing after it."""
-        kind, payload = self.answer()
-        assert kind == write_messages.ERROR, (kind, payload)
-        assert self.answer() == (0, b"")
-        return write_messages.read_error(payload)
-
-    def pack(
-        self,
-        contents: Sequence[bytes],
-        digests: Sequence[bytes] | None = None,
-        codec: int = write_messages.RAW,
-        compress: Any = bytes,
-        checksum: bytes | None = None,
-    ) -> bytes:
-        if digests is None:
-            digests = [digest_of(content) for content in contents]
-        raw = write_messages.table(digests, [len(content) for content in contents]) + b"".join(
-            contents
-        )
-        if checksum is None:
-            checksum = hashlib.sha256(raw).digest()
-        if self.hash != "sha256":
-            checksum = b""
-        return write_messages.frame(
-            write_messages.PACK,
-            write_messages.part_prefix(codec, len(raw), checksum),
-            compress(raw),
-        )
-
-    def batch(self, number: int, contents: Sequence[bytes], **how: Any) -> bytes:
-        """A whole batch of small blobs: BATCH, one PACK, COMMIT."""
-        return b"".join(
-            [
-                write_messages.batch(number, len(contents), sum(map(len, contents))),
-                self.pack(contents, **how),
-                write_messages.numbered(write_messages.COMMIT, number),
-            ]
-        )
-
-    def pieces(self, content: bytes, size: int = write_messages.MAX_CHUNK) -> Iterable[bytes]:
-        """The DATA frames of a large blob."""
-        for at in range(0, len(content), size):
-            piece = content[at : at + size]
-            prefix = write_messages.part_prefix(write_messages.RAW, len(piece))
-            yield write_messages.frame(write_messages.DATA, prefix, piece)
-
-    def end(self, content: bytes, digest: bytes | None = None) -> bytes:
-        """The END of a large blob that is complete; digest: its name, if that is not its own."""
-        name = digest_of(content) if digest is None else digest
-        checksum = hashlib.sha256(name + content).digest() if self.hash == "sha256" else b""
-        return write_messages.end(write_messages.COMPLETE, checksum)
+                return str(line.decode())
+        raise AssertionError(self.stderr() or "no banner")
 
     def bye(self) -> int:
         """BYE, and the exit status; what came meanwhile is dropped."""
-        self.write(write_messages.frame(write_messages.BYE))
+        self.write(BYE)
         return self.hang_up()
 
     def hang_up(self) -> int:
@@ -271,3 +358,90 @@ class FarSide:
     def stderr(self) -> str:
         assert self.child.stderr is not None
         return self.child.stderr.read().decode()
+
+    def peak_kilobytes(self) -> int:
+        """The most memory that it has used."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text()
+        (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+        return int(peak)
+
+
+class ScriptedSession(Frames):
+    """A receiver in this process, from a file into a file: all is said before anything is answered,
+    so hundreds of sessions fit into seconds. Answers are all frames of the last session.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        allow: Iterable[str] = ("put",),
+        checking: str = "blake3",
+        hash: str = "sha256",
+        require: Iterable[str] = (),
+    ) -> None:
+        super().__init__(root, hash)
+        hashes = hashing.available()
+        if checking != "blake3":
+            del hashes[write_messages.BLAKE3]
+        program = b3sum.find() if checking == "b3sum" else None
+        self._terms = Terms(
+            str(root),
+            frozenset(allow),
+            60.0,
+            hashes,
+            codec.available(),
+            program,
+            frozenset(require),
+        )
+        self.status = -1
+        self.answers: list[tuple[int, bytes]] = []
+
+    def say(self, *said: bytes, **hello: Any) -> ScriptedSession:
+        """One session, from HELLO to the end of what is said."""
+        hash, frame = self.hash, self.hello_frame(**{"sync": "fsync", **hello})
+        self.hash = hash
+        return self.send(frame, *said)
+
+    def read(self, *asked: bytes) -> ScriptedSession:
+        return self.say(*asked, reading=1)
+
+    def send(self, *said: bytes) -> ScriptedSession:
+        """One session without a HELLO of its own. Once begun, it leaves no descriptor open."""
+        with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
+            source.write(b"".join(said))
+            source.seek(0)
+            before = len(os.listdir("/proc/self/fd"))
+            self.status = Receiver(self._terms, source.fileno(), sink.fileno()).run()
+            after = len(os.listdir("/proc/self/fd"))
+            sink.seek(0)
+            data = sink.read()
+        inbox = Inbox(TO_CLIENT)
+        inbox.space()[: len(data)] = data
+        inbox.filled(len(data))
+        found = iter(inbox.next, None)
+        self.answers = [(kind, bytes(payload)) for kind, payload in found if kind != framing.BUSY]
+        assert inbox.waiting == 0
+        assert after == before or framing.READY not in self.kinds
+        return self
+
+    @property
+    def kinds(self) -> list[int]:
+        return [kind for kind, _ in self.answers]
+
+    @property
+    def error(self) -> str:
+        """The code of the ERROR that ended the session; empty where there was none."""
+        kind, payload = self.answers[-1]
+        assert (kind == framing.ERROR) == (self.status == 1)
+        return write_messages.read_error(payload)[0] if kind == framing.ERROR else ""
+
+    @property
+    def error_text(self) -> str:
+        return write_messages.read_error(self.answers[-1][1])[1]
+
+    def receipts(self) -> list[Receipt]:
+        return [
+            write_messages.read_receipt(payload)
+            for kind, payload in self.answers
+            if kind == framing.RECEIPT
+        ]

@@ -19,7 +19,7 @@ from ntt_backup.client.pool import ReconnectingSession, WorkQueue
 from ntt_backup.client.read_session import ReadSession, hash_mismatch, remote_failure
 from ntt_backup.model import Blob, Failure, total_size
 from ntt_backup.source.inspection import Store
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import read_messages, write_messages
 
 Job = tuple[Blob, ...]
 
@@ -112,14 +112,14 @@ class _Hashing:
     def __init__(self) -> None:
         self.bytes = 0
         self.failures: list[Failure] = []
-        self._large: read_messages.Large | None = None
+        self._large: write_messages.Large | None = None
         self._hasher = blake3()
 
     def whole(self, digest: bytes, content: memoryview) -> None:
         self.bytes += len(content)
         self._compare(digest, blake3(content).digest(), len(content))
 
-    def begin(self, large: read_messages.Large) -> None:
+    def begin(self, large: write_messages.Large) -> None:
         self._large = large
         self._hasher = blake3()
 

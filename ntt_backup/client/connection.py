@@ -31,9 +31,9 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.framing import Inbox
-from ntt_backup.wire.write_messages import PROTOCOL, Field, ProtocolError, banner_sum
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import PROTOCOL, Inbox, ProtocolError, banner_sum
+from ntt_backup.wire.write_messages import Field
 
 _LINE: Final = re.compile(rb"^NTT-(LOADER|RECEIVE) (\d{1,9}) (\S.*)$")
 _DOING: Final = "starting the receiver"
@@ -143,11 +143,11 @@ class Connection:
             "sync": spec.sync,
             **more,
         }
-        return self._ready(write_messages.fields(write_messages.HELLO, fields))
+        return self._ready(write_messages.fields(framing.HELLO, fields))
 
     def place(self) -> None:
         """Have the receiver make by-hash."""
-        self._ready(write_messages.frame(write_messages.PLACE))
+        self._ready(framing.frame(framing.PLACE))
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
         """Send a small frame; what comes meanwhile goes to hear."""
@@ -167,9 +167,9 @@ class Connection:
             while (frame := self._inbox.next()) is not None:
                 self.received += 1
                 kind, payload = frame
-                if kind == write_messages.ERROR:
+                if kind == framing.ERROR:
                     raise _refusal(*write_messages.read_error(payload))
-                if kind not in (write_messages.PONG, write_messages.BUSY):
+                if kind not in (framing.PONG, framing.BUSY):
                     yield frame
 
     @contextmanager
@@ -189,11 +189,11 @@ class Connection:
         if self.channel.ended:
             return
         try:
-            self.send(write_messages.frame(write_messages.BYE), lambda _: None)
+            self.send(framing.frame(framing.BYE), lambda _: None)
         except BackupError:
             self.abort()
         else:
-            self.channel.close(write_messages.frame(write_messages.LEFT))
+            self.channel.close(framing.frame(framing.LEFT))
 
     def abort(self) -> None:
         """End the connection now. Never raises."""
@@ -229,7 +229,7 @@ class Connection:
 
         def take(data: bytes) -> None:
             for kind, payload in self.frames(data):
-                if kind != write_messages.READY or said:
+                if kind != framing.READY or said:
                     raise ProtocolError(f"a frame of type {kind} instead of READY")
                 said.append(write_messages.read_fields(payload))
 

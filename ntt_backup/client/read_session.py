@@ -18,8 +18,8 @@ from ntt_backup.client.channel import PATIENCE_FACTOR
 from ntt_backup.client.connection import Banner, Connection, SessionSpec
 from ntt_backup.errors import RemoteUnreachable, Unsupported
 from ntt_backup.model import Failure, Reason
-from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import ProtocolError
+from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire.framing import ProtocolError
 
 _POLL_SECONDS: Final = 0.5
 _NO_REASON: Final = "no reason given"
@@ -29,7 +29,7 @@ _REASONS: Final = {
     read_messages.UNREADABLE: Reason.REMOTE_UNREADABLE,
 }
 # Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
-_MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.SUM_BYTES
+_MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.BLOCK_SUM_BYTES
 
 
 class Page(NamedTuple):
@@ -48,7 +48,7 @@ class ContentSink(Protocol):
     """
 
     def whole(self, digest: bytes, content: memoryview) -> None: ...
-    def begin(self, large: read_messages.Large) -> None: ...
+    def begin(self, large: write_messages.Large) -> None: ...
     def piece(self, data: memoryview) -> None: ...
     def end(self, problem: str) -> None:
         """problem: why it broke off, "" where it is complete."""
@@ -113,7 +113,7 @@ class ReadSession:
             self._send(read_messages.listing(low, high, most))
             while True:
                 kind, payload = self._next()
-                if kind == read_messages.NAMES:
+                if kind == framing.NAMES:
                     for digest, size in read_messages.read_names(payload):
                         if (digest <= last and last) or not low <= digest <= high:
                             raise ProtocolError("names out of order")
@@ -121,11 +121,11 @@ class ReadSession:
                         names.append((digest, size))
                     if len(names) > most:
                         raise ProtocolError("more names than were asked for")
-                elif kind == read_messages.STRAY:
+                elif kind == framing.STRAY:
                     strays.append(read_messages.read_stray(payload))
                     if len(strays) > read_messages.MAX_STRAYS + read_messages.MAX_DIRECTORIES:
                         raise ProtocolError("strays without end")
-                elif kind == read_messages.LISTED:
+                elif kind == framing.LISTED:
                     return Page(names, strays, read_messages.read_listed(payload).more)
                 else:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
@@ -140,7 +140,7 @@ class ReadSession:
         """Return the answer for one `ask_verdicts`."""
         with self._connection.checked():
             kind, payload = self._next()
-            if kind != read_messages.VERDICTS:
+            if kind != framing.VERDICTS:
                 raise ProtocolError(f"a frame of type {kind} for a verdict")
             found = read_messages.read_verdicts(payload)
             if found.asked != len(self._asked.popleft()):
@@ -166,18 +166,18 @@ class ReadSession:
             waiting.remove(digest)
             return digest
 
-        large: read_messages.Large | None = None
+        large: write_messages.Large | None = None
         at = 0
         with self._connection.checked():
             while True:
                 kind, payload = self._next()
-                if kind == read_messages.PIECE and large is not None:
+                if kind == framing.PIECE and large is not None:
                     piece = read_messages.read_piece(payload)
                     at += len(piece)
                     if at > large.size:
                         raise ProtocolError("more of a blob than was announced")
                     sink.piece(piece)
-                elif kind == read_messages.END and large is not None:
+                elif kind == framing.BLOB_END and large is not None:
                     problem = _problem(payload)
                     if not problem and at != large.size:
                         raise ProtocolError("less of a blob than was announced")
@@ -185,18 +185,18 @@ class ReadSession:
                     large = None
                 elif large is not None:
                     raise ProtocolError(f"a frame of type {kind} within a blob")
-                elif kind == read_messages.CONTENTS:
+                elif kind == framing.CONTENTS:
                     for digest, content in read_messages.read_contents(payload):
                         sink.whole(awaited(digest), content)
-                elif kind == read_messages.LARGE:
-                    large = read_messages.read_large(payload)
+                elif kind == framing.BLOB:
+                    large = write_messages.read_large(payload)
                     awaited(large.digest)
                     at = large.offset
                     sink.begin(large)
-                elif kind == read_messages.NOT_GIVEN:
+                elif kind == framing.NOT_GIVEN:
                     digest, verdict, text = read_messages.read_not_given(payload)
                     sink.not_given(awaited(digest), verdict, text)
-                elif kind == read_messages.GIVEN and not waiting:
+                elif kind == framing.GIVEN and not waiting:
                     return
                 else:
                     raise ProtocolError(f"a frame of type {kind} among contents")
@@ -212,12 +212,12 @@ class ReadSession:
         refused = False
         with self._connection.checked():
             for kind, payload in self._answers(read_messages.summing(digest)):
-                if kind == read_messages.BLOCK_SUMS:
+                if kind == framing.BLOCK_SUMS:
                     size, some = read_messages.read_block_sums(payload)
                     found += some
                     if len(found) > _MAX_SUMS:
                         raise ProtocolError("hashes without end")
-                elif kind == read_messages.NOT_GIVEN:
+                elif kind == framing.NOT_GIVEN:
                     _, verdict, text = read_messages.read_not_given(payload)
                     not_given(digest, verdict, text)
                     refused = True
@@ -225,7 +225,7 @@ class ReadSession:
                     raise ProtocolError(f"a frame of type {kind} among hashes of blocks")
             if refused:
                 return None
-            if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.SUM_BYTES:
+            if len(found) != -(-size // read_messages.BLOCK_BYTES) * read_messages.BLOCK_SUM_BYTES:
                 raise ProtocolError("another number of hashes than of blocks")
             return size, bytes(found)
 
@@ -241,16 +241,16 @@ class ReadSession:
         problem = ""
         with self._connection.checked():
             for kind, payload in self._answers(read_messages.getting_blocks(digest, numbers)):
-                if kind == read_messages.PIECE:
+                if kind == framing.PIECE:
                     piece = read_messages.read_piece(payload)
                     if not lengths or len(piece) != lengths.popleft():
                         raise ProtocolError("a block that was not asked for")
                     take(piece)
-                elif kind == read_messages.END:
+                elif kind == framing.BLOB_END:
                     problem = _problem(payload)
-                elif kind == read_messages.NOT_GIVEN:
+                elif kind == framing.NOT_GIVEN:
                     problem = read_messages.read_not_given(payload)[2] or _NO_REASON
-                elif kind != read_messages.LARGE:
+                elif kind != framing.BLOB:
                     raise ProtocolError(f"a frame of type {kind} among blocks")
             if lengths and not problem:
                 raise ProtocolError("fewer blocks than were asked for")
@@ -272,7 +272,7 @@ class ReadSession:
     def _answers(self, question: bytes) -> Iterator[tuple[int, memoryview]]:
         """Send a question, and yield the frames up to GIVEN."""
         self._send(question)
-        while (frame := self._next())[0] != read_messages.GIVEN:
+        while (frame := self._next())[0] != framing.GIVEN:
             yield frame
 
     def _next(self) -> tuple[int, memoryview]:
@@ -302,5 +302,5 @@ class ReadSession:
 
 def _problem(payload: memoryview) -> str:
     """Return why an END ends a blob early; "" where it is complete."""
-    status, text = read_messages.read_end(payload)
+    status, text = read_messages.read_blob_end(payload)
     return (text or _NO_REASON) if status == read_messages.BROKEN else ""

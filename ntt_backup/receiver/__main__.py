@@ -1,14 +1,15 @@
-"""The receiver as a program: its banner, its options, and what becomes of a defect.
+"""The receiver as a program: its options, its banner, and the report of a defect.
 
-It starts in two ways. Sent along with the connection, the loader calls `serve` with nothing
-restricted: whoever can do that has a shell there anyway. Installed as a forced command
-(`ntt-backup-receive`), `main` reads from its own command line what the client may do; what the
-client asked ssh to run is not looked at.
+It starts in two ways. Sent along with the connection, `serve` restricts nothing: a client that can
+do that has a shell on this machine. Installed as a forced command (`ntt-backup-receive`), `main`
+reads from its own command line what the client may do, and ignores what the client asked ssh for.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import sys
 import traceback
@@ -17,15 +18,16 @@ from collections.abc import Sequence
 from ntt_backup import __version__
 from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver import b3sum, codec, hashing
-from ntt_backup.receiver.session import ALLOWED, REQUIRED, Receiver, Terms
-from ntt_backup.wire import write_messages
+from ntt_backup.receiver.session import Receiver
+from ntt_backup.receiver.terms import ALLOWED, REQUIRED, Terms
+from ntt_backup.wire import framing, write_messages
 
 _IDLE_SECONDS = 3600.0
 _PIPE_BYTES = 1 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`ntt-backup-receive`, for the command="..." of a line in authorized_keys."""
+    """Runs `ntt-backup-receive`, the command="..." of a line in authorized_keys."""
     parser = argparse.ArgumentParser(
         prog="ntt-backup-receive",
         description="Receive blobs from ntt-backup-remote on standard input.",
@@ -56,7 +58,7 @@ def serve(
     idle_timeout: float = _IDLE_SECONDS,
     require: frozenset[str] = frozenset(),
 ) -> int:
-    """Greet, and serve one session on standard input and output; the exit status."""
+    """Greets, serves one session on standard input and output, and returns the exit status."""
     hashes = hashing.available()
     program = None if write_messages.BLAKE3 in hashes else b3sum.find()
     terms = Terms(root, allow, idle_timeout, hashes, codec.available(), program, require)
@@ -72,11 +74,12 @@ def serve(
         return receiver.run()
     except Exception as problem:  # noqa: BLE001 - the client must hear of any defect
         traceback.print_exc()
+        text = f"{type(problem).__name__}: {problem}"
+        if isinstance(problem, OSError):
+            text = words(problem)
         os.set_blocking(1, True)
-        try:
-            os.write(1, write_messages.error("internal", _described(problem)))
-        except OSError:
-            return 1
+        with contextlib.suppress(OSError):
+            os.write(1, write_messages.error("internal", text))
         return 1
     finally:
         for fd in (0, 1):
@@ -91,27 +94,13 @@ def _banner(terms: Terms) -> bytes:
         "version": __version__,
         "python": python,
         "hash": ",".join(hashes[number] for number in terms.hashes),
-        "check": _checked_with(terms),
+        "check": terms.checked_with,
         "codec": ",".join(codecs[number] for number in terms.codecs),
         "allow": ",".join(word for word in ALLOWED if word in terms.allow),
     }
     said = " ".join(f"{name}={value}" for name, value in facts.items())
-    line = f"NTT-RECEIVE {write_messages.PROTOCOL} {said}".encode("ascii")
-    return b"\n%s sum=%s\n" % (line, write_messages.banner_sum(line).encode("ascii"))
-
-
-def _checked_with(terms: Terms) -> str:
-    """What the names of blobs are checked with: a hash that a session can have, or a program."""
-    if write_messages.BLAKE3 in terms.hashes:
-        return "blake3"
-    return "none" if terms.b3sum is None else "b3sum"
-
-
-def _described(problem: Exception) -> str:
-    """What a defect of ours is told as; the rest goes to standard error."""
-    if isinstance(problem, OSError):
-        return words(problem)
-    return f"{type(problem).__name__}: {problem}"
+    line = f"NTT-RECEIVE {framing.PROTOCOL} {said}".encode("ascii")
+    return b"\n%s sum=%s\n" % (line, framing.banner_sum(line).encode("ascii"))
 
 
 def _allowed(text: str) -> frozenset[str]:
@@ -122,10 +111,6 @@ def _allowed(text: str) -> frozenset[str]:
 
 
 def _widen(fd: int) -> None:
-    """A larger pipe saves system calls; a socket, or a user's limit, keeps its own size."""
-    try:
-        import fcntl
-
+    """Enlarges a pipe, which saves system calls; a socket keeps its size."""
+    with contextlib.suppress(OSError):
         fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)
-    except OSError:
-        return

@@ -1,10 +1,9 @@
 """BLAKE3 by the program b3sum, for a machine whose Python has none: one small package of Debian.
 
-A process takes milliseconds to start, so one is started for many files, which it reads where they
-lie: memory stays constant, and what it has hashed is what was stored. Its word counts for little.
-A line must be a digest and one of our names; that a file is wrong is believed only when the program
-has right afterwards given the known answer for a known input; whatever else it does is an error of
-its own, and no verdict on any blob. Found by `program`, used by `naming` and `verifying`.
+A process takes milliseconds to start, so it hashes many files, which it reads where they were
+stored. It is trusted little: each line must be a digest and a name that was given; a file counts as
+wrong only when the program gives the known answer for a known input right afterwards; whatever else
+it does is an error of the program, and no verdict on any blob.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LAST_WORDS_SECONDS = 10.0
 
 
 class B3sum:
-    """The program at that path."""
+    """The program b3sum at that path."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -51,11 +50,11 @@ class B3sum:
         directory: int = -1,
         fds: Sequence[int] = (),
     ) -> dict[str, bytes]:
-        """What each of these files hashes to; those that cannot be read are left out.
+        """Returns the digests of files, without those that cannot be read.
 
-        files has what each should hash to, size is that of all of them together. Names are relative
-        to directory, or `by_descriptor` of one of fds. alive is called every second, and may raise.
-        Raises OSError where the program itself fails.
+        files: what each name should hash to; names are relative to directory, or `by_descriptor` of
+        one of fds. size: of all files together. alive is called every second, and may raise. Raises
+        OSError where the program itself fails.
         """
         found = self._run(files, size, alive, directory, fds)
         if any(found.get(name, digest) != digest for name, digest in files.items()):
@@ -63,7 +62,7 @@ class B3sum:
         return found
 
     def prove(self) -> None:
-        """Raise OSError unless it gives the known answer for a known input."""
+        """Raises OSError unless it gives the known answer for a known input."""
         fd = os.memfd_create("known")
         try:
             os.write(fd, KNOWN_INPUT)
@@ -114,9 +113,9 @@ class B3sum:
 
 
 def find() -> B3sum | None:
-    """The one in the PATH, if it gives right answers."""
-    places = [place for place in os.environ.get("PATH", os.defpath).split(":") if place[:1] == "/"]
-    program = shutil.which("b3sum", path=":".join(places))
+    """Returns the one in the PATH, if it gives right answers. A relative PATH is not searched."""
+    path = os.environ.get("PATH", os.defpath).split(":")
+    program = shutil.which("b3sum", path=":".join(each for each in path if each[:1] == "/"))
     if program is None:
         return None
     found = B3sum(program)
@@ -128,7 +127,7 @@ def find() -> B3sum | None:
 
 
 def by_descriptor(fd: int) -> str:
-    """A name under which the program finds what is open as fd, whatever stands in its place now."""
+    """Returns a name by which the program opens the very file that is open as fd."""
     return f"/proc/self/fd/{fd}"
 
 
@@ -165,5 +164,5 @@ def _parsed(said: bytes, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _broken(what: str) -> OSError:
-    """An error of the program is one of resources: it was right at the session's start."""
+    """Returns an error of resources, since the program was right at the session's start."""
     return OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), f"b3sum {what}")

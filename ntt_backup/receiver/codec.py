@@ -1,9 +1,8 @@
-"""Taking apart what was compressed, and never more of it than was announced.
+"""Decompression that never gives more than was announced.
 
-A few bytes can decompress to gigabytes, so nothing here asks a library for "all of it": output is
-bounded by the raw length in the frame, the size of zstd's window by what a frame may hold. zstd is
-used where Python has it (3.14's own, its backport, or the `zstandard` module); a `zstd` program as
-a child would cost a process a frame, and zlib is always there.
+A few bytes can decompress to gigabytes, so output is bounded by the raw length in the frame, and
+zstd's window by what a frame may hold. zstd is used where Python has it (3.14's own, its backport,
+or the module `zstandard`); zlib is always there.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ntt_backup.wire.write_messages import ZLIB, ZSTD, Buffer, ProtocolError
+from ntt_backup.wire.framing import Buffer, ProtocolError
+from ntt_backup.wire.write_messages import RAW, ZLIB, ZSTD
 
 if TYPE_CHECKING:
     Decompress = Callable[[Buffer, int], bytes]
@@ -23,13 +23,27 @@ _WINDOW_LOG = 23
 
 
 def available() -> dict[int, Decompress]:
-    """What takes a codec's data and its raw length, for every codec there is, best first."""
+    """Returns the codecs that this Python has, best first: each takes data and its raw length."""
     zstd = _standard_zstd("compression.zstd") or _standard_zstd("backports.zstd") or _zstandard()
     found: dict[int, Decompress] = {}
     if zstd is not None:
         found[ZSTD] = zstd
     found[ZLIB] = _zlib
     return found
+
+
+def unpacked(
+    codecs: dict[int, Decompress], codec: int, raw_length: int, part: memoryview
+) -> memoryview:
+    """Returns the raw part of a PACK or DATA."""
+    if codec == RAW:
+        if len(part) != raw_length:
+            raise ProtocolError(f"{len(part)} bytes where {raw_length} were announced")
+        return part
+    decompress = codecs.get(codec)
+    if decompress is None:
+        raise ProtocolError(f"codec {codec} was not offered")
+    return memoryview(decompress(part, raw_length))
 
 
 def _zlib(data: Buffer, raw_length: int) -> bytes:

@@ -1,22 +1,27 @@
-"""From a committed batch to its receipt: written, synced, named, synced, answered.
+"""Group commit: from a committed batch to its receipt, with one sync for many batches.
 
-A sync covers all that was done before it began. So one sync serves every batch at once: those that
-are written get their names when it ends, those that are named their receipts; in steady state that
-is one sync a batch, while the next ones are received. A failed sync does not say whose pages were
-lost, so it fails every batch without a receipt.
+A batch is written, synced, published (named), synced and answered. A sync covers all that was done
+before it began. So one sync serves every batch at once: those that are written are published when
+it ends, those that are published get their receipts. In steady state that is one sync a batch, and
+the next batches are received meanwhile. A failed sync does not say whose pages were lost, so it
+fails every batch without a receipt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection
 
+from ntt_backup.blobdir.open import BlobDirectory
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.blobdir.syscalls import words
-from ntt_backup.receiver.sync_thread import Barrier
+from ntt_backup.blobdir.syscalls import syncfs, words
+from ntt_backup.receiver.workspace import Workspace
+from ntt_backup.wire.framing import MAX_BLOBS
 from ntt_backup.wire.write_messages import (
     FAILED,
-    MAX_BLOBS,
     MAX_UNSETTLED,
     REFUSED,
     SETTLED,
@@ -25,76 +30,78 @@ from ntt_backup.wire.write_messages import (
 )
 
 
-class Settling:
-    """Batches between COMMIT and RECEIPT.
+class GroupCommit:
+    """The batches between their COMMIT and their RECEIPT.
 
-    hash: what was checked, for the receipts. answer: takes a receipt. on_failure: told when a sync
-    has failed, because the batch that is being received is concerned too.
+    hash: what was checked, for the receipts. answer: takes a receipt. on_failure: is called when a
+    sync has failed, because the batch that is being received is affected too.
     """
 
     def __init__(
         self,
-        barrier: Barrier,
+        sync: SyncThread,
         places: Publisher,
         stage: int,
         hash: int,
         answer: Callable[[Receipt], None],
         on_failure: Callable[[OSError], None],
     ) -> None:
-        self._barrier = barrier
+        self._sync = sync
         self._places = places
         self._stage = stage
         self._hash = hash
         self._answer = answer
         self._on_failure = on_failure
         self._written: list[StagedBatch] = []
-        self._named: list[StagedBatch] = []
+        self._published: list[StagedBatch] = []
         self._covered_written = 0
-        self._covered_named = 0
+        self._covered_published = 0
         self._directories: set[str] = set()
 
     @property
-    def unsettled(self) -> int:
-        return len(self._written) + len(self._named)
+    def waiting(self) -> int:
+        """The number of batches without a receipt."""
+        return len(self._written) + len(self._published)
 
     @property
     def full(self) -> bool:
-        """Whether as much is unsettled as may be: no more may come in."""
-        waiting = self._written + self._named
-        return len(waiting) >= MAX_UNSETTLED or sum(each.blobs for each in waiting) >= MAX_BLOBS
+        """Whether as many batches or blobs wait as may: then nothing more may be received."""
+        batches = self._written + self._published
+        return len(batches) >= MAX_UNSETTLED or sum(each.blobs for each in batches) >= MAX_BLOBS
 
-    def commit(self, batch: StagedBatch) -> None:
-        """All of the batch is in the stage and right; its receipt follows."""
+    def add(self, batch: StagedBatch) -> None:
+        """Takes a batch that is committed, and whole and right in the stage."""
         self._written.append(batch)
 
     def advance(self) -> None:
-        """Take the end of a sync, and begin the next one where there is something to sync."""
-        ended, problem = self._barrier.result() if self._barrier.busy else (False, None)
+        """Handles the end of a sync, and starts the next one where there is something to sync."""
+        ended, problem = self._sync.result() if self._sync.busy else (False, None)
         if ended and problem is not None:
             self._fail_all(problem)
         elif ended:
-            for batch in self._named[: self._covered_named]:
-                self._settle(batch)
-            del self._named[: self._covered_named]
-            self._name(self._covered_written)
-        if self._barrier.busy or not self.unsettled:
+            for batch in self._published[: self._covered_published]:
+                stored = batch.blobs - len(batch.exceptions)
+                self._answer(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
+            del self._published[: self._covered_published]
+            self._publish(self._covered_written)
+        if self._sync.busy or not self.waiting:
             return
-        if self._barrier.by_file:
-            self._name(len(self._written))  # Each file was synced before it was closed.
-            if not self._named:
+        if self._sync.by_file:
+            self._publish(len(self._written))  # Each file was synced before it was closed.
+            if not self._published:
                 return
         self._covered_written = len(self._written)
-        self._covered_named = len(self._named)
-        self._barrier.start(self._directories)
+        self._covered_published = len(self._published)
+        self._sync.start(self._directories)
         self._directories = set()
 
     def fail(self, batch: StagedBatch, problem: OSError) -> None:
-        """Nothing of the batch counts: leave nothing of it behind, and say why."""
+        """Removes all of a batch from the stage, and answers that nothing of it counts, and why."""
         batch.discard(self._stage, keep_partials=False)
         why = Exceptional(0, REFUSED, words(problem))
         self._answer(Receipt(batch.number, FAILED, self._hash, 0, [why]))
 
-    def _name(self, count: int) -> None:
+    def _publish(self, count: int) -> None:
         batches = self._written[:count]
         del self._written[:count]
         for batch in batches:
@@ -103,15 +110,82 @@ class Settling:
             except OSError as problem:
                 self.fail(batch, problem)
             else:
-                self._named.append(batch)
-
-    def _settle(self, batch: StagedBatch) -> None:
-        stored = batch.blobs - len(batch.exceptions)
-        self._answer(Receipt(batch.number, SETTLED, self._hash, stored, batch.exceptions))
+                self._published.append(batch)
 
     def _fail_all(self, problem: OSError) -> None:
-        failed = self._named + self._written
-        self._named, self._written, self._directories = [], [], set()
+        failed = self._published + self._written
+        self._published, self._written, self._directories = [], [], set()
         for batch in failed:
             self.fail(batch, problem)
         self._on_failure(problem)
+
+
+class SyncThread:
+    """One sync at a time, in a thread that makes no other system call, so that the link stays busy.
+
+    With syncfs, one descriptor is open from the session's start. Linux (5.8 and later) reports a
+    write-back error once to each open file description: one that was opened later could miss it.
+    by_file: without syncfs, files are synced by who writes them, and directories here. wake: a
+    descriptor that gets a byte when a sync has ended.
+    """
+
+    def __init__(self, ground: Workspace, by_file: bool, wake: int) -> None:
+        self._ground = ground
+        self.by_file = by_file
+        self._wake = wake
+        # A description of its own: errors that were reported to others are still new to it.
+        self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=ground.root)
+        self._jobs: queue.SimpleQueue[Collection[str] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        self.busy = False
+        self._thread = threading.Thread(target=self._work, name="sync", daemon=True)
+        self._thread.start()
+
+    def start(self, directories: Collection[str]) -> None:
+        """Starts a sync of all that was done until now. directories: those below `by-hash` with new
+        names; needed where syncs are by file.
+        """
+        self.busy = True
+        self._jobs.put(directories)
+
+    def result(self) -> tuple[bool, OSError | None]:
+        """Returns (whether the sync has ended, its error)."""
+        try:
+            problem = self._results.get_nowait()
+        except queue.Empty:
+            return False, None
+        self.busy = False
+        return True, problem
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+        os.close(self._fd)
+
+    def _work(self) -> None:
+        while True:
+            directories = self._jobs.get()
+            if directories is None:
+                return
+            problem: OSError | None = None
+            try:
+                self._sync(directories)
+            except OSError as found:
+                problem = found
+            except BaseException as found:  # noqa: BLE001 - without a result the session would hang
+                problem = OSError(0, repr(found))
+            self._results.put(problem)
+            os.write(self._wake, b"\0")
+
+    def _sync(self, directories: Collection[str]) -> None:
+        if not self.by_file:
+            syncfs(self._fd)
+            return
+        blobs = BlobDirectory(self._ground.by_hash, self._ground.device)
+        try:
+            for path in sorted(directories, reverse=True):
+                os.fsync(blobs.directory(path))
+        finally:
+            blobs.close()
+        os.fsync(self._ground.by_hash)
+        os.fsync(self._ground.root)  # by-hash itself may be new.

@@ -1,12 +1,8 @@
-"""VERIFY: blobs hashed where they lie, by several threads, and a verdict for each.
+"""VERIFY: several threads hash blobs from the disk, and each blob gets a verdict.
 
-One thread would leave processors and disks idle: reading and hashing let go of the interpreter's
-lock, so a few threads do it side by side, each a blob at a time. Memory is a buffer a thread,
-however large a blob is. What is hashed is read from the disk, not from the page cache. Where the
-program b3sum does the hashing, each thread has it hash some blobs at once.
-
-A generator of frames for the receiver's loop: empty ones while the threads are at work; each of
-them wakes the loop through its pipe when it is done.
+Reading and hashing let go of the interpreter's lock, so a few threads keep processors and disks
+busy, with a buffer each, however large a blob is. Blobs are read from the disk, not from the page
+cache. Where Python has no BLAKE3, each thread gives some blobs at a time to the program b3sum.
 """
 
 from __future__ import annotations
@@ -30,14 +26,14 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _MOST_THREADS = 8
 _NOTHING = bytes(32)
-# What one process of b3sum gets: enough files to make its start cheap, few enough that the
-# descriptors of all threads stay far below what a process may have.
+# For one process of b3sum: enough files to make its start cheap, few enough that the descriptors
+# of all threads stay far below what a process may have.
 _FILES = 32
 _BYTES = 64 << 20
 
 
 class _Stopped(Exception):
-    """Nobody wants the verdicts any more."""
+    """The client does not wait for the verdicts any more."""
 
 
 class _Open(NamedTuple):
@@ -48,9 +44,9 @@ class _Open(NamedTuple):
     size: int
 
 
-class Verifying:
-    """One VERIFY. new begins a BLAKE3; without it the program b3sum is needed. wake is a descriptor
-    that gets a byte when a thread has ended.
+class HashJob:
+    """One VERIFY. new: begins a hash by BLAKE3; without it the program b3sum is needed. wake: a
+    descriptor that gets a byte when a thread has ended.
     """
 
     def __init__(
@@ -73,13 +69,13 @@ class Verifying:
         self._lock = threading.Lock()
         self._bytes = 0
         self._right = 0
-        self._exceptions: list[read_messages.Exceptional] = []
+        self._exceptions: list[read_messages.BadBlob] = []
         self._defects: list[BaseException] = []
         self._stopped = False
         self._running = 0
 
     def frames(self) -> Generator[bytes, None, None]:
-        """Nothing until all is hashed, then the one answer."""
+        """Yields empty frames until all is hashed, then the one answer."""
         count = min(_MOST_THREADS, os.cpu_count() or 1, len(self._digests))
         threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
         self._running = count
@@ -109,10 +105,10 @@ class Verifying:
                 if self._new is not None:
                     self._judge(stock, position, self._new, buffer)
                 elif self._b3sum is not None:
-                    self._judge_some(stock, position, self._b3sum, buffer)
+                    self._judge_several(stock, position, self._b3sum, buffer)
         except (queue.Empty, _Stopped):
             pass
-        except BaseException as defect:  # noqa: BLE001 - raised in the loop, where it is told of
+        except BaseException as defect:  # noqa: BLE001 - raised again by `frames`
             self._defects.append(defect)
         finally:
             stock.close()
@@ -132,11 +128,11 @@ class Verifying:
                 os.close(fd)
         except Trouble as said:
             verdict, text = said.verdict, said.text
-        self._tell(read_messages.Exceptional(position, verdict, size, found, text))
+        self._count(read_messages.BadBlob(position, verdict, size, found, text))
 
-    def _judge_some(self, stock: Stock, position: int, b3sum: B3sum, buffer: memoryview) -> None:
-        """This one, and the next few with it. Raises Refusal where b3sum fails: that says nothing
-        about a blob.
+    def _judge_several(self, stock: Stock, position: int, b3sum: B3sum, buffer: memoryview) -> None:
+        """Judges this blob, and the next few with it. Raises Refusal where b3sum fails, which says
+        nothing about any blob.
         """
         blobs: dict[str, _Open] = {}
         total = 0
@@ -145,8 +141,8 @@ class Verifying:
                 try:
                     fd, size = stock.open(self._digests[position])
                 except Trouble as said:
-                    one = read_messages.Exceptional(position, said.verdict, 0, _NOTHING, said.text)
-                    self._tell(one)
+                    one = read_messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
+                    self._count(one)
                 else:
                     forget(fd)
                     blobs[by_descriptor(fd)] = _Open(position, fd, size)
@@ -158,7 +154,7 @@ class Verifying:
                 except queue.Empty:
                     break
             if blobs:
-                self._have_hashed(b3sum, blobs, total, buffer)
+                self._hash_by_program(b3sum, blobs, total, buffer)
         except OSError as problem:
             raise Refusal("internal", words(problem)) from None
         finally:
@@ -166,36 +162,36 @@ class Verifying:
                 forget(blob.fd)
                 os.close(blob.fd)
 
-    def _have_hashed(
+    def _hash_by_program(
         self, b3sum: B3sum, blobs: dict[str, _Open], total: int, buffer: memoryview
     ) -> None:
         expected = {name: self._digests[blob.position] for name, blob in blobs.items()}
         fds = [blob.fd for blob in blobs.values()]
-        found = b3sum.digests(expected, total, self._go_on, fds=fds)
+        found = b3sum.digests(expected, total, self._require_going, fds=fds)
         for name, blob in blobs.items():
             digest, verdict, text = found.get(name, _NOTHING), read_messages.WRONG, ""
             if name not in found:
                 said = self._why_unreadable(blob.fd, buffer)
                 verdict, text = said.verdict, said.text
-            self._tell(read_messages.Exceptional(blob.position, verdict, blob.size, digest, text))
+            self._count(read_messages.BadBlob(blob.position, verdict, blob.size, digest, text))
 
     def _why_unreadable(self, fd: int, buffer: memoryview) -> Trouble:
-        """What the system says about a blob that b3sum could not read. Raises OSError where it can
-        be read all the same.
+        """Returns the system's error for a blob that b3sum could not read. Raises OSError where
+        this process can read it.
         """
         try:
             while os.readv(fd, [buffer]):
-                self._go_on()
+                self._require_going()
         except OSError as problem:
             return trouble(problem)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
 
-    def _go_on(self) -> None:
+    def _require_going(self) -> None:
         if self._stopped:
             raise _Stopped
 
-    def _tell(self, said: read_messages.Exceptional) -> None:
-        """One blob is done; it is an exception unless its content has its name."""
+    def _count(self, said: read_messages.BadBlob) -> None:
+        """Counts one blob; it is an exception unless its content has its name."""
         with self._lock:
             self._bytes += said.size
             if said.found == self._digests[said.position]:
@@ -204,7 +200,7 @@ class Verifying:
                 self._exceptions.append(said)
 
     def _hash(self, fd: int, new: NewHasher, buffer: memoryview) -> tuple[int, bytes]:
-        """(length, digest) of all of it; zeros where we were stopped."""
+        """Returns (length, digest) of a whole file; a digest of zeros after a stop."""
         forget(fd)
         hasher = new(b"")
         size = 0

@@ -1,9 +1,8 @@
-"""Which hashes this machine has: BLAKE3 where a module or a library is found, SHA-256 always.
+"""The hashes that this machine can compute: SHA-256, and BLAKE3 where one is installed.
 
-The standard library has no BLAKE3, and one in pure Python would manage a megabyte a second. So it
-is looked for: the `blake3` module, else BLAKE3's own C library through ctypes. What is found must
-give the right answer for a known input before it is trusted with more. Where there is neither, the
-program `b3sum` can still check names.
+The standard library has no BLAKE3, and pure Python would hash a megabyte a second. So the `blake3`
+module is used, else BLAKE3's C library through ctypes, if it gives the right answer for a known
+input. Where there is neither, the program `b3sum` can still check names.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ntt_backup.receiver.b3sum import KNOWN_INPUT, KNOWN_OUTPUT
@@ -19,10 +19,10 @@ from ntt_backup.wire.write_messages import BLAKE3, SHA256
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from ntt_backup.wire.write_messages import Buffer
+    from ntt_backup.wire.framing import Buffer
 
     class Hasher(Protocol):
-        """What hashlib gives, as much of it as is needed."""
+        """A hashlib object, as much of it as is needed."""
 
         def update(self, data: Buffer, /) -> object: ...
 
@@ -37,7 +37,7 @@ _STATE_BYTES = 4096
 
 
 def available() -> dict[int, NewHasher]:
-    """How to begin a hash, for every kind there is, best first."""
+    """Returns what begins a hash, for every hash that can be computed, best first."""
     found: dict[int, NewHasher] = {}
     for look in (_module, _library):
         new = look()
@@ -70,32 +70,18 @@ def _library() -> NewHasher | None:
     for name in LIBRARIES:
         try:
             library = ctypes.CDLL(name)
-            library.blake3_hasher_init.argtypes = [ctypes.c_void_p]
-            library.blake3_hasher_update.argtypes = [
-                ctypes.c_void_p,
-                ctypes.c_void_p,
-                ctypes.c_size_t,
-            ]
-            library.blake3_hasher_finalize.argtypes = [
-                ctypes.c_void_p,
-                ctypes.c_void_p,
-                ctypes.c_size_t,
-            ]
+            state, data_and_size = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
+            library.blake3_hasher_init.argtypes = (state,)
+            library.blake3_hasher_update.argtypes = (state, *data_and_size)
+            library.blake3_hasher_finalize.argtypes = (state, *data_and_size)
         except (OSError, AttributeError):
             continue
-        return _of(library)
+        return partial(_LibraryHasher, library)
     return None
 
 
-def _of(library: Any) -> NewHasher:
-    def new(data: Buffer) -> Hasher:
-        return _LibraryHasher(library, data)
-
-    return new
-
-
 class _LibraryHasher:
-    """BLAKE3's C library in the shape of a hashlib object."""
+    """A hash by BLAKE3's C library, with the methods of a hashlib object."""
 
     __slots__ = ("_library", "_state")
 
@@ -110,8 +96,8 @@ class _LibraryHasher:
         if view.readonly:
             self._library.blake3_hasher_update(self._state, view.tobytes(), len(view))
         elif len(view):
-            place = (ctypes.c_char * len(view)).from_buffer(view)
-            self._library.blake3_hasher_update(self._state, place, len(view))
+            content = (ctypes.c_char * len(view)).from_buffer(view)
+            self._library.blake3_hasher_update(self._state, content, len(view))
 
     def digest(self) -> bytes:
         out = ctypes.create_string_buffer(32)

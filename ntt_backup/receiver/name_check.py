@@ -1,9 +1,8 @@
-"""Whether what is staged hashes to its name, where only the program b3sum can tell.
+"""The check of staged blobs against their names by the program b3sum, where Python has no BLAKE3.
 
-Where Python has BLAKE3, each blob is hashed as it comes. A process for every blob would be too
-much, so here a batch is looked at as a whole once its client has committed it, and before it is
-synced and named: a thousand files a process, read from where they were written. What is wrong
-leaves the stage.
+A process a blob would be too much, so a batch is checked as a whole once it is committed, before it
+is synced and published: a thousand files a process, read from the stage. Blobs that are wrong leave
+the stage.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.wire.write_messages import MISMATCH
 
-# Some 80 bytes each: far below the least that a system takes as arguments.
+# 80 bytes each: far below what any system takes as arguments.
 _FILES = 1000
 
 
-class Naming:
-    """stage: the directory of the session's stage, by descriptor. alive is called now and then."""
+class NameCheck:
+    """stage: the descriptor of the session's stage. alive is called now and then."""
 
     def __init__(self, b3sum: B3sum, stage: int, alive: Callable[[], None]) -> None:
         self._b3sum = b3sum
@@ -31,7 +30,7 @@ class Naming:
         self._alive = alive
 
     def check(self, batch: StagedBatch) -> None:
-        """Take out of the batch what does not hash to its name. Raises OSError."""
+        """Removes from the batch what does not hash to its name. Raises OSError."""
         staged = self._staged(batch)
         wrong = False
         while some := dict(islice(staged, _FILES)):
@@ -46,10 +45,10 @@ class Naming:
                     batch.drop(entry.position, self._stage, name.encode())
                     wrong = True
         if wrong:
-            batch.directories[:] = [each for each in batch.directories if not self._emptied(each)]
+            batch.directories[:] = [each for each in batch.directories if not self._removed(each)]
 
     def _staged(self, batch: StagedBatch) -> Iterator[tuple[str, Entry]]:
-        """What is staged, and its name for the program."""
+        """Yields what is staged, each entry with its name for the program."""
         for entry in batch.entries(self._stage):
             partial = entry.partial
             yield entry.name.decode() if partial is None else by_descriptor(partial.fd), entry
@@ -57,8 +56,8 @@ class Naming:
             for entry in batch.entries_in(directory, self._stage):
                 yield f"{directory.name}/{entry.name.decode()}", entry
 
-    def _emptied(self, directory: NewDirectory) -> bool:
-        """Whether nothing is left in it; then it is gone, too."""
+    def _removed(self, directory: NewDirectory) -> bool:
+        """Removes the directory if nothing is left in it, and returns whether it did."""
         with contextlib.suppress(OSError):
             os.rmdir(directory.name, dir_fd=self._stage)
             return True

@@ -1,99 +1,121 @@
-"""GET: blobs back to whoever asks for them by name; small ones together, large ones in pieces.
+"""GET, SUMS and BLOCKS: blobs, or the parts of one that differ, for a client that asks by name.
 
-Nothing is checked here: the client hashes what arrives, which proves the disk, this machine and the
-way in one. What cannot be read is told of, in its place, and the others come. Memory is one pack or
-one piece.
+Small blobs travel together, large ones in pieces; memory is one pack or one piece. Nothing is
+checked here: the client hashes what arrives, which proves the disk, this machine and the link in
+one. A client that has most of a large blob asks for a short hash of every block (SUMS), then for
+the blocks that differ (BLOCKS), and hashes the whole at the end.
 
-A generator of frames: the receiver takes the next one when the last has gone out.
+All are generators of frames, and end with a GIVEN.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from ntt_backup.blobdir.syscalls import words
 from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
 from ntt_backup.wire import read_messages
-from ntt_backup.wire.write_messages import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
+from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
+from ntt_backup.wire.read_messages import BLOCK_BYTES, BROKEN, COMPLETE, MAX_SUMS
 
 _TABLE_ENTRY = DIGEST_BYTES + 4
 
 
-class Giving:
-    """One GET. offset: where the one blob that is asked for begins."""
-
-    def __init__(self, stock: Stock, digests: Sequence[bytes], offset: int) -> None:
-        self._stock = stock
-        self._digests = digests
-        self._offset = offset
-        self._names: list[bytes] = []
-        self._parts: list[bytes] = []
-        self._room = PACK_BYTES
-
-    def frames(self) -> Generator[bytes, None, None]:
-        """An answer for every blob, in no order, and the GIVEN at the end."""
-        for digest in self._digests:
-            try:
-                fd, size = self._stock.open(digest)
-            except Trouble as said:
-                yield read_messages.not_given(digest, said.verdict, said.text)
-                continue
-            try:
-                # A pack's limit, less what one entry of its table takes.
-                if self._offset or size > PACK_BYTES - _TABLE_ENTRY:
-                    yield from self._large(digest, fd, size)
-                else:
-                    yield from self._small(digest, fd, size)
-            finally:
-                forget(fd)
-                os.close(fd)
-        yield from self._pack()
-        yield read_messages.given(len(self._digests))
-
-    def _small(self, digest: bytes, fd: int, size: int) -> Iterator[bytes]:
+def contents(stock: Stock, digests: Sequence[bytes], offset: int) -> Generator[bytes, None, None]:
+    """Answers a GET: something for every blob, in no order. offset: where a single blob begins."""
+    names: list[bytes] = []
+    parts: list[bytes] = []
+    room = PACK_BYTES
+    for digest in digests:
         try:
-            content = _read(fd, size)
-        except OSError as problem:
-            said = trouble(problem)
+            with _opened(stock, digest) as (fd, size):
+                if offset or size > PACK_BYTES - _TABLE_ENTRY:
+                    begin = min(offset, size)
+                    begins = range(begin, size, MAX_CHUNK)
+                    yield from _pieces(fd, digest, size, begin, begins, MAX_CHUNK)
+                    continue
+                content = _read(fd, size, 0)
+        except Trouble as said:
             yield read_messages.not_given(digest, said.verdict, said.text)
-            return
-        if len(content) + _TABLE_ENTRY > self._room:
-            yield from self._pack()
-        self._names.append(digest)
-        self._parts.append(content)
-        self._room -= len(content) + _TABLE_ENTRY
+            continue
+        if len(content) + _TABLE_ENTRY > room:
+            yield read_messages.contents(names, [len(part) for part in parts], parts)
+            names, parts, room = [], [], PACK_BYTES
+        names.append(digest)
+        parts.append(content)
+        room -= len(content) + _TABLE_ENTRY
+    if names:
+        yield read_messages.contents(names, [len(part) for part in parts], parts)
+    yield read_messages.given(len(digests))
 
-    def _pack(self) -> Iterator[bytes]:
-        if self._names:
-            yield read_messages.contents(
-                self._names, [len(part) for part in self._parts], self._parts
-            )
-        self._names, self._parts, self._room = [], [], PACK_BYTES
 
-    def _large(self, digest: bytes, fd: int, size: int) -> Iterator[bytes]:
-        at = min(self._offset, size)
-        yield read_messages.large(digest, size, at)
-        os.lseek(fd, at, os.SEEK_SET)
-        while at < size:
-            try:
-                data = os.read(fd, min(MAX_CHUNK, size - at))
-            except OSError as problem:
-                yield read_messages.end(read_messages.BROKEN, words(problem))
-                return
-            if not data:
-                yield read_messages.end(read_messages.BROKEN, f"it ends {size - at} bytes early")
-                return
-            at += len(data)
+def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> Generator[bytes, None, None]:
+    """Answers a SUMS: the hashes of all blocks, in order. alive is called after each of them."""
+    found: list[bytes] = []
+    try:
+        with _opened(stock, digest) as (fd, size):
+            for at in range(0, size, BLOCK_BYTES):
+                found.append(read_messages.block_sum(_read(fd, BLOCK_BYTES, at)))
+                alive()
+                if len(found) == MAX_SUMS:
+                    yield read_messages.block_sums(size, found)
+                    found = []
+            yield read_messages.block_sums(size, found)
+    except Trouble as said:
+        yield read_messages.not_given(digest, said.verdict, said.text)
+    yield read_messages.given(1)
+
+
+def blocks(stock: Stock, digest: bytes, numbers: Sequence[int]) -> Generator[bytes, None, None]:
+    """Answers a BLOCKS: these blocks, in this order."""
+    try:
+        with _opened(stock, digest) as (fd, size):
+            begins = (number * BLOCK_BYTES for number in numbers)
+            yield from _pieces(fd, digest, size, 0, begins, BLOCK_BYTES)
+    except Trouble as said:
+        yield read_messages.not_given(digest, said.verdict, said.text)
+    yield read_messages.given(1)
+
+
+def _pieces(
+    fd: int, digest: bytes, size: int, offset: int, begins: Iterable[int], length: int
+) -> Iterator[bytes]:
+    """Yields one blob in pieces of that length. begins: where each of them begins."""
+    yield read_messages.blob(digest, size, offset)
+    status, why = COMPLETE, ""
+    try:
+        for at in begins:
+            wanted = max(0, min(length, size - at))
+            data = _read(fd, wanted, at)
+            if not data or len(data) < wanted:
+                status, why = BROKEN, f"it ends before byte {at + wanted}"
+                break
             yield read_messages.piece(data)
-        yield read_messages.end(read_messages.COMPLETE)
+    except OSError as problem:
+        status, why = BROKEN, words(problem)
+    yield read_messages.blob_end(status, why)
 
 
-def _read(fd: int, size: int) -> bytes:
-    """Up to size bytes: what a blob has grown by meanwhile is left out."""
-    data = os.read(fd, size)
-    while len(data) < size:
-        more = os.read(fd, size - len(data))
+@contextmanager
+def _opened(stock: Stock, digest: bytes) -> Iterator[tuple[int, int]]:
+    """Opens a blob: (descriptor, size). Raises Trouble, also for an OSError while it is read."""
+    fd, size = stock.open(digest)
+    try:
+        yield fd, size
+    except OSError as problem:
+        raise trouble(problem) from None
+    finally:
+        forget(fd)
+        os.close(fd)
+
+
+def _read(fd: int, length: int, at: int) -> bytes:
+    """Returns length bytes from at on; fewer only where the file ends."""
+    data = os.pread(fd, length, at)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), at + len(data))
         if not more:
             break
         data += more

@@ -1,10 +1,8 @@
-"""Taking in one batch after the other: frames become files in the session's stage.
+"""A session that writes: frames become files in its stage, batch after batch.
 
-Small blobs come many in a frame and are written by `stow`, a large one comes in pieces. Content
-that does not fit its checksum never gets as far as a name.
-
-When storing fails, the batch is answered at once, and what still comes of it is dropped: a client
-on a slow link hears of a full disk before it has sent the rest.
+Small blobs come many in a frame, a large one comes in pieces. Content that does not have its
+checksum is never published. When storing fails, the batch is answered at once, and what still comes
+of it is dropped: a client on a slow link hears of a full disk before it has sent the rest.
 """
 
 from __future__ import annotations
@@ -16,64 +14,65 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ntt_backup.blobdir.partial import open_partial
+from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.stage_writer import CREATE, StageWriter
 from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.receiver.large_blob import LargeBlob, Offers
-from ntt_backup.receiver.name_check import Naming
+from ntt_backup.receiver.codec import unpacked
+from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
+from ntt_backup.receiver.large_blob import LargeBlob, Offers, Sums
+from ntt_backup.receiver.name_check import NameCheck
+from ntt_backup.receiver.workspace import gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, MAX_RAW, ProtocolError
 from ntt_backup.wire.write_messages import (
     BLAKE3,
     COMPLETE,
-    DIGEST_BYTES,
-    MAX_CHUNK,
-    MAX_RAW,
     MISMATCH,
-    RAW,
     RESUMABLE,
+    SETTLED,
     SHA256,
     WITHDREW,
-    ProtocolError,
+    Receipt,
 )
 
 if TYPE_CHECKING:
-    from ntt_backup.receiver.codec import Decompress
-    from ntt_backup.receiver.hashing import Hasher, NewHasher
+    from ntt_backup.receiver.connection import Connection
+    from ntt_backup.receiver.terms import Terms
 
-# Each holds two descriptors until its batch is settled, and there may be eight such batches.
+# Each holds two descriptors until its batch is answered, and there may be eight such batches.
 _MOST_PARTIALS = 32
 
 
-class Intake:
-    """The batch that is being received, and the large blob within it.
+class WriteSession:
+    """The batch that is being received, the large blob within it, and the group commit behind it.
 
-    hash: of the session. Names are checked by BLAKE3 whatever that is: with a hasher of it as
-    content comes, or else by naming once the batch is whole. naming is None where that is not
-    needed, or cannot be. alive is called now and then while something takes long. on_failure takes
-    the batch that storing failed for.
+    hash: of the session. Names are checked by BLAKE3 whatever that is: with a hasher as content
+    comes, else by the program b3sum once the batch is committed, as far as this machine has either.
+    by_file: sync each file, because no syncfs does.
     """
 
     def __init__(
-        self,
-        ground: WriteWorkspace,
-        hash: int,
-        hashes: dict[int, NewHasher],
-        naming: Naming | None,
-        codecs: dict[int, Decompress],
-        by_file: bool,
-        alive: Callable[[], None],
-        on_failure: Callable[[StagedBatch, OSError], None],
+        self, ground: WriteWorkspace, terms: Terms, connection: Connection, hash: int, by_file: bool
     ) -> None:
         self._ground = ground
-        self._by_blob = hash != SHA256
-        self._new_hasher = hashes[hash]
-        self._new_name = hashes.get(BLAKE3)
-        self._naming = naming
-        self._codecs = codecs
+        self._connection = connection
+        self._codecs = terms.codecs
         self._by_file = by_file
+        self._by_blob = hash != SHA256
+        self._new_hasher = terms.hashes[hash]
+        self._new_name = terms.hashes.get(BLAKE3)
+        self._name_check: NameCheck | None = None
+        if terms.b3sum is not None:
+            self._name_check = NameCheck(terms.b3sum, ground.stage, self._alive)
         self._writer = StageWriter(ground.stage, ground.by_hash, self._new_name, by_file)
-        self._offers = Offers(ground.staging, self._begin_sums, alive)
-        self._on_failure = on_failure
+        self._offers = Offers(ground.staging, self._begin_sums, self._alive)
+        may_replace = terms.checked_with != "none" or "replace" in terms.allow
+        self._sync = SyncThread(ground, by_file, connection.wake)
+        places = Publisher(ground.by_hash, ground.device, may_replace, by_file)
+        self._commits = GroupCommit(
+            self._sync, places, ground.stage, hash, self._answer, self._fail
+        )
         self._counter = 0
         self._last_number = -1
         self._batch: StagedBatch | None = None
@@ -82,12 +81,52 @@ class Intake:
         self._dropping: int | None = None
         self._dropping_large = False
 
+    def handlers(self) -> dict[int, Callable[[memoryview], None]]:
+        return {
+            framing.BATCH: self._begin,
+            framing.PACK: self._pack,
+            framing.LARGE: self._begin_large,
+            framing.DATA: self._data,
+            framing.END: self._end,
+            framing.COMMIT: self._commit,
+            framing.ABORT: self._abort,
+            framing.ASK_OFFSET: self._ask_offset,
+        }
+
     @property
     def between_batches(self) -> bool:
         return self._batch is None and self._dropping is None
 
-    def begin(self, payload: memoryview) -> None:
-        """BATCH."""
+    @property
+    def busy(self) -> bool:
+        """Whether so much waits for its receipt that no frame may be taken."""
+        return self._commits.full
+
+    @property
+    def working(self) -> bool:
+        """Whether the client waits for receipts."""
+        return self._commits.waiting > 0
+
+    def advance(self) -> bool:
+        self._commits.advance()
+        return False
+
+    def interrupt(self) -> None:
+        """Drops what is not committed, and keeps what can be resumed."""
+        if self._large is not None:
+            self._large.interrupt()
+            self._large = None
+        if self._batch is not None:
+            self._batch.discard(self._ground.stage, keep_partials=True)
+            self._batch = None
+        self._offers.withdraw()
+
+    def close(self) -> None:
+        self._sync.stop()
+
+    # --- the frames
+
+    def _begin(self, payload: memoryview) -> None:
         announced = write_messages.read_batch(payload)
         if not self.between_batches:
             raise ProtocolError("a BATCH within a batch")
@@ -96,8 +135,7 @@ class Intake:
         self._last_number = announced.number
         self._batch = StagedBatch(announced.number, announced.blobs, announced.bytes, self._counter)
 
-    def pack(self, payload: memoryview) -> None:
-        """PACK: small blobs, many at once."""
+    def _pack(self, payload: memoryview) -> None:
         batch = self._open_batch("a PACK")
         if batch is None:
             return
@@ -106,34 +144,29 @@ class Intake:
         if not self._by_blob:
             checksum = bytes(rest[:DIGEST_BYTES])
             rest = rest[DIGEST_BYTES:]
-        raw = self._raw(codec, raw_length, rest)
+        raw = unpacked(self._codecs, codec, raw_length, rest)
         if not self._by_blob and self._new_hasher(raw).digest() != checksum:
-            self.fail(OSError(errno.EBADMSG, "a pack does not have its checksum"))
+            self._fail(OSError(errno.EBADMSG, "a pack does not have its checksum"))
             return
         digests, sizes, begin = write_messages.read_table(raw)
-        self._check_room(batch, len(sizes), len(raw) - begin)
         first = batch.blobs
-        batch.add(digests, len(raw) - begin)
-        self._counter = batch.first + batch.blobs
+        self._add(batch, digests, len(raw) - begin)
         try:
             self._writer.put(batch, first, raw, digests, sizes, begin)
         except OSError as problem:
-            self.fail(problem)
+            self._fail(problem)
 
-    def large(self, payload: memoryview) -> None:
-        """LARGE: one blob follows in pieces."""
+    def _begin_large(self, payload: memoryview) -> None:
         announced = write_messages.read_large(payload)
         batch = self._open_batch("a LARGE")
         if batch is None:
             self._dropping_large = True
             return
-        self._check_room(batch, 1, announced.size)
+        self._add(batch, announced.digest, announced.size)
         partial, sums = self._offers.take(announced)
         room = batch.partials < _MOST_PARTIALS
         if partial is None and announced.size > RESUMABLE and room:
             partial = open_partial(self._ground.staging.incoming, announced.digest.hex())
-        batch.add(announced.digest, announced.size)
-        self._counter = batch.first + batch.blobs
         name = batch.lay(batch.blobs - 1)
         try:
             if partial is not None:
@@ -144,25 +177,23 @@ class Intake:
                 fd = os.open(name, CREATE, 0o644, dir_fd=self._ground.stage)
         except OSError as problem:
             self._dropping_large = True
-            self.fail(problem)
+            self._fail(problem)
         else:
             self._large = LargeBlob(announced, fd, partial, sums)
 
-    def data(self, payload: memoryview) -> None:
-        """DATA: the next piece."""
+    def _data(self, payload: memoryview) -> None:
         if self._dropping_large:
             return
         large = self._large
         if large is None:
             raise ProtocolError("a DATA outside a large blob")
-        raw = self._raw(*write_messages.read_part(payload, MAX_CHUNK))
+        raw = unpacked(self._codecs, *write_messages.read_part(payload, MAX_CHUNK))
         try:
             large.write(raw)
         except OSError as problem:
-            self.fail(problem)
+            self._fail(problem)
 
-    def end(self, payload: memoryview) -> None:
-        """END: the large blob is there, or was withdrawn."""
+    def _end(self, payload: memoryview) -> None:
         status, checksum = write_messages.read_end(payload)
         if bool(checksum) != (status == COMPLETE and not self._by_blob):
             raise ProtocolError("an END with a checksum too many or too few")
@@ -181,44 +212,45 @@ class Intake:
             try:
                 large.seal(self._by_file)
             except OSError as problem:
-                self.fail(problem)
+                self._fail(problem)
 
-    def commit(self, payload: memoryview) -> StagedBatch | None:
-        """COMMIT: the batch as it is now staged; None where it was answered already."""
-        number = write_messages.read_number(payload)
-        self._require_end(number)
-        if self._batch is not None and self._naming is not None:
+    def _commit(self, payload: memoryview) -> None:
+        if not self._ground.placed:
+            raise gone()
+        self._require_end(write_messages.read_number(payload))
+        if self._batch is not None and self._name_check is not None:
             # While it is still the one being received: a sync that fails meanwhile fails it too.
             try:
-                self._naming.check(self._batch)
+                self._name_check.check(self._batch)
             except OSError as problem:
-                self.fail(problem)
-        return self._finish()
+                self._fail(problem)
+        batch, self._batch, self._dropping = self._batch, None, None
+        if batch is not None:
+            self._commits.add(batch)
 
-    def abort(self, payload: memoryview) -> int | None:
-        """ABORT: its number, when it is still to be answered. It may come within a large blob."""
+    def _abort(self, payload: memoryview) -> None:
+        """Drops the batch; ABORT may come within a large blob, which is kept as at a lost link."""
         number = write_messages.read_number(payload)
         if self._large is not None:
             self._large.interrupt()
         self._large, self._dropping_large = None, False
         self._require_end(number)
-        batch = self._finish()
-        if batch is None:
-            return None
-        batch.discard(self._ground.stage, keep_partials=True)
-        return number
+        batch, self._batch, self._dropping = self._batch, None, None
+        if batch is not None:
+            batch.discard(self._ground.stage, keep_partials=True)
+            self._connection.say(write_messages.numbered(framing.ABORTED, number))
 
-    def offer(self, payload: memoryview) -> tuple[int, bytes]:
-        """ASK_OFFSET: from where a large blob can go on, and the hash of what is there."""
+    def _ask_offset(self, payload: memoryview) -> None:
         digest, size = write_messages.read_ask_offset(payload)
-        if self._large is not None or self._dropping_large:
-            raise ProtocolError("an ASK_OFFSET within a large blob")
+        self._require_no_large("an ASK_OFFSET")
         if self._dropping is not None:
             size = 0  # A disk that has just failed offers nothing.
-        return self._offers.make(digest, size)
+        self._connection.say(write_messages.offset(*self._offers.make(digest, size)))
 
-    def fail(self, problem: OSError) -> None:
-        """The batch that is being received, if any, is answered now; the rest of it is dropped."""
+    # --- what they share
+
+    def _fail(self, problem: OSError) -> None:
+        """Answers the batch that is being received, if any, and drops the rest of it."""
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -227,57 +259,47 @@ class Intake:
             self._dropping_large = True
             self._large.close()
             self._large = None
-        self._on_failure(batch, problem)
+        self._commits.fail(batch, problem)
 
-    def close(self) -> None:
-        """The connection has ended: drop what is not committed, keep what can be resumed."""
-        if self._large is not None:
-            self._large.interrupt()
-            self._large = None
-        if self._batch is not None:
-            self._batch.discard(self._ground.stage, keep_partials=True)
-            self._batch = None
-        self._offers.withdraw()
+    def _answer(self, receipt: Receipt) -> None:
+        if receipt.outcome == SETTLED and not self._ground.in_place:
+            raise gone()
+        self._connection.say(write_messages.receipt(receipt))
 
-    def _begin_sums(self, digest: bytes) -> list[Hasher]:
-        """The hashes of a large blob. BLAKE3 gives its name; SHA-256 covers the name as well."""
+    def _alive(self) -> None:
+        """Answers other batches, and shows the client life, while one frame takes long."""
+        self._commits.advance()
+        self._connection.show_life()
+
+    def _begin_sums(self, digest: bytes) -> Sums:
+        """Begins the hashes of a large blob. BLAKE3 is its name; SHA-256 covers that too."""
         if self._by_blob:
             return [self._new_hasher(b"")]
         name = [self._new_name(b"")] if self._new_name else []
         return [self._new_hasher(digest), *name]
 
     def _open_batch(self, what: str) -> StagedBatch | None:
-        if self._large is not None or self._dropping_large:
-            raise ProtocolError(f"{what} within a large blob")
+        """Returns the batch that a frame belongs to; None where the batch is being dropped."""
+        self._require_no_large(what)
         if self.between_batches:
             raise ProtocolError(f"{what} outside a batch")
         return self._batch
 
-    def _require_end(self, number: int) -> None:
+    def _require_no_large(self, what: str) -> None:
         if self._large is not None or self._dropping_large:
-            raise ProtocolError("the end of a batch within a large blob")
+            raise ProtocolError(f"{what} within a large blob")
+
+    def _require_end(self, number: int) -> None:
+        self._require_no_large("the end of a batch")
         current = self._batch.number if self._batch is not None else self._dropping
         if number != current:
             raise ProtocolError(f"the end of batch {number} within batch {current}")
 
-    def _finish(self) -> StagedBatch | None:
-        self._dropping = None
-        batch, self._batch = self._batch, None
-        return batch
-
-    def _check_room(self, batch: StagedBatch, blobs: int, size: int) -> None:
-        if batch.blobs + blobs > batch.most_blobs or batch.bytes + size > batch.most_bytes:
+    def _add(self, batch: StagedBatch, digests: bytes, size: int) -> None:
+        batch.add(digests, size)
+        if batch.blobs > batch.most_blobs or batch.bytes > batch.most_bytes:
             raise ProtocolError("more in a batch than it announced")
-
-    def _raw(self, codec: int, raw_length: int, part: memoryview) -> memoryview:
-        if codec == RAW:
-            if len(part) != raw_length:
-                raise ProtocolError(f"{len(part)} bytes where {raw_length} were announced")
-            return part
-        decompress = self._codecs.get(codec)
-        if decompress is None:
-            raise ProtocolError(f"codec {codec} was not offered")
-        return memoryview(decompress(part, raw_length))
+        self._counter = batch.first + batch.blobs
 
     def _leave_out(self, batch: StagedBatch, large: LargeBlob, verdict: int) -> None:
         position = batch.blobs - 1

@@ -10,9 +10,9 @@ import os
 from typing import Final
 
 from ntt_backup.client.read_session import ReadSession
-from ntt_backup.receiver.send_blocks import block_sum
 from ntt_backup.restore.target_dir import Landing
-from ntt_backup.wire.read_messages import BLOCK_BYTES, SUM_BYTES, Large
+from ntt_backup.wire.read_messages import BLOCK_BYTES, BLOCK_SUM_BYTES, block_sum
+from ntt_backup.wire.write_messages import Large
 
 _ASKED_AT_ONCE: Final = 1024
 
@@ -31,7 +31,7 @@ def mend(session: ReadSession, landing: Landing, digest: bytes) -> None:
         differing = [
             number
             for number in range(count)
-            if block_sum(_block(base, number)) != sums[number * SUM_BYTES :][:SUM_BYTES]
+            if block_sum(_block(base, number)) != sums[number * BLOCK_SUM_BYTES :][:BLOCK_SUM_BYTES]
         ]
         landing.begin(Large(digest, size, 0))
         wanted = iter(differing)

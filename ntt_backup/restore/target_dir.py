@@ -39,7 +39,7 @@ from ntt_backup.client.read_session import (
 )
 from ntt_backup.errors import DestinationError, LockHeld
 from ntt_backup.model import Failure
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import read_messages, write_messages
 from ntt_backup.wire.write_messages import PRESENT, REFUSED, RESUMABLE
 
 SCRATCH: Final = ".ntt-restore"
@@ -212,7 +212,7 @@ class Landing:
             write_all(fd, content)
         self._staged.append((digest, self._stage, name))
 
-    def begin(self, large: read_messages.Large) -> None:
+    def begin(self, large: write_messages.Large) -> None:
         resumed = self._large
         if resumed is not None and (resumed.digest, resumed.size) == (large.digest, large.offset):
             return

@@ -1,32 +1,95 @@
-"""Cutting what arrives into frames: the one bounded buffer of a reading end.
+"""Frames: their header, kinds and limits, and the buffer that cuts a stream of bytes into them.
 
-The obvious way, a buffered reader and two reads a frame, copies every byte twice and waits for
-whatever length a peer announces. Here bytes are read from the descriptor straight into their final
-place, whole frames are handed out as views of it, and a header that cannot be is refused before its
-payload is waited for.
+A frame is a length, a kind and a payload. Everything is bounded, and a length is judged as soon as
+the header has arrived: a peer that announces too much is refused at once and costs no memory. What
+carries content is checked on its way to the disk; every other frame ends with a CRC-32, so that a
+flipped bit in a verdict or a name cannot pass for another one. `docs/protocol.md` is the contract.
 """
 
 from __future__ import annotations
 
 import mmap
+import struct
+import zlib
+from typing import Union
 
-from ntt_backup.wire.write_messages import (
-    CONTENT,
-    HEADER,
-    MAX_CHUNK,
-    SUM_BYTES,
-    ProtocolError,
-    require_sum,
-)
+PROTOCOL = 1
 
-_LITTLE = 1 << 16
+HEADER = struct.Struct("!IB")
+_CRC = struct.Struct("!I")
+CRC_BYTES = _CRC.size
+DIGEST_BYTES = 32
+
+# A pack is cut at 1 MiB: large enough that a frame's own cost vanishes, small enough that a few are
+# in memory at both ends. What a peer may send is bounded wider, so that the sending end alone can
+# tune the cut.
+PACK_BYTES = 1 << 20
+MAX_RAW = 8 << 20
+MAX_CHUNK = 1 << 20
+MAX_PAYLOAD = MAX_RAW + 4096
+MAX_FIELDS = 64 << 10
+MAX_BLOBS = 100_000
+MAX_BLOB = 1 << 60
+MAX_TEXT = 300
+MAX_CODE = 32
+
+# The kinds of a session that writes: client -> receiver, receiver -> client. Both kinds of session
+# have HELLO, PING, BYE, READY, PONG, BUSY, ERROR and LEFT.
+HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLACE = range(1, 13)
+READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
+# Those of a session that reads. Neither session takes the other's, so that what only reads can be
+# seen to be unable to write.
+LIST, VERIFY, GET, SUMS, BLOCKS = range(32, 37)
+NAMES, STRAY, LISTED, VERDICTS, CONTENTS, BLOB, PIECE, BLOB_END, NOT_GIVEN, GIVEN = range(160, 170)
+BLOCK_SUMS = 170
+
+# The kinds without a CRC-32.
+CONTENT = frozenset((PACK, DATA))
+
+_SMALL = 1 << 16
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+class ProtocolError(Exception):
+    """The peer has sent what the protocol does not allow."""
+
+
+def frame(kind: int, *parts: Buffer) -> bytes:
+    """Returns a whole frame, for what is small; large payloads are written after `head`."""
+    payload = b"".join(parts)
+    check = b"" if kind in CONTENT else _CRC.pack(zlib.crc32(payload, kind))
+    return HEADER.pack(len(payload) + len(check), kind) + payload + check
+
+
+def head(kind: int, length: int) -> bytes:
+    """Returns the header of a frame of CONTENT, whose payload of that length is sent separately."""
+    return HEADER.pack(length, kind)
+
+
+def banner_sum(line: bytes) -> str:
+    """Returns the CRC-32 of a banner's line, which the banner ends with as its `sum`."""
+    return f"{zlib.crc32(line):08x}"
+
+
+def short(text: str, limit: int) -> bytes:
+    """Returns text as one line of UTF-8 in at most limit bytes, cut between characters."""
+    words = " ".join(text.split()).encode("utf-8", "backslashreplace")
+    return words[:limit].decode("utf-8", "ignore").encode("utf-8")
+
+
+def plain(data: bytes) -> str:
+    """Returns text of the peer without characters that would control a terminal."""
+    text = data.decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 class Inbox:
-    """Bytes in, whole frames out. lengths: the types that may come, each with its bounds.
+    """A bounded buffer: bytes go in, whole frames come out.
 
-    Read into `space()` and tell `filled`; then take `next()` until it gives None. A payload is a
-    view into the buffer and holds until the next `space()`; nothing may be kept of it.
+    lengths: the shortest and the longest payload of each kind that may come. Read into `space()`
+    and report the count to `filled()`; then call `next()` until it returns None. A payload is a
+    view into the buffer, and is valid until the next `space()`.
     """
 
     __slots__ = ("_begin", "_end", "_lengths", "_view")
@@ -34,16 +97,16 @@ class Inbox:
     def __init__(self, lengths: dict[int, tuple[int, int]]) -> None:
         self._lengths = lengths
         longest = max(most for _, most in lengths.values())
-        # One frame and a read beyond it. Mapped, so that what is never written to takes no memory.
-        self._view = memoryview(mmap.mmap(-1, HEADER.size + longest + SUM_BYTES + MAX_CHUNK))
+        # One frame and one more read. Mapped, so that pages which are never used take no memory.
+        self._view = memoryview(mmap.mmap(-1, HEADER.size + longest + CRC_BYTES + MAX_CHUNK))
         self._begin = 0
         self._end = 0
 
     def space(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Returns where the next bytes go; it is never empty."""
         rest = self._end - self._begin
-        # Early, while there is little to move: a buffer that is small in use stays in the cache.
-        if self._begin and (rest < _LITTLE or len(self._view) - self._end < MAX_CHUNK // 2):
+        # Moved while it is little: a buffer of which little is used stays in the processor's cache.
+        if self._begin and (rest < _SMALL or len(self._view) - self._end < MAX_CHUNK // 2):
             self._view[:rest] = self._view[self._begin : self._end]
             self._begin, self._end = 0, rest
         return self._view[self._end :]
@@ -53,11 +116,14 @@ class Inbox:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a frame that is not whole yet."""
+        """The number of bytes that are not returned as a frame yet."""
         return self._end - self._begin
 
     def next(self) -> tuple[int, memoryview] | None:
-        """The next frame's type and payload. Raises ProtocolError for one that cannot be."""
+        """Returns the kind and payload of the next frame, None while it is incomplete.
+
+        Raises ProtocolError for a frame that is not allowed, or was altered on its way.
+        """
         begin = self._begin
         if self._end - begin < HEADER.size:
             return None
@@ -65,7 +131,7 @@ class Inbox:
         bounds = self._lengths.get(kind)
         if bounds is None:
             raise ProtocolError(f"a frame of unknown type {kind}")
-        check = 0 if kind in CONTENT else SUM_BYTES
+        check = 0 if kind in CONTENT else CRC_BYTES
         if not bounds[0] + check <= length <= bounds[1] + check:
             raise ProtocolError(f"a frame of type {kind} with {length} bytes")
         begin += HEADER.size
@@ -73,6 +139,6 @@ class Inbox:
             return None
         self._begin = end = begin + length
         payload = self._view[begin : end - check]
-        if check:
-            require_sum(kind, payload, self._view[end - check : end])
+        if check and zlib.crc32(payload, kind) != _CRC.unpack(self._view[end - check : end])[0]:
+            raise ProtocolError(f"a frame of type {kind} was altered on its way")
         return kind, payload

@@ -1,93 +1,88 @@
-"""The frames of a reading session: what a client may ask of what lies below `by-hash`, and what it
-is told.
+"""The messages of a session that reads: what a client may ask about `by-hash`, and the answers.
 
-Kept apart from `frames`, which are those of a session that puts: neither may speak the other's
-words, and what only reads can then be seen to be unable to write. Content has a CRC-32 here too,
-although the client checks every blob against its name: a bit that flips on the way must cost a
-second try, and may not pass for a blob that is corrupt on the remote.
-
-Pure: bytes in, values out; whatever is not as described raises `ProtocolError`. `docs/protocol.md`
-says who may send what when.
+Content has a CRC-32 here too, although the client checks every blob against its name: a bit that
+flips on the way must cost a second try, and may not pass for a blob that is corrupt on the remote.
+Functions are named as in `write_messages`. `docs/protocol.md` says who may send what when.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import DIGEST_BYTES, MAX_TEXT, Buffer, ProtocolError
-
-# client -> receiver
-LIST, VERIFY, GET, SUMS, BLOCKS = range(32, 37)
-# receiver -> client
-NAMES, STRAY, LISTED, VERDICTS, CONTENTS, LARGE, PIECE, END, NOT_GIVEN, GIVEN = range(160, 170)
-BLOCK_SUMS = 170
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import (
+    DIGEST_BYTES,
+    MAX_BLOB,
+    MAX_CHUNK,
+    MAX_PAYLOAD,
+    MAX_RAW,
+    MAX_TEXT,
+    Buffer,
+    ProtocolError,
+    frame,
+    plain,
+    short,
+)
+from ntt_backup.wire.write_messages import RAW, part_prefix
 
 RIGHT, MISSING, WRONG, UNREADABLE = range(4)
 COMPLETE, BROKEN = range(2)
 
 MAX_DIGESTS = 4096
 MAX_NAMES = 8192
-# Further ones are counted only, but for directories that cannot be read: what is not listed may
-# be there.
+# Further strays are only counted, except directories that cannot be read: what is not listed may
+# be in one of them.
 MAX_STRAYS = 1000
 MAX_DIRECTORIES = 256 + 256 * 256
-# How finely a large blob that is wrong is mended.
+# A large blob that is wrong is repaired by blocks of this size.
 BLOCK_BYTES = 256 << 10
-SUM_BYTES = 16
+BLOCK_SUM_BYTES = 16
 MAX_SUMS = 16_384
 
 _LIST = struct.Struct("!32s32sI")
 _NAME = struct.Struct("!32sQ")
 _LISTED = struct.Struct("!QQQ?")
 _VERDICTS = struct.Struct("!IIQ")
-_EXCEPTION = struct.Struct("!IBQ32sH")
-_OFFSET = struct.Struct("!Q")
-_LARGE = struct.Struct("!32sQQ")
+_BAD_BLOB = struct.Struct("!IBQ32sH")
+_SIZE = struct.Struct("!Q")
+_LARGE_BYTES = DIGEST_BYTES + 2 * _SIZE.size
 _NOT_GIVEN = struct.Struct("!32sB")
 _COUNT = struct.Struct("!I")
 
 _DIGESTS = (DIGEST_BYTES, MAX_DIGESTS * DIGEST_BYTES)
 
-# Shortest and longest payload of every type a receiver takes.
+# The shortest and the longest payload of each kind that a receiver takes, in either session.
 TO_RECEIVER = {
     **write_messages.TO_RECEIVER,
-    LIST: (_LIST.size, _LIST.size),
-    VERIFY: _DIGESTS,
-    GET: (_OFFSET.size + DIGEST_BYTES, _OFFSET.size + _DIGESTS[1]),
-    SUMS: (DIGEST_BYTES, DIGEST_BYTES),
-    BLOCKS: (DIGEST_BYTES + _COUNT.size, DIGEST_BYTES + MAX_DIGESTS * _COUNT.size),
+    framing.LIST: (_LIST.size, _LIST.size),
+    framing.VERIFY: _DIGESTS,
+    framing.GET: (_SIZE.size + DIGEST_BYTES, _SIZE.size + _DIGESTS[1]),
+    framing.SUMS: (DIGEST_BYTES, DIGEST_BYTES),
+    framing.BLOCKS: (DIGEST_BYTES + _COUNT.size, DIGEST_BYTES + MAX_DIGESTS * _COUNT.size),
 }
+_OF_BOTH = (framing.READY, framing.PONG, framing.BUSY, framing.ERROR, framing.LEFT)
 # ... and a client that reads.
 TO_CLIENT = {
-    **{
-        kind: write_messages.TO_CLIENT[kind]
-        for kind in (
-            write_messages.READY,
-            write_messages.PONG,
-            write_messages.BUSY,
-            write_messages.LEFT,
-        )
-    },
-    write_messages.ERROR: write_messages.TO_CLIENT[write_messages.ERROR],
-    NAMES: (_NAME.size, _NAME.size * MAX_NAMES),
-    STRAY: (2, 1 + MAX_TEXT),
-    LISTED: (_LISTED.size, _LISTED.size),
-    VERDICTS: (_VERDICTS.size, _VERDICTS.size + MAX_DIGESTS * (_EXCEPTION.size + MAX_TEXT)),
-    CONTENTS: (9, write_messages.MAX_PAYLOAD),
-    LARGE: (_LARGE.size, _LARGE.size),
-    PIECE: (6, write_messages.MAX_CHUNK + 4096),
-    END: (1, 1 + MAX_TEXT),
-    NOT_GIVEN: (_NOT_GIVEN.size, _NOT_GIVEN.size + MAX_TEXT),
-    GIVEN: (_COUNT.size, _COUNT.size),
-    BLOCK_SUMS: (_OFFSET.size, _OFFSET.size + MAX_SUMS * SUM_BYTES),
+    **{kind: write_messages.TO_CLIENT[kind] for kind in _OF_BOTH},
+    framing.NAMES: (_NAME.size, _NAME.size * MAX_NAMES),
+    framing.STRAY: (2, 1 + MAX_TEXT),
+    framing.LISTED: (_LISTED.size, _LISTED.size),
+    framing.VERDICTS: (_VERDICTS.size, _VERDICTS.size + MAX_DIGESTS * (_BAD_BLOB.size + MAX_TEXT)),
+    framing.CONTENTS: (9, MAX_PAYLOAD),
+    framing.BLOB: (_LARGE_BYTES, _LARGE_BYTES),
+    framing.PIECE: (6, MAX_CHUNK + 4096),
+    framing.BLOB_END: (1, 1 + MAX_TEXT),
+    framing.NOT_GIVEN: (_NOT_GIVEN.size, _NOT_GIVEN.size + MAX_TEXT),
+    framing.GIVEN: (_COUNT.size, _COUNT.size),
+    framing.BLOCK_SUMS: (_SIZE.size, _SIZE.size + MAX_SUMS * BLOCK_SUM_BYTES),
 }
 
 
 class Range(NamedTuple):
-    """LIST: the names from low to high, both included, at most so many of them (0: all)."""
+    """LIST: the names from low to high, both included, at most `most` of them (0: all)."""
 
     low: bytes
     high: bytes
@@ -95,7 +90,7 @@ class Range(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """LISTED: what a LIST came to. more: there are names that `most` left out."""
+    """LISTED: the totals of a LIST. more: there may be names beyond the `most` of the question."""
 
     names: int
     bytes: int
@@ -103,9 +98,9 @@ class Listed(NamedTuple):
     more: bool
 
 
-class Exceptional(NamedTuple):
-    """A blob that is not right. position counts the digests that were asked for, from 0; found is
-    what its content hashes to, of size bytes; zeros where nothing was read to its end.
+class BadBlob(NamedTuple):
+    """The verdict on a blob that is not right. position counts the digests of the question from 0;
+    found is the hash of its content, size its length: both zero where it was not read to its end.
     """
 
     position: int
@@ -116,96 +111,90 @@ class Exceptional(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """VERDICTS: the answer for one VERIFY of so many blobs. bytes: what was hashed."""
+    """VERDICTS: the answer for one VERIFY. asked, right: numbers of blobs. bytes: hashed in all."""
 
     asked: int
     right: int
     bytes: int
-    exceptions: Sequence[Exceptional]
-
-
-class Large(NamedTuple):
-    """LARGE: one blob that comes in pieces, from offset on."""
-
-    digest: bytes
-    size: int
-    offset: int
+    exceptions: Sequence[BadBlob]
 
 
 def listing(low: bytes, high: bytes, most: int) -> bytes:
-    return write_messages.frame(LIST, _LIST.pack(low, high, most))
+    return frame(framing.LIST, _LIST.pack(low, high, most))
 
 
 def verifying(digests: Iterable[bytes]) -> bytes:
-    return write_messages.frame(VERIFY, *digests)
+    return frame(framing.VERIFY, *digests)
 
 
 def getting(digests: Iterable[bytes], offset: int = 0) -> bytes:
-    """offset: where to begin; for a single blob only."""
-    return write_messages.frame(GET, _OFFSET.pack(offset), *digests)
+    """Returns a GET. offset: where the content begins; for a single blob only."""
+    return frame(framing.GET, _SIZE.pack(offset), *digests)
 
 
 def summing(digest: bytes) -> bytes:
-    return write_messages.frame(SUMS, digest)
+    return frame(framing.SUMS, digest)
 
 
 def getting_blocks(digest: bytes, numbers: Sequence[int]) -> bytes:
-    """numbers count the blocks of BLOCK_BYTES from 0."""
-    return write_messages.frame(BLOCKS, digest, struct.pack(f"!{len(numbers)}I", *numbers))
+    """Returns a BLOCKS. numbers count the blocks of BLOCK_BYTES from 0."""
+    return frame(framing.BLOCKS, digest, struct.pack(f"!{len(numbers)}I", *numbers))
 
 
 def names(entries: Iterable[tuple[bytes, int]]) -> bytes:
-    return write_messages.frame(NAMES, *(_NAME.pack(digest, size) for digest, size in entries))
+    return frame(framing.NAMES, *(_NAME.pack(digest, size) for digest, size in entries))
 
 
 def stray(kind: int, path: str) -> bytes:
-    return write_messages.frame(STRAY, bytes([kind]), _text(path))
+    return frame(framing.STRAY, bytes([kind]), short(path, MAX_TEXT))
 
 
 def listed(answer: Listed) -> bytes:
-    return write_messages.frame(LISTED, _LISTED.pack(*answer))
+    return frame(framing.LISTED, _LISTED.pack(*answer))
 
 
 def verdicts(answer: Verdicts) -> bytes:
     parts = [_VERDICTS.pack(answer.asked, answer.right, answer.bytes)]
-    for position, verdict, size, found, text in answer.exceptions:
-        words = _text(text)
-        parts += (_EXCEPTION.pack(position, verdict, size, found, len(words)), words)
-    return write_messages.frame(VERDICTS, *parts)
+    for *entry, text in answer.exceptions:
+        words = short(text, MAX_TEXT)
+        parts += (_BAD_BLOB.pack(*entry, len(words)), words)
+    return frame(framing.VERDICTS, *parts)
 
 
 def contents(digests: Sequence[bytes], sizes: Sequence[int], parts: Sequence[Buffer]) -> bytes:
-    """Whole blobs, laid out like a PACK without a checksum."""
+    """Returns whole blobs, in the layout of a PACK without a checksum."""
     table = write_messages.table(digests, sizes)
-    prefix = write_messages.part_prefix(write_messages.RAW, len(table) + sum(sizes))
-    return write_messages.frame(CONTENTS, prefix, table, *parts)
+    return frame(framing.CONTENTS, part_prefix(RAW, len(table) + sum(sizes)), table, *parts)
 
 
-def large(digest: bytes, size: int, offset: int) -> bytes:
-    return write_messages.frame(LARGE, _LARGE.pack(digest, size, offset))
+def blob(digest: bytes, size: int, offset: int) -> bytes:
+    return write_messages.large(digest, size, offset, framing.BLOB)
 
 
 def piece(data: Buffer) -> bytes:
-    return write_messages.frame(
-        PIECE, write_messages.part_prefix(write_messages.RAW, len(data)), data
-    )
+    return frame(framing.PIECE, part_prefix(RAW, len(data)), data)
 
 
-def end(status: int, text: str = "") -> bytes:
-    return write_messages.frame(END, bytes([status]), _text(text))
+def blob_end(status: int, text: str = "") -> bytes:
+    return frame(framing.BLOB_END, bytes([status]), short(text, MAX_TEXT))
 
 
 def not_given(digest: bytes, verdict: int, text: str) -> bytes:
-    return write_messages.frame(NOT_GIVEN, _NOT_GIVEN.pack(digest, verdict), _text(text))
+    return frame(framing.NOT_GIVEN, _NOT_GIVEN.pack(digest, verdict), short(text, MAX_TEXT))
 
 
 def given(count: int) -> bytes:
-    return write_messages.frame(GIVEN, _COUNT.pack(count))
+    return frame(framing.GIVEN, _COUNT.pack(count))
 
 
 def block_sums(size: int, sums: Sequence[bytes]) -> bytes:
-    """size: of the whole blob."""
-    return write_messages.frame(BLOCK_SUMS, _OFFSET.pack(size), *sums)
+    """Returns a BLOCK_SUMS. size: of the whole blob."""
+    return frame(framing.BLOCK_SUMS, _SIZE.pack(size), *sums)
+
+
+def block_sum(data: bytes) -> bytes:
+    """Returns the hash by which both ends tell one block from another."""
+    return blake2b(data, digest_size=BLOCK_SUM_BYTES).digest()
 
 
 def read_listing(payload: Buffer) -> Range:
@@ -213,7 +202,7 @@ def read_listing(payload: Buffer) -> Range:
 
 
 def read_digests(payload: Buffer) -> list[bytes]:
-    """What VERIFY asks for."""
+    """Returns the digests of a VERIFY."""
     data = bytes(payload)
     if len(data) % DIGEST_BYTES:
         raise ProtocolError("a digest that is cut short")
@@ -221,16 +210,16 @@ def read_digests(payload: Buffer) -> list[bytes]:
 
 
 def read_getting(payload: memoryview) -> tuple[int, list[bytes]]:
-    """(offset, digests) of a GET."""
-    (offset,) = _OFFSET.unpack_from(payload)
-    digests = read_digests(payload[_OFFSET.size :])
+    """Returns (offset, digests) of a GET."""
+    (offset,) = _SIZE.unpack_from(payload)
+    digests = read_digests(payload[_SIZE.size :])
     if offset and len(digests) > 1:
         raise ProtocolError("an offset for several blobs")
     return offset, digests
 
 
 def read_getting_blocks(payload: Buffer) -> tuple[bytes, Sequence[int]]:
-    """(digest, numbers) of a BLOCKS."""
+    """Returns (digest, numbers) of a BLOCKS."""
     data = bytes(payload)
     if (len(data) - DIGEST_BYTES) % _COUNT.size:
         raise ProtocolError("a number that is cut short")
@@ -245,9 +234,9 @@ def read_names(payload: Buffer) -> Iterator[tuple[bytes, int]]:
 
 
 def read_stray(payload: Buffer) -> tuple[int, str]:
-    """(kind, path below by-hash)."""
+    """Returns (kind, path below by-hash)."""
     data = bytes(payload)
-    return data[0], write_messages.plain(data[1:])
+    return data[0], plain(data[1:])
 
 
 def read_listed(payload: Buffer) -> Listed:
@@ -256,28 +245,19 @@ def read_listed(payload: Buffer) -> Listed:
 
 def read_verdicts(payload: Buffer) -> Verdicts:
     data = bytes(payload)
-    count, right, size = _VERDICTS.unpack_from(data)
-    found: list[Exceptional] = []
-    at = _VERDICTS.size
-    while at < len(data):
-        if at + _EXCEPTION.size > len(data):
-            raise ProtocolError("verdicts that are cut short")
-        position, verdict, there, digest, length = _EXCEPTION.unpack_from(data, at)
-        at += _EXCEPTION.size
-        known = MISSING <= verdict <= UNREADABLE
-        if not known or position >= count or length > MAX_TEXT or at + length > len(data):
-            raise ProtocolError("an unknown verdict, or a text cut short")
-        text = write_messages.plain(data[at : at + length])
-        found.append(Exceptional(position, verdict, there, digest, text))
-        at += length
-    if right + len({one.position for one in found}) != count or len(found) != count - right:
+    asked, right, size = _VERDICTS.unpack_from(data)
+    entries = write_messages.read_entries(data, _VERDICTS.size, _BAD_BLOB)
+    found = [BadBlob(*entry) for entry in entries]
+    if any(not _is_bad(each.verdict) or each.position >= asked for each in found):
+        raise ProtocolError("an unknown verdict, or one on a blob that was not asked for")
+    if len(found) != asked - right or len({each.position for each in found}) != len(found):
         raise ProtocolError("verdicts that do not add up")
-    return Verdicts(count, right, size, found)
+    return Verdicts(asked, right, size, found)
 
 
 def read_contents(payload: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """(digest, content) of each blob; views that hold as long as the payload does."""
-    raw = _part(payload, write_messages.MAX_RAW)
+    """Yields (digest, content) of each blob; contents are views into the payload."""
+    raw = _read_part(payload, MAX_RAW)
     digests, sizes, at = write_messages.read_table(raw)
     for number, size in enumerate(sizes):
         first = number * DIGEST_BYTES
@@ -285,49 +265,42 @@ def read_contents(payload: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         at += size
 
 
-def read_large(payload: Buffer) -> Large:
-    found = Large(*_LARGE.unpack(payload))
-    if found.size > write_messages.MAX_BLOB or found.offset > found.size:
-        raise ProtocolError(f"a blob of {found.size} bytes from {found.offset}")
-    return found
-
-
 def read_piece(payload: memoryview) -> memoryview:
-    return _part(payload, write_messages.MAX_CHUNK)
+    return _read_part(payload, MAX_CHUNK)
 
 
-def read_end(payload: Buffer) -> tuple[int, str]:
-    """(status, what went wrong)."""
+def read_blob_end(payload: Buffer) -> tuple[int, str]:
+    """Returns (status, why it broke off)."""
     data = bytes(payload)
     if data[0] not in (COMPLETE, BROKEN):
-        raise ProtocolError("an END that says nothing")
-    return data[0], write_messages.plain(data[1:])
+        raise ProtocolError("a BLOB_END that says nothing")
+    return data[0], plain(data[1:])
 
 
 def read_not_given(payload: Buffer) -> tuple[bytes, int, str]:
-    """(digest, verdict, why)."""
+    """Returns (digest, verdict, why)."""
     data = bytes(payload)
     digest, verdict = _NOT_GIVEN.unpack_from(data)
-    if not MISSING <= verdict <= UNREADABLE:
+    if not _is_bad(verdict):
         raise ProtocolError("an unknown verdict")
-    return digest, verdict, write_messages.plain(data[_NOT_GIVEN.size :])
+    return digest, verdict, plain(data[_NOT_GIVEN.size :])
 
 
 def read_block_sums(payload: Buffer) -> tuple[int, bytes]:
-    """(size of the blob, hashes of its next blocks joined)."""
+    """Returns (size of the blob, hashes of its next blocks joined)."""
     data = bytes(payload)
-    (size,) = _OFFSET.unpack_from(data)
-    if size > write_messages.MAX_BLOB or (len(data) - _OFFSET.size) % SUM_BYTES:
+    (size,) = _SIZE.unpack_from(data)
+    if size > MAX_BLOB or (len(data) - _SIZE.size) % BLOCK_SUM_BYTES:
         raise ProtocolError("hashes of blocks that cannot be")
-    return size, data[_OFFSET.size :]
+    return size, data[_SIZE.size :]
 
 
-def _part(payload: memoryview, limit: int) -> memoryview:
+def _is_bad(verdict: int) -> bool:
+    return MISSING <= verdict <= UNREADABLE
+
+
+def _read_part(payload: memoryview, limit: int) -> memoryview:
     codec, raw_length, part = write_messages.read_part(payload, limit)
-    if codec != write_messages.RAW or raw_length != len(part):
+    if codec != RAW or raw_length != len(part):
         raise ProtocolError("a part that is not as long as it says")
     return part
-
-
-def _text(text: str) -> bytes:
-    return write_messages.short(text, MAX_TEXT)

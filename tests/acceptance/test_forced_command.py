@@ -18,12 +18,12 @@ from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.forced_command import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from tests.environment import Site
 from tests.hashing import CHECKING, receiver_on
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
-from tests.receiver_driver import FarSide, digest_of, place_of
+from tests.receiver_driver import RemoteReceiver, digest_of, place_of
 from tests.sshd import ALIAS, Sshd
 
 MIB = 1 << 20
@@ -64,9 +64,9 @@ def forced(
     authorized.write_text(before)
 
 
-def client(site: Site, forced: list[str]) -> FarSide:
+def client(site: Site, forced: list[str]) -> RemoteReceiver:
     """A client that can say anything to what the key leads to."""
-    return FarSide(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
+    return RemoteReceiver(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
 
 
 @pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
@@ -198,19 +198,17 @@ def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking:
         far.write(write_messages.batch(2, 1, 12) + write_messages.large(digest, 12, 0))
         for piece in far.pieces(b"evil content"):
             far.write(piece)
-        far.write(
-            far.end(b"evil content", digest) + write_messages.numbered(write_messages.COMMIT, 2)
-        )
+        far.write(far.end(b"evil content", digest) + write_messages.numbered(framing.COMMIT, 2))
         assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
         assert far.bye() == 0
     for name in ("/", f"{site.remote.path}/../elsewhere", f"{site.remote.path}/by-hash", ""):
         with client(site, forced) as far:
-            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields(root=name)))
+            far.write(write_messages.fields(framing.HELLO, far.hello_fields(root=name)))
             assert far.error()[0] == "refused"
     for owner in ("../../x", "a/b", "."):
         with client(site, forced) as far:
             fields = far.hello_fields(root=site.remote.path, owner=owner)
-            far.write(write_messages.fields(write_messages.HELLO, fields))
+            far.write(write_messages.fields(framing.HELLO, fields))
             assert far.error()[0] == "protocol"
 
     assert path.read_bytes() == b"good content"

@@ -12,9 +12,9 @@ from tests.lying_receiver import LIAR
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 3
-NONSENSE = "say(asking.given(7))"
-GIVES_UP = "say(frames.error('internal', 'a defect'))"
-HALF_AN_ANSWER = "say(asking.names([(B, 1), (A, 1)]))"
+NONSENSE = "say(given(7))"
+GIVES_UP = "say(error('internal', 'a defect'))"
+HALF_AN_ANSWER = "say(names([(B, 1), (A, 1)]))"
 
 
 @pytest.fixture

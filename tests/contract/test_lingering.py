@@ -218,11 +218,12 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     program = machine.tools / "alive.py"
     program.write_text(
         "import os, time\n"
-        "from ntt_backup.wire import write_messages as frames\n"
+        "from ntt_backup.wire.framing import *\n"
+        "from ntt_backup.wire.write_messages import fields\n"
         "line = b'NTT-RECEIVE 1 hash=sha256 allow=list'\n"
-        "os.write(1, b'\\n%s sum=%s\\n' % (line, frames.banner_sum(line).encode()))\n"
-        "os.write(1, frames.fields(frames.READY, {'placed': 1}))\n"
-        "while True: os.write(1, frames.frame(frames.BUSY)); time.sleep(0.01)\n"
+        "os.write(1, b'\\n%s sum=%s\\n' % (line, banner_sum(line).encode()))\n"
+        "os.write(1, fields(READY, {'placed': 1}))\n"
+        "while True: os.write(1, frame(BUSY)); time.sleep(0.01)\n"
     )
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
     run = RunSettings(stall_timeout=3600, receipt_timeout=1)

@@ -12,7 +12,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import read_messages, write_messages
 from tests.contract.harness import Machine
 from tests.lying_receiver import LIAR
 from tests.patience import PATIENCE
@@ -29,7 +29,7 @@ class Taken:
     def whole(self, digest: bytes, content: memoryview) -> None:
         self.digests.append(digest)
 
-    def begin(self, large: read_messages.Large) -> None:
+    def begin(self, large: write_messages.Large) -> None:
         self.digests.append(large.digest)
 
     def piece(self, data: memoryview) -> None: ...
@@ -54,16 +54,16 @@ def liar(tmp_path: Path) -> Callable[..., ReadSession]:
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(asking.names([(B, 1), (A, 1)]))",
-        "say(asking.names([(A, 1), (A, 1)]))",
-        "say(asking.names([(A, 1)])); say(asking.names([(A, 1)]))",
-        "say(asking.names([(C, 1)]))",
-        "say(asking.names([(A, 1), (B, 1)]))",
-        "say(asking.given(1))",
-        "say(frames.head(asking.NAMES, 1 << 30))",
-        "say(frames.frame(asking.NAMES, bytes(39)))",
-        "say(asking.names([(A, 1)])[:-1] + b'x')",
-        "say(frames.error('internal', 'a defect'))",
+        "say(names([(B, 1), (A, 1)]))",
+        "say(names([(A, 1), (A, 1)]))",
+        "say(names([(A, 1)])); say(names([(A, 1)]))",
+        "say(names([(C, 1)]))",
+        "say(names([(A, 1), (B, 1)]))",
+        "say(given(1))",
+        "say(head(NAMES, 1 << 30))",
+        "say(frame(NAMES, bytes(39)))",
+        "say(names([(A, 1)])[:-1] + b'x')",
+        "say(error('internal', 'a defect'))",
         "os._exit(0)",
     ],
 )
@@ -76,12 +76,12 @@ def test_names_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(asking.verdicts(asking.Verdicts(1, 1, 0, [])))",
-        "say(asking.verdicts(asking.Verdicts(2, 1, 0, [])))",
-        "say(asking.verdicts(asking.Verdicts(2, 1, 0, [asking.Exceptional(2, 1, 0, A, '')])))",
-        "say(asking.verdicts(asking.Verdicts(2, 1, 0, [asking.Exceptional(0, 0, 0, A, '')])))",
-        "say(asking.verdicts(asking.Verdicts(2, 0, 0, [asking.Exceptional(0, 1, 0, A, '')] * 2)))",
-        "say(asking.given(2))",
+        "say(verdicts(Verdicts(1, 1, 0, [])))",
+        "say(verdicts(Verdicts(2, 1, 0, [])))",
+        "say(verdicts(Verdicts(2, 1, 0, [BadBlob(2, 1, 0, A, '')])))",
+        "say(verdicts(Verdicts(2, 1, 0, [BadBlob(0, 0, 0, A, '')])))",
+        "say(verdicts(Verdicts(2, 0, 0, [BadBlob(0, 1, 0, A, '')] * 2)))",
+        "say(given(2))",
     ],
 )
 def test_verdicts_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
@@ -94,20 +94,20 @@ def test_verdicts_that_cannot_be(liar: Callable[[str], ReadSession], answer: str
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(asking.given(2))",
-        "say(asking.contents([A], [1], [b'a'])); say(asking.given(2))",
-        "say(asking.contents([C], [1], [b'a']))",
-        "say(asking.contents([A], [1], [b'a'])); say(asking.contents([A], [1], [b'a']))",
-        "say(asking.not_given(C, asking.MISSING, ''))",
-        "say(asking.not_given(A, asking.RIGHT, ''))",
-        "say(asking.piece(b'abc'))",
-        "say(asking.end(asking.COMPLETE))",
-        "say(asking.large(A, 3, 0)); say(asking.piece(b'abcd'))",
-        "say(asking.large(A, 3, 0)); say(asking.piece(b'ab')); say(asking.end(asking.COMPLETE))",
-        "say(asking.large(A, 3, 0)); say(asking.contents([B], [1], [b'a']))",
-        "say(asking.large(A, 3, 0)); say(asking.large(B, 3, 0))",
-        "say(asking.large(C, 3, 0))",
-        "say(asking.large(A, 3, 4))",
+        "say(given(2))",
+        "say(contents([A], [1], [b'a'])); say(given(2))",
+        "say(contents([C], [1], [b'a']))",
+        "say(contents([A], [1], [b'a'])); say(contents([A], [1], [b'a']))",
+        "say(not_given(C, MISSING, ''))",
+        "say(not_given(A, RIGHT, ''))",
+        "say(piece(b'abc'))",
+        "say(blob_end(COMPLETE))",
+        "say(blob(A, 3, 0)); say(piece(b'abcd'))",
+        "say(blob(A, 3, 0)); say(piece(b'ab')); say(blob_end(COMPLETE))",
+        "say(blob(A, 3, 0)); say(contents([B], [1], [b'a']))",
+        "say(blob(A, 3, 0)); say(blob(B, 3, 0))",
+        "say(blob(C, 3, 0))",
+        "say(blob(A, 3, 4))",
     ],
 )
 def test_contents_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
@@ -123,11 +123,11 @@ def test_contents_that_cannot_be(liar: Callable[[str], ReadSession], answer: str
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(asking.block_sums(1, [])); say(asking.given(1))",
-        "say(asking.block_sums(1, [bytes(16)] * 2)); say(asking.given(1))",
-        "say(asking.block_sums(1 << 60, [bytes(16)])); say(asking.given(1))",
-        "say(frames.frame(asking.BLOCK_SUMS, bytes(9)))",
-        "say(asking.piece(b'abc'))",
+        "say(block_sums(1, [])); say(given(1))",
+        "say(block_sums(1, [bytes(16)] * 2)); say(given(1))",
+        "say(block_sums(1 << 60, [bytes(16)])); say(given(1))",
+        "say(frame(BLOCK_SUMS, bytes(9)))",
+        "say(piece(b'abc'))",
     ],
 )
 def test_hashes_of_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
@@ -139,11 +139,11 @@ def test_hashes_of_blocks_that_cannot_be(liar: Callable[[str], ReadSession], ans
 @pytest.mark.parametrize(
     "answer",
     [
-        "say(asking.piece(b'abc')); say(asking.given(1))",
-        "say(asking.piece(bytes(asking.BLOCK_BYTES))); say(asking.piece(b'x'))",
-        "[say(asking.piece(bytes(asking.BLOCK_BYTES))) for _ in range(3)]",
-        "say(asking.given(1))",
-        "say(asking.verdicts(asking.Verdicts(1, 1, 0, [])))",
+        "say(piece(b'abc')); say(given(1))",
+        "say(piece(bytes(BLOCK_BYTES))); say(piece(b'x'))",
+        "[say(piece(bytes(BLOCK_BYTES))) for _ in range(3)]",
+        "say(given(1))",
+        "say(verdicts(Verdicts(1, 1, 0, [])))",
     ],
 )
 def test_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:

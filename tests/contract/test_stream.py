@@ -28,7 +28,7 @@ from ntt_backup.model import Batch, Blob
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection, Session
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Machine, Rig, reasons, receipt_of, settle
 from tests.patience import PATIENCE
 
@@ -248,7 +248,7 @@ def test_a_receiver_of_another_protocol_is_named_with_both_versions(
     with pytest.raises(RemoteDenied) as caught:
         here.open(transport=says(machine, banner))
     assert "7.0.0 with protocol 9" in caught.value.detail
-    assert f"protocol {write_messages.PROTOCOL}" in caught.value.detail
+    assert f"protocol {framing.PROTOCOL}" in caught.value.detail
 
 
 def test_a_codec_that_the_remote_does_not_have_is_refused_by_name_only(
@@ -281,10 +281,10 @@ def test_a_remote_without_python_is_told_so(here: Rig, machine: Machine) -> None
 
 LIAR = """
 import os, sys
-from ntt_backup.wire import write_messages as frames
-from ntt_backup.wire.framing import Inbox
+from ntt_backup.wire.framing import *
+from ntt_backup.wire.write_messages import *
 from tests.patience import PATIENCE
-inbox = Inbox(frames.TO_RECEIVER)
+inbox = Inbox(TO_RECEIVER)
 os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
 def say(frame): os.write(1, frame)
 while True:
@@ -293,9 +293,9 @@ while True:
     inbox.filled(count)
     while (found := inbox.next()) is not None:
         kind, payload = found
-        if kind == frames.HELLO: say(frames.fields(frames.READY, {ready!r}))
-        if kind == frames.COMMIT:
-            number = frames.read_number(payload)
+        if kind == HELLO: say(fields(READY, {ready!r}))
+        if kind == COMMIT:
+            number = read_number(payload)
             {answer}
 {other}
 """
@@ -318,16 +318,13 @@ def liar(
 def receipt(
     stored: int, *exceptions: tuple[int, int, str], hashed: int = 0, number: str = ""
 ) -> str:
-    listed = ", ".join(f"frames.Exceptional{exception!r}" for exception in exceptions)
+    listed = ", ".join(f"Exceptional{exception!r}" for exception in exceptions)
     number = number or "number"
-    return f"say(frames.receipt(frames.Receipt({number}, 0, {hashed}, {stored}, [{listed}])))"
+    return f"say(receipt(Receipt({number}, 0, {hashed}, {stored}, [{listed}])))"
 
 
 def failed(text: str) -> str:
-    return (
-        "say(frames.receipt(frames.Receipt(number, 1, 0, 0,"
-        f" [frames.Exceptional(0, frames.REFUSED, {text!r})])))"
-    )
+    return f"say(receipt(Receipt(number, 1, 0, 0, [Exceptional(0, REFUSED, {text!r})])))"
 
 
 def lost(here: Rig, session: Session, batch: Batch) -> RemoteUnreachable:
@@ -350,11 +347,11 @@ def lost(here: Rig, session: Session, batch: Batch) -> RemoteUnreachable:
         receipt(2, hashed=1),
         receipt(2, number="number + 1"),
         receipt(2) + "; " + receipt(2),
-        "say(frames.numbered(frames.ABORTED, number))",
-        "say(frames.fields(frames.READY, {}))",
-        "say(frames.head(frames.RECEIPT, 1 << 30))",
+        "say(numbered(ABORTED, number))",
+        "say(fields(READY, {}))",
+        "say(head(RECEIPT, 1 << 30))",
         "say(b'\\xff' * 1000)",
-        "say(frames.frame(frames.COMMIT, b'1234'))",
+        "say(frame(COMMIT, b'1234'))",
     ],
 )
 def test_an_answer_that_cannot_be_ends_the_session(
@@ -439,7 +436,7 @@ def test_a_blob_altered_on_its_way_has_its_batch_sent_again(here: Rig, machine: 
 def test_an_error_ends_the_session_with_its_words(
     here: Rig, machine: Machine, code: str, kind: type[Exception]
 ) -> None:
-    session = here.open(transport=liar(machine, f"say(frames.error({code!r}, 'words of it'))"))
+    session = here.open(transport=liar(machine, f"say(error({code!r}, 'words of it'))"))
     session.put(here.batch("b", b"one"))
     with pytest.raises(kind) as caught:
         settle(session)

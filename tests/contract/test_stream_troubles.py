@@ -17,7 +17,7 @@ import pytest
 from ntt_backup.client.connection import Connection
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.wire import write_messages
+from ntt_backup.wire import framing
 from tests.contract.harness import Machine, Rig, receipt_of, settle
 from tests.contract.test_stream import liar, receipt
 from tests.patience import PATIENCE
@@ -40,7 +40,7 @@ def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[]
 
     def failing(fd: int, buffers: Any) -> int:
         nonlocal seen
-        seen += len(buffers[0]) == write_messages.MAX_CHUNK
+        seen += len(buffers[0]) == framing.MAX_CHUNK
         if seen > after:
             then()
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -64,10 +64,7 @@ def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(he
     assert here.on_remote() == here.expected(batch)
 
 
-FAILS = (
-    "say(frames.receipt(frames.Receipt(batch, 1, 0, 0,"
-    " [frames.Exceptional(0, frames.REFUSED, 'EBADMSG: Bad message')])))"
-)
+FAILS = "say(receipt(Receipt(batch, 1, 0, 0, [Exceptional(0, REFUSED, 'EBADMSG: Bad message')])))"
 
 
 @pytest.mark.parametrize("size", [300_000, 3 * MIB], ids=["small", "large"])
@@ -81,8 +78,8 @@ def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
         machine,
         f"if number == 2: {receipt(1)}",
         other=f"""
-        if kind == frames.BATCH: batch = frames.read_batch(payload).number
-        if kind == frames.BATCH and batch == 1: {FAILS}
+        if kind == BATCH: batch = read_batch(payload).number
+        if kind == BATCH and batch == 1: {FAILS}
         with open({str(book)!r}, "a") as file: file.write(f"{{kind}} ")
 """,
     )
@@ -98,8 +95,8 @@ def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
     session.put(second)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [second.blobs]
     between = book.read_text().split()
-    begun = [at for at, kind in enumerate(between) if int(kind) == write_messages.BATCH]
-    assert int(between[begun[1] - 1]) in (write_messages.COMMIT, write_messages.ABORT)
+    begun = [at for at, kind in enumerate(between) if int(kind) == framing.BATCH]
+    assert int(between[begun[1] - 1]) in (framing.COMMIT, framing.ABORT)
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -124,12 +121,10 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
     transport = liar(machine, receipt(1))
     program = machine.tools / "liar.py"
     slowly = (
-        "import time\n"
-        "def clear_up():\n"
-        "    for _ in range(5): say(frames.frame(frames.BUSY)); time.sleep(0.1)\n"
+        "import time\ndef clear_up():\n    for _ in range(5): say(frame(BUSY)); time.sleep(0.1)\n"
     )
     text = program.read_text().replace("while True:", slowly + "while True:", 1)
-    program.write_text(text.replace("== frames.HELLO: say", "== frames.HELLO: clear_up(); say"))
+    program.write_text(text.replace("== HELLO: say", "== HELLO: clear_up(); say"))
     frames, clock, jumped = Connection.frames, time.monotonic, 0.0
 
     def jumping(connection: Connection, data: bytes) -> Iterator[tuple[int, memoryview]]:
@@ -148,7 +143,7 @@ def test_a_remote_that_is_busy_for_ever_is_given_up(
 ) -> None:
     answer = """
             import time
-            while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
+            while True: say(frame(BUSY)); time.sleep(0.01)
 """
     session = here.open(transport=liar(machine, answer), receipt_timeout=20)
     batch = here.batch("b", b"content")
@@ -165,9 +160,9 @@ def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
     here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = """
-        if kind == frames.BATCH:
+        if kind == BATCH:
             import time
-            while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
+            while True: say(frame(BUSY)); time.sleep(0.01)
 """
     transport = liar(machine, receipt(1), other=busy)
     session = here.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)

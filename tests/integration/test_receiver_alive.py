@@ -1,92 +1,64 @@
-"""While a disk is slow: signs of life, and an ear for what else comes."""
+"""While a disk is slow, the receiver shows signs of life, and takes what else comes."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from ntt_backup.receiver import codec, hashing, session, sync_thread
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.framing import Inbox
+from ntt_backup.receiver import codec, connection, group_commit, hashing, session
+from ntt_backup.receiver.terms import ALLOWED, Terms
+from ntt_backup.wire import framing, write_messages
 from tests.patience import PATIENCE
-from tests.receiver_driver import digest_of
+from tests.receiver_driver import PING, Client
 
 
-class Answers:
-    """Frames from a pipe, one after the other."""
+class Local(Client):
+    """A client of a receiver in a thread of this process."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._inbox = Inbox(write_messages.TO_CLIENT)
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        reading, to_receiver = os.pipe()
+        from_receiver, writing = os.pipe()
+        for fd in (reading, writing):
+            os.set_blocking(fd, False)
+        self._fds = (reading, writing)
+        self.stdin, self.stdout = os.fdopen(to_receiver, "wb"), os.fdopen(from_receiver, "rb")
+        terms = Terms(None, frozenset(ALLOWED), 60.0, hashing.available(), codec.available())
+        receiver = session.Receiver(terms, reading, writing)
+        self.statuses: list[int] = []
+        self._thread = threading.Thread(target=lambda: self.statuses.append(receiver.run()))
+        self._thread.start()
 
-    def next(self) -> tuple[int, bytes]:
-        while (found := self._inbox.next()) is None:
-            count = os.readv(self._fd, [self._inbox.space()])
-            if count == 0:
-                return 0, b""
-            self._inbox.filled(count)
-        return found[0], bytes(found[1])
+    def hang_up(self) -> None:
+        self.stdin.close()
+        self._thread.join(PATIENCE)
+
+    def close(self) -> None:
+        self.stdout.close()
+        for fd in self._fds:
+            os.close(fd)
 
 
 def test_a_slow_sync_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(session, "_BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "_BUSY_SECONDS", 0.01)
     monkeypatch.setattr(session, "can_syncfs", lambda device: True)
-    monkeypatch.setattr(sync_thread, "syncfs", lambda fd: may_end.wait(PATIENCE))
-    to_receiver, to_client = os.pipe(), os.pipe()
-    for fd in (to_receiver[0], to_client[1]):
-        os.set_blocking(fd, False)
-    terms = session.Terms(
-        None, frozenset(session.ALLOWED), 60.0, hashing.available(), codec.available()
-    )
-    statuses: list[int] = []
-    end = session.Receiver(terms, to_receiver[0], to_client[1])
-    thread = threading.Thread(target=lambda: statuses.append(end.run()))
-    thread.start()
-    hello = {
-        "protocol": write_messages.PROTOCOL,
-        "root": str(tmp_path),
-        "owner": "0",
-        "run": "0",
-        "slot": "0",
-        "hash": "sha256",
-        "sync": "syncfs",
-    }
-    raw = write_messages.table([digest_of(b"a")], [1]) + b"a"
-    prefix = write_messages.part_prefix(write_messages.RAW, len(raw), hashlib.sha256(raw).digest())
-    answers = Answers(to_client[0])
+    monkeypatch.setattr(group_commit, "syncfs", lambda fd: may_end.wait(PATIENCE))
+    client = Local(tmp_path)
     try:
-        os.write(to_receiver[1], write_messages.fields(write_messages.HELLO, hello))
-        assert answers.next()[0] == write_messages.READY
-        os.write(to_receiver[1], write_messages.frame(write_messages.PLACE))
-        assert answers.next()[0] == write_messages.READY
-        os.write(
-            to_receiver[1],
-            write_messages.batch(1, 1, 1) + write_messages.frame(write_messages.PACK, prefix, raw),
-        )
-        os.write(to_receiver[1], write_messages.numbered(write_messages.COMMIT, 1))
-        assert [answers.next()[0] for _ in range(3)] == [write_messages.BUSY] * 3
+        client.hello()
+        client.write(client.batch(1, [b"a"]))
+        assert [client.frame()[0] for _ in range(3)] == [framing.BUSY] * 3
         # The next batch is received meanwhile.
-        os.write(
-            to_receiver[1],
-            write_messages.batch(2, 1, 1) + write_messages.frame(write_messages.PING, bytes(8)),
-        )
-        while (answer := answers.next())[0] == write_messages.BUSY:
-            pass
-        assert answer[0] == write_messages.PONG
+        client.write(write_messages.batch(2, 1, 1), PING)
+        assert client.answer()[0] == framing.PONG
         assert list((tmp_path / "by-hash").iterdir()) == []
     finally:
         may_end.set()
-        os.close(to_receiver[1])
-        thread.join(PATIENCE)
-    while (answer := answers.next())[0] == write_messages.BUSY:
-        pass
-    assert answer[0] == write_messages.RECEIPT
-    assert write_messages.read_receipt(answer[1]).stored == 1
-    assert statuses == [0]
-    for fd in (to_receiver[0], to_client[0], to_client[1]):
-        os.close(fd)
+        client.hang_up()
+    assert client.receipt().stored == 1
+    assert client.statuses == [0]
+    client.close()

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import Receipt
+from ntt_backup.wire import framing, write_messages
 from tests.receiver_driver import (
-    FarSide,
+    RemoteReceiver,
     assert_complete,
+    commit,
     digest_of,
+    failure,
     forced_command,
     litter,
+    lock_only,
     names_under,
     place_of,
     put,
@@ -92,20 +94,6 @@ class Events:
                     yield at
 
 
-def failed(receipt: Receipt) -> str:
-    """The reason for which nothing of the batch counts."""
-    assert receipt.outcome == write_messages.FAILED
-    assert receipt.stored == 0
-    (exception,) = receipt.exceptions
-    return exception.text
-
-
-def lock_only(root: Path) -> bool:
-    """Nothing but the living session's lock lies in its stage."""
-    (stage, lock) = litter(root)
-    return lock == f"{stage}/lock"
-
-
 def make_directories(root: Path, *contents: bytes) -> None:
     """Those where these blobs belong, as earlier batches have left them."""
     for content in contents:
@@ -116,17 +104,17 @@ def make_directories(root: Path, *contents: bytes) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new directories", "directories are there"])
-def test_written_synced_named_synced_answered(
+def test_a_batch_is_written_synced_published_synced_and_answered(
     trace: Trace, root: Path, tmp_path: Path, there: bool
 ) -> None:
-    with FarSide(root, trace("-y", "-e", "trace=write,syncfs,renameat2")) as far:
+    with RemoteReceiver(root, trace("-y", "-e", "trace=write,syncfs,renameat2")) as receiver:
         (root / "by-hash").mkdir()
         if there:
             make_directories(root, b"a", b"b", b"c")
-        assert far.hello()["sync"] == "syncfs"
-        far.write(far.batch(1, [b"a", b"b", b"c"]))
-        assert far.receipt().stored == 3
-        assert far.bye() == 0
+        assert receiver.hello()["sync"] == "syncfs"
+        receiver.write(receiver.batch(1, [b"a", b"b", b"c"]))
+        assert receiver.receipt().stored == 3
+        assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     ready = seen.first("write", "free_bytes")
     named = seen.first("renameat2", "", ready, ended=False)
@@ -150,11 +138,13 @@ def test_without_syncfs_every_file_and_directory_is_synced(
     kept = put(root, digest_of(b"kept"), b"kept")
     if there:
         make_directories(root, b"a", b"b")
-    with FarSide(root, trace("-y", "-e", "trace=write,close,fsync,syncfs,renameat2")) as far:
-        assert far.hello(sync="fsync")["sync"] == "fsync"
-        far.write(far.batch(1, [b"a", b"b", b"kept"]))
-        assert far.receipt().stored == 2
-        assert far.bye() == 0
+    with RemoteReceiver(
+        root, trace("-y", "-e", "trace=write,close,fsync,syncfs,renameat2")
+    ) as receiver:
+        assert receiver.hello(sync="fsync")["sync"] == "fsync"
+        receiver.write(receiver.batch(1, [b"a", b"b", b"kept"]))
+        assert receiver.receipt().stored == 2
+        assert receiver.bye() == 0
     seen = Events(tmp_path / "trace")
     ready = seen.first("write", "free_bytes")
     named = seen.first("renameat2", "", ready, ended=False)
@@ -174,12 +164,12 @@ def test_without_syncfs_every_file_and_directory_is_synced(
 def test_one_sync_serves_many_batches(trace: Trace, root: Path, tmp_path: Path) -> None:
     # Each sync takes long enough for the batches behind it to come in.
     slow = ("-e", "inject=syncfs:delay_enter=200000")
-    with FarSide(root, trace("-y", "-e", "trace=write,syncfs", *slow)) as far:
-        far.hello()
+    with RemoteReceiver(root, trace("-y", "-e", "trace=write,syncfs", *slow)) as receiver:
+        receiver.hello()
         for number in range(8):
-            far.write(far.batch(number, [b"%d" % number]))
-        receipts = [far.receipt() for _ in range(8)]
-        assert far.bye() == 0
+            receiver.write(receiver.batch(number, [b"%d" % number]))
+        receipts = [receiver.receipt() for _ in range(8)]
+        assert receiver.bye() == 0
     assert [receipt.number for receipt in receipts] == list(range(8))
     seen = Events(tmp_path / "trace")
     assert seen.count("syncfs", "", -1, len(seen.lines)) <= 4
@@ -190,94 +180,93 @@ def test_one_sync_serves_many_batches(trace: Trace, root: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["EIO", "ENOSPC", "EDQUOT"])
 @pytest.mark.parametrize(("when", "visible"), [(1, set()), (2, {"a", "b"})])
-def test_a_sync_that_fails_is_no_receipt(
+def test_a_failed_sync_fails_the_batch(
     trace: Trace, root: Path, name: str, when: int, visible: set[str]
 ) -> None:
-    with FarSide(root, trace("-e", f"inject=syncfs:error={name}:when={when}")) as far:
-        far.hello()
-        far.write(far.batch(1, [b"a", b"b"]))
+    with RemoteReceiver(root, trace("-e", f"inject=syncfs:error={name}:when={when}")) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, [b"a", b"b"]))
 
-        assert failed(far.receipt()).startswith(f"{name}: ")
+        assert failure(receiver.receipt()).startswith(f"{name}: ")
 
         assert names_under(root) == {digest_of(text.encode()).hex() for text in visible}
         assert lock_only(root)
-        far.write(far.batch(2, [b"a", b"c"]))
-        assert far.receipt().outcome == write_messages.SETTLED
-        assert far.bye() == 0
+        receiver.write(receiver.batch(2, [b"a", b"c"]))
+        assert receiver.receipt().outcome == write_messages.SETTLED
+        assert receiver.bye() == 0
     assert_complete(root)
 
 
-def test_a_sync_that_fails_fails_what_was_written_meanwhile_too(trace: Trace, root: Path) -> None:
+def test_a_failed_sync_fails_what_was_written_meanwhile_too(trace: Trace, root: Path) -> None:
     # The system tells of a lost page once, and not whose it was.
     slow = "inject=syncfs:error=EIO:when=1:delay_exit=1000000"
-    with FarSide(root, trace("-e", slow)) as far:
-        far.hello()
-        far.write(far.batch(1, [b"a"]))
-        far.write(far.batch(2, [b"b"]))
-        far.write(write_messages.batch(3, 2, 2) + far.pack([b"c"]))
-        assert (
-            far.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
-        )
-
-        receipts = [far.receipt() for _ in range(3)]
+    with RemoteReceiver(root, trace("-e", slow)) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, [b"a"]))
+        receiver.write(receiver.batch(2, [b"b"]))
+        receiver.write(write_messages.batch(3, 2, 2) + receiver.pack([b"c"]))
+        receiver.ping()
+        receipts = [receiver.receipt() for _ in range(3)]
 
         assert sorted(receipt.number for receipt in receipts) == [1, 2, 3]
-        assert all(failed(receipt).startswith("EIO: ") for receipt in receipts)
-        far.write(far.pack([b"d"]) + write_messages.numbered(write_messages.COMMIT, 3))
-        far.write(far.batch(4, [b"e"]))
-        assert far.receipt().stored == 1
+        assert all(failure(receipt).startswith("EIO: ") for receipt in receipts)
+        receiver.write(receiver.pack([b"d"]) + commit(3))
+        receiver.write(receiver.batch(4, [b"e"]))
+        assert receiver.receipt().stored == 1
     assert names_under(root) == {digest_of(b"e").hex()}
 
 
 @pytest.mark.parametrize("name", ["EDQUOT", "ENOSPC", "EACCES", "EROFS", "EIO"])
 @pytest.mark.parametrize("hashed", ["sha256", "blake3"])
-def test_no_room_for_a_directory(trace: Trace, root: Path, name: str, hashed: str) -> None:
+def test_no_room_for_a_directory_fails_the_batch(
+    trace: Trace, root: Path, name: str, hashed: str
+) -> None:
     # The fourth directory: after by-hash, .ntt-incoming and the stage.
-    with FarSide(root, trace("-e", f"inject=mkdirat,mkdir:error={name}:when=4")) as far:
-        far.hello(hash=hashed)
-        far.write(far.batch(1, [b"a", b"b"]))
-        assert failed(far.receipt()).startswith(f"{name}: ")
+    with RemoteReceiver(root, trace("-e", f"inject=mkdirat,mkdir:error={name}:when=4")) as receiver:
+        receiver.hello(hash=hashed)
+        receiver.write(receiver.batch(1, [b"a", b"b"]))
+        assert failure(receiver.receipt()).startswith(f"{name}: ")
         assert lock_only(root)
-        far.write(far.batch(2, [b"a", b"b"]))
-        assert far.receipt().stored == 2
+        receiver.write(receiver.batch(2, [b"a", b"b"]))
+        assert receiver.receipt().stored == 2
 
 
-def test_no_more_directories_in_one(trace: Trace, root: Path) -> None:
+def test_a_limit_of_directories_in_one_is_no_failure(trace: Trace, root: Path) -> None:
     """A file system may limit them, and a batch may have more. The first of two does not fit."""
-    with FarSide(root, trace("-e", "inject=mkdirat,mkdir:error=EMLINK:when=4")) as far:
-        far.hello()
-        far.write(far.batch(1, [b"a", b"b"]))
-        assert far.receipt().stored == 2
+    with RemoteReceiver(root, trace("-e", "inject=mkdirat,mkdir:error=EMLINK:when=4")) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, [b"a", b"b"]))
+        assert receiver.receipt().stored == 2
         assert lock_only(root)
     assert names_under(root) == {digest_of(b"a").hex(), digest_of(b"b").hex()}
 
 
-def test_one_name_that_may_not_be_given(trace: Trace, root: Path) -> None:
+def test_a_name_that_cannot_be_given_is_refused_alone(trace: Trace, root: Path) -> None:
     # As for a name in a directory that was made immutable.
     refusing = ("-e", "inject=renameat2:error=EPERM:when=1", "-e", "inject=linkat:error=EPERM")
     rename = ("-e", "inject=renameat:error=EPERM:when=1")
     make_directories(root, b"a", b"b")
-    with FarSide(root, trace(*refusing, *rename)) as far:
-        far.hello()
-        far.write(far.batch(1, [b"a", b"b"]))
-        receipt = far.receipt()
+    with RemoteReceiver(root, trace(*refusing, *rename)) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, [b"a", b"b"]))
+        receipt = receiver.receipt()
         assert [exception.verdict for exception in receipt.exceptions] == [write_messages.REFUSED]
         assert receipt.exceptions[0].text.startswith("EPERM: ")
         assert receipt.stored == 1
         assert lock_only(root)
 
 
-def test_what_was_there_and_cannot_be_dropped_is_told_of_once(trace: Trace, root: Path) -> None:
+def test_a_staged_file_that_cannot_be_removed_gives_one_verdict(trace: Trace, root: Path) -> None:
     put(root, digest_of(b"a"), b"a")
-    with FarSide(root, trace("-e", "inject=unlinkat,unlink:error=EPERM:when=1")) as far:
-        far.hello()
-        far.write(far.batch(1, [b"a"]))
-        assert [tuple(each)[:2] for each in far.receipt().exceptions] == [
+    with RemoteReceiver(root, trace("-e", "inject=unlinkat,unlink:error=EPERM:when=1")) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, [b"a"]))
+        assert [tuple(each)[:2] for each in receiver.receipt().exceptions] == [
             (0, write_messages.PRESENT)
         ]
-        far.write(far.batch(2, [b"b"]))
-        assert far.receipt().stored == 1
-        assert far.bye() == 0
+        receiver.write(receiver.batch(2, [b"b"]))
+        assert receiver.receipt().stored == 1
+        assert receiver.bye() == 0
     assert not (root / ".ntt-incoming").exists()
 
 
@@ -296,7 +285,7 @@ def test_what_was_there_and_cannot_be_dropped_is_told_of_once(trace: Trace, root
     ],
     ids=" ".join,
 )
-def test_an_older_kernel_or_a_simpler_file_system(
+def test_an_older_kernel_or_a_simpler_file_system_gives_the_same_verdicts(
     trace: Trace, root: Path, tmp_path: Path, lacking: list[str]
 ) -> None:
     outside = tmp_path / "outside"
@@ -310,11 +299,11 @@ def test_an_older_kernel_or_a_simpler_file_system(
     strange.parent.mkdir(parents=True)
     strange.symlink_to(outside)
     options = [part for call in lacking for part in ("-e", f"inject={call}")]
-    with FarSide(root, trace(*options)) as far:
-        far.hello()
-        far.write(far.batch(1, contents))
+    with RemoteReceiver(root, trace(*options)) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, contents))
 
-        receipt = far.receipt()
+        receipt = receiver.receipt()
 
         assert {exception[:2] for exception in receipt.exceptions} == {
             (1, write_messages.PRESENT),
@@ -324,7 +313,7 @@ def test_an_older_kernel_or_a_simpler_file_system(
         }
         assert receipt.stored == 1
         assert lock_only(root)
-        assert far.bye() == 0
+        assert receiver.bye() == 0
     assert list(outside.iterdir()) == []
     for content in contents[:4]:
         assert place_of(root, digest_of(content)).read_bytes() == content
@@ -354,21 +343,9 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-def large(far: FarSide, number: int, content: bytes) -> bytes:
-    return b"".join(
-        [
-            write_messages.batch(number, 1, len(content)),
-            write_messages.large(digest_of(content), len(content), 0),
-            *far.pieces(content),
-            far.end(content),
-            write_messages.numbered(write_messages.COMMIT, number),
-        ]
-    )
-
-
 @pytest.mark.parametrize("hashed", ["sha256", "blake3"])
 @pytest.mark.parametrize("size", [300, 3000, 100_000, MIB, 3 * MIB, write_messages.RESUMABLE + MIB])
-def test_a_disk_that_fills_up(
+def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(
     disk: Callable[[str], Path], tmp_path: Path, size: int, hashed: str
 ) -> None:
     room = max(4 * MIB, 3 * size)
@@ -379,66 +356,86 @@ def test_a_disk_that_fills_up(
     per_batch = max(1, min(1000, MIB // size))
     ballast = root / "ballast"
     ballast.write_bytes(bytes(room // 2))
-    with FarSide(root) as far:
-        far.hello(hash=hashed)
+    with RemoteReceiver(root) as receiver:
+        receiver.hello(hash=hashed)
         outcomes = []
         parts = [contents[at : at + per_batch] for at in range(0, len(contents), per_batch)]
         for number, part in enumerate(parts):
             one_large = size > MIB
-            far.write(large(far, number, part[0]) if one_large else far.batch(number, part))
-            outcomes.append(far.receipt())
+            receiver.write(
+                receiver.batch(number, part[:1], large=True)
+                if one_large
+                else receiver.batch(number, part)
+            )
+            outcomes.append(receiver.receipt())
             assert_complete(root)
             if outcomes[-1].outcome == write_messages.FAILED:
                 break
-        assert failed(outcomes[-1]).startswith("ENOSPC: ")
+        assert failure(outcomes[-1]).startswith("ENOSPC: ")
         assert all(receipt.outcome == write_messages.SETTLED for receipt in outcomes[:-1])
         left = [path for path in litter(root) if path != "partial" and "." in path]
         assert len(left) == 2, left  # The stage and its lock.
         assert len(litter(root)) - len(left) <= 1
 
         ballast.unlink()
-        far.write(large(far, 9999, part[0]) if one_large else far.batch(9999, part))
-        assert far.receipt().outcome == write_messages.SETTLED
-        assert far.bye() == 0
+        receiver.write(
+            receiver.batch(9999, part[:1], large=True) if one_large else receiver.batch(9999, part)
+        )
+        assert receiver.receipt().outcome == write_messages.SETTLED
+        assert receiver.bye() == 0
     assert_complete(root)
     assert not (root / ".ntt-incoming").exists()
 
 
-def test_a_file_system_without_a_free_inode(disk: Callable[[str], Path]) -> None:
+def test_a_lack_of_inodes_fails_the_batch(disk: Callable[[str], Path]) -> None:
     root = disk("size=4m,nr_inodes=40")
-    with FarSide(root) as far:
-        far.hello()
-        far.write(far.batch(1, [b"%d" % number for number in range(100)]))
-        assert failed(far.receipt()).startswith("ENOSPC: ")
+    with RemoteReceiver(root) as receiver:
+        receiver.hello()
+        receiver.write(receiver.batch(1, [b"%d" % number for number in range(100)]))
+        assert failure(receiver.receipt()).startswith("ENOSPC: ")
         assert lock_only(root)
-        far.write(far.batch(2, [b"one"]))
-        assert far.receipt().stored == 1
+        receiver.write(receiver.batch(2, [b"one"]))
+        assert receiver.receipt().stored == 1
+
+
+def test_a_stage_that_cannot_be_made_whole_is_removed(disk: Callable[[str], Path]) -> None:
+    # There is room for by-hash, .ntt-incoming and a stage, but for no file in it.
+    root = disk("size=1m,nr_inodes=4")
+    (root / "by-hash").mkdir()
+    with RemoteReceiver(root) as receiver:
+        receiver.write(receiver.hello_frame())
+        code, text = receiver.error()
+    assert code == "storage"
+    assert text.startswith("ENOSPC")
+    assert [path.name for path in root.iterdir()] == ["by-hash"]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_a_file_system_that_is_read_only(disk: Callable[[str], Path], prepared: bool) -> None:
+def test_a_read_only_file_system_is_an_error_of_storage(
+    disk: Callable[[str], Path], prepared: bool
+) -> None:
     root = disk("size=1m")
     if prepared:
         (root / "by-hash").mkdir()
         (root / ".ntt-incoming").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", root], check=True)
-    with FarSide(root) as far:
-        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
-        code, text = far.error()
+    with RemoteReceiver(root) as receiver:
+        receiver.write(receiver.hello_frame())
+        code, text = receiver.error()
     assert code == "storage"
     assert text.startswith("EROFS: ")
 
 
-def test_by_hash_on_another_file_system_is_told_at_once(disk: Callable[[str], Path]) -> None:
+def test_by_hash_on_another_file_system_is_refused(disk: Callable[[str], Path]) -> None:
     by_hash = disk("size=1m")
     root = by_hash.parent / "root"
     root.mkdir()
     (root / "by-hash").mkdir()
     subprocess.run(["mount", "--bind", by_hash, root / "by-hash"], check=True)
     try:
-        with FarSide(root) as far:
-            far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
-            code, text = far.error()
+        with RemoteReceiver(root) as receiver:
+            receiver.write(receiver.hello_frame())
+            code, text = receiver.error()
     finally:
         subprocess.run(["umount", "-l", root / "by-hash"], check=True)
     assert code == "place"
@@ -449,41 +446,40 @@ def test_by_hash_on_another_file_system_is_told_at_once(disk: Callable[[str], Pa
 
 
 @pytest.mark.parametrize("hashed", ["sha256", "blake3"])
-def test_killed_at_any_moment_it_leaves_only_what_is_complete(root: Path, hashed: str) -> None:
+def test_a_receiver_killed_at_any_moment_leaves_only_complete_blobs(
+    root: Path, hashed: str
+) -> None:
     chance = random.Random(f"kill -9 {hashed}")
     contents = [chance.randbytes(chance.choice([10, 3000, 60_000])) for _ in range(400)]
     answered: set[str] = set()
     for turn in range(12):
-        with FarSide(root) as far:
-            far.hello(hash=hashed)
+        with RemoteReceiver(root) as receiver:
+            receiver.hello(hash=hashed)
             said = b"".join(
-                far.batch(number, contents[at : at + 20])
+                receiver.batch(number, contents[at : at + 20])
                 for number, at in enumerate(range(0, len(contents), 20))
             )
             cut = chance.randrange(len(said))
             answers = chance.randrange(
-                said.count(
-                    write_messages.head(write_messages.COMMIT, 4 + write_messages.SUM_BYTES), 0, cut
-                )
-                + 1
+                said.count(framing.head(framing.COMMIT, 4 + framing.CRC_BYTES), 0, cut) + 1
             )
-            far.write(said[:cut])
+            receiver.write(said[:cut])
             for _ in range(answers):
-                receipt = far.receipt()
+                receipt = receiver.receipt()
                 assert receipt.outcome == write_messages.SETTLED
                 blobs = contents[receipt.number * 20 : receipt.number * 20 + 20]
                 answered.update(digest_of(content).hex() for content in blobs)
-            far.child.kill()
-            far.child.wait()
+            receiver.child.kill()
+            receiver.child.wait()
         assert_complete(root)
         assert answered <= names_under(root), turn
     assert answered
-    with FarSide(root) as far:
-        far.hello(hash=hashed)
+    with RemoteReceiver(root) as receiver:
+        receiver.hello(hash=hashed)
         assert lock_only(root)
         for number, at in enumerate(range(0, len(contents), 20)):
-            far.write(far.batch(number, contents[at : at + 20]))
-            assert far.receipt().outcome == write_messages.SETTLED
-        assert far.bye() == 0
+            receiver.write(receiver.batch(number, contents[at : at + 20]))
+            assert receiver.receipt().outcome == write_messages.SETTLED
+        assert receiver.bye() == 0
     assert names_under(root) == {digest_of(content).hex() for content in contents}
     assert not (root / ".ntt-incoming").exists()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ntt_backup.receiver.write_workspace import WriteWorkspace
-from ntt_backup.wire import write_messages
-from tests.receiver_driver import FarSide, digest_of, litter, put
+from ntt_backup.wire import framing, write_messages
+from tests.receiver_driver import RemoteReceiver, digest_of, litter, put
 
 MIB = 1 << 20
 BIG = write_messages.RESUMABLE + MIB
 NAME = digest_of(b"a large blob")
+MARK = b"%020d\n" % 1000
 
 
 @pytest.fixture
@@ -34,89 +33,61 @@ def leave(root: Path, name: str, content: bytes = b"") -> Path:
     return path
 
 
-def mark(length: int) -> bytes:
-    return b"%020d\n" % length
-
-
 def session(root: Path, slot: str = "0") -> None:
     """One that does nothing."""
-    with FarSide(root) as far:
-        far.hello(slot=slot)
-        assert far.bye() == 0
+    with RemoteReceiver(root) as receiver:
+        receiver.hello(slot=slot)
+        assert receiver.bye() == 0
 
 
-def test_a_mark_without_its_file_is_removed(root: Path) -> None:
-    """Killed between the placing of a large blob and the removal of its mark."""
-    leave(root, f"{NAME.hex()}.mark", mark(BIG))
+@pytest.mark.parametrize("left", ["mark", "file", "both, and the blob is there"])
+def test_a_partial_file_or_mark_that_is_of_no_use_is_removed(root: Path, left: str) -> None:
+    """A mark without its file; a file of which nothing is durable; one of a blob that is there."""
+    if left != "mark":
+        leave(root, NAME.hex(), bytes(1000))
+    if left != "file":
+        leave(root, f"{NAME.hex()}.mark", MARK)
+    if left.startswith("both"):
+        put(root, NAME, b"a large blob")
     session(root)
     assert litter(root) == []
 
 
-def test_a_partial_file_of_which_nothing_is_known_to_be_durable_is_removed(root: Path) -> None:
+def test_a_partial_file_with_a_mark_is_kept(root: Path) -> None:
     leave(root, NAME.hex(), bytes(1000))
-    session(root)
-    assert litter(root) == []
-
-
-def test_a_partial_file_of_a_blob_that_is_there_is_removed(root: Path) -> None:
-    """Its own session was still alive when another one sent the blob."""
-    put(root, NAME, b"a large blob")
-    leave(root, NAME.hex(), bytes(1000))
-    leave(root, f"{NAME.hex()}.mark", mark(1000))
-    session(root)
-    assert litter(root) == []
-
-
-def test_a_head_start_is_kept(root: Path) -> None:
-    leave(root, NAME.hex(), bytes(1000))
-    leave(root, f"{NAME.hex()}.mark", mark(1000))
+    leave(root, f"{NAME.hex()}.mark", MARK)
     session(root)
     assert litter(root) == ["partial", f"partial/{NAME.hex()}", f"partial/{NAME.hex()}.mark"]
 
 
-def test_what_another_session_writes_is_kept(root: Path) -> None:
-    with FarSide(root) as far:
-        far.hello()
-        far.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
-        for piece in far.pieces(bytes(MIB)):
-            far.write(piece)
-        far.ask(write_messages.frame(write_messages.PING, bytes(8)))
+def test_a_partial_file_that_was_not_used_for_a_week_is_removed(root: Path) -> None:
+    names = ("0" * 64, "1" * 64)
+    for name in names:
+        path = leave(root, name, bytes(1000))
+        leave(root, f"{name}.mark", MARK)
+    long_ago = path.stat().st_mtime - 8 * 86400
+    os.utime(path, (long_ago, long_ago))
+    session(root)
+    assert litter(root) == ["partial", f"partial/{names[0]}", f"partial/{names[0]}.mark"]
+
+
+def test_a_partial_file_that_another_session_writes_is_kept(root: Path) -> None:
+    with RemoteReceiver(root) as receiver:
+        receiver.hello()
+        receiver.write(write_messages.batch(1, 1, BIG) + write_messages.large(NAME, BIG, 0))
+        receiver.write(*receiver.pieces(bytes(MIB)))
+        receiver.ping()
         session(root, slot="1")
         assert f"partial/{NAME.hex()}" in litter(root)
 
 
-def test_a_file_that_is_no_partial_file_is_kept(root: Path) -> None:
+def test_an_unknown_file_among_partial_files_is_kept(root: Path) -> None:
     leave(root, "notes", b"somebody's")
     session(root)
     assert "partial/notes" in litter(root)
 
 
-@pytest.fixture
-def full_of_inodes(tmp_path: Path) -> Iterator[Path]:
-    """A small disk with by-hash, and room for .ntt-incoming and a stage, but for no file in it."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    options = "size=1m,nr_inodes=4"
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True
-    )
-    if done.returncode != 0:
-        pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
-    (place / "by-hash").mkdir()
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def test_a_stage_that_cannot_be_made_whole_is_removed(full_of_inodes: Path) -> None:
-    with FarSide(full_of_inodes) as far:
-        far.write(write_messages.fields(write_messages.HELLO, far.hello_fields()))
-        code, text = far.error()
-    assert code == "storage"
-    assert text.startswith("ENOSPC")
-    assert [path.name for path in full_of_inodes.iterdir()] == ["by-hash"]
-
-
-def test_there_are_signs_of_life_while_a_large_stage_is_removed(root: Path) -> None:
+def test_signs_of_life_are_shown_while_a_large_stage_is_removed(root: Path) -> None:
     dead = root / ".ntt-incoming" / "0123456789ab.run.0.1"
     dead.mkdir(parents=True)
     (root / "by-hash").mkdir()
@@ -132,7 +103,7 @@ def test_there_are_signs_of_life_while_a_large_stage_is_removed(root: Path) -> N
     assert not (root / ".ntt-incoming").exists()
 
 
-def test_what_leaves_a_stage_while_it_is_removed_stays_whole(root: Path) -> None:
+def test_a_directory_that_is_moved_while_its_stage_is_removed_stays_whole(root: Path) -> None:
     """A session that is taken for dead may still give names: its last sync has taken long."""
     new = root / ".ntt-incoming" / "0123456789ab.run.0.1" / "d0"
     new.mkdir(parents=True)
@@ -154,48 +125,46 @@ def test_what_leaves_a_stage_while_it_is_removed_stays_whole(root: Path) -> None
 # --- a session whose client has left without a word -----------------------------------------------
 
 
-def send_most_of(far: FarSide, content: bytes) -> None:
+def send_most_of(receiver: RemoteReceiver, content: bytes) -> None:
     """A large blob up to its last MiB; returns when all of that has been taken in."""
-    far.write(
+    receiver.write(
         write_messages.batch(1, 1, len(content)) + write_messages.large(NAME, len(content), 0)
     )
-    for piece in far.pieces(content[:-MIB]):
-        far.write(piece)
-    far.ask(write_messages.frame(write_messages.PING, bytes(8)))
+    for piece in receiver.pieces(content[:-MIB]):
+        receiver.write(piece)
+    receiver.ping()
 
 
-def test_who_comes_back_after_a_silent_cut_goes_on_where_it_was(root: Path) -> None:
+def test_a_new_session_of_a_worker_supersedes_its_old_one_and_resumes(root: Path) -> None:
     """sshd may hold the dead connection for hours, and its receiver the lock of the blob."""
     content = bytes(BIG + MIB)
-    with FarSide(root) as old, FarSide(root) as new:
+    with RemoteReceiver(root) as old, RemoteReceiver(root) as new:
         old.hello()
         send_most_of(old, content)
         new.hello()
         kind, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
-        assert kind == write_messages.OFFSET
+        assert kind == framing.OFFSET
         assert write_messages.read_offset(payload)[0] == BIG
         assert old.error()[0] == "superseded"
         assert new.bye() == 0
 
 
-def test_another_worker_takes_nothing_away(root: Path) -> None:
+def test_a_session_of_another_worker_supersedes_none(root: Path) -> None:
     content = bytes(BIG + MIB)
-    with FarSide(root) as old, FarSide(root) as new:
+    with RemoteReceiver(root) as old, RemoteReceiver(root) as new:
         old.hello()
         send_most_of(old, content)
         new.hello(slot="1")
         _, payload = new.ask(write_messages.ask_offset(NAME, len(content)))
         assert write_messages.read_offset(payload)[0] == 0
-        assert (
-            old.ask(write_messages.frame(write_messages.PING, bytes(8)))[0] == write_messages.PONG
-        )
+        old.ping()
 
 
-def test_what_a_superseded_session_has_committed_is_settled(root: Path) -> None:
-    with FarSide(root) as old:
+def test_a_superseded_session_answers_what_it_has_committed(root: Path) -> None:
+    with RemoteReceiver(root) as old:
         old.hello()
         old.write(old.batch(1, [b"a", b"b"]))
-        with FarSide(root) as new:
+        with RemoteReceiver(root) as new:
             new.hello()
             assert old.receipt().stored == 2
             assert old.error()[0] == "superseded"

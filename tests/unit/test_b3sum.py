@@ -54,7 +54,7 @@ def silent() -> None:
 
 
 @needs_b3sum
-def test_it_hashes_by_name_and_by_descriptor(
+def test_files_are_hashed_by_name_and_by_descriptor(
     tmp_path: Path, files: dict[str, bytes], directory: int
 ) -> None:
     program = b3sum.find()
@@ -69,7 +69,7 @@ def test_it_hashes_by_name_and_by_descriptor(
 
 
 @needs_b3sum
-def test_what_is_wrong_is_told_and_what_cannot_be_read_is_left_out(
+def test_wrong_files_are_told_and_unreadable_ones_left_out(
     tmp_path: Path, files: dict[str, bytes], directory: int
 ) -> None:
     program = b3sum.find()
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_told_and_what_cannot_be_read_is_left_out(
         ("while :; do echo garbage; done", "more than it was asked"),
     ],
 )
-def test_whatever_else_it_does_is_no_verdict(
+def test_a_program_that_does_anything_else_gives_no_verdict(
     tmp_path: Path, files: dict[str, bytes], directory: int, then: str, why: str
 ) -> None:
     program = fake(tmp_path, then)
@@ -103,7 +103,9 @@ def test_whatever_else_it_does_is_no_verdict(
     assert why in str(caught.value.filename)
 
 
-def test_one_that_is_gone_says_so(tmp_path: Path, files: dict[str, bytes], directory: int) -> None:
+def test_a_program_that_was_removed_cannot_be_started(
+    tmp_path: Path, files: dict[str, bytes], directory: int
+) -> None:
     program = fake(tmp_path, "exit 0")
     (tmp_path / "fake").unlink()
     with pytest.raises(OSError, match="temporarily unavailable") as caught:
@@ -111,7 +113,7 @@ def test_one_that_is_gone_says_so(tmp_path: Path, files: dict[str, bytes], direc
     assert "cannot be started" in str(caught.value.filename)
 
 
-def test_one_that_hangs_is_ended(
+def test_a_program_that_hangs_is_killed(
     tmp_path: Path, files: dict[str, bytes], directory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = fake(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 600")
@@ -125,7 +127,9 @@ def test_one_that_hangs_is_ended(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_who_waits_may_end_it(tmp_path: Path, files: dict[str, bytes], directory: int) -> None:
+def test_an_exception_of_the_waiting_caller_kills_the_program(
+    tmp_path: Path, files: dict[str, bytes], directory: int
+) -> None:
     program = fake(tmp_path, "exec sleep 600")
 
     def stop() -> None:
@@ -136,7 +140,7 @@ def test_who_waits_may_end_it(tmp_path: Path, files: dict[str, bytes], directory
 
 
 @pytest.mark.parametrize("text", ["exit 0", "echo 0", "exit 127", "exec cat"])
-def test_one_that_is_not_right_from_the_start_is_not_used(
+def test_a_program_with_wrong_answers_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     (tmp_path / "b3sum").write_text(f"#!/bin/sh\n{text}\n")
@@ -146,9 +150,7 @@ def test_one_that_is_not_right_from_the_start_is_not_used(
 
 
 @needs_b3sum
-def test_it_is_not_looked_for_where_one_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REAL is not None
     shutil.copy(REAL, tmp_path / "b3sum")
     monkeypatch.chdir(tmp_path)

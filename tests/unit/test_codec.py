@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.receiver import codec, hashing
-from ntt_backup.wire.write_messages import BLAKE3, SHA256, ZLIB, ZSTD, ProtocolError
+from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.write_messages import BLAKE3, SHA256, ZLIB, ZSTD
 
 
 def bomb() -> bytes:
@@ -36,7 +37,7 @@ def test_another_length_than_announced_is_refused(announced: int) -> None:
     "damage",
     [b"", b"nonsense", zlib.compress(bytes(100))[:-1], zlib.compress(bytes(100)) + b"x"],
 )
-def test_what_is_no_zlib_is_refused(damage: bytes) -> None:
+def test_data_that_is_no_zlib_is_refused(damage: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.available()[ZLIB](damage, 100)
 
@@ -73,7 +74,7 @@ class TestZstd:
         with pytest.raises(ProtocolError):
             codec.available()[ZSTD](self.compress(bytes(100)), announced)
 
-    def test_what_is_no_zstd_is_refused(self) -> None:
+    def test_data_that_is_no_zstd_is_refused(self) -> None:
         right = self.compress(bytes(100))
         for damage in (b"", b"nonsense", right[:-1], right + b"x", right * 2):
             with pytest.raises(ProtocolError):

@@ -8,12 +8,12 @@ from collections.abc import Collection
 import pytest
 
 from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.receiver.group_commit import Settling
-from ntt_backup.wire import write_messages
+from ntt_backup.receiver.group_commit import GroupCommit
+from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 
 
-class FakeBarrier:
+class FakeSync:
     """A sync begins when it is told to, and ends when the test says so."""
 
     def __init__(self, by_file: bool) -> None:
@@ -52,15 +52,15 @@ class FakePlaces:
 
 
 class Desk:
-    """A `Settling` with all that is around it."""
+    """A `GroupCommit` with all that is around it."""
 
     def __init__(self, by_file: bool = False) -> None:
-        self.barrier = FakeBarrier(by_file)
+        self.sync = FakeSync(by_file)
         self.places = FakePlaces()
         self.receipts: list[Receipt] = []
         self.failures: list[OSError] = []
-        self.settling = Settling(
-            self.barrier,  # type: ignore[arg-type]
+        self.commits = GroupCommit(
+            self.sync,  # type: ignore[arg-type]
             self.places,  # type: ignore[arg-type]
             -1,  # No stage: what is discarded was never written.
             write_messages.SHA256,
@@ -72,12 +72,12 @@ class Desk:
         for number in numbers:
             batch = StagedBatch(number, 10, 100, 0)
             batch.add(bytes(32), 1)
-            self.settling.commit(batch)
-        self.settling.advance()
+            self.commits.add(batch)
+        self.commits.advance()
 
     def end_sync(self, problem: OSError | None = None) -> None:
-        self.barrier.end(problem)
-        self.settling.advance()
+        self.sync.end(problem)
+        self.commits.advance()
 
     @property
     def answered(self) -> list[tuple[int, int]]:
@@ -94,11 +94,11 @@ def test_a_batch_needs_two_syncs(desk: Desk) -> None:
     assert (desk.places.placed, desk.answered) == ([], [])
     desk.end_sync()
     assert (desk.places.placed, desk.answered) == ([1], [])
-    assert desk.barrier.busy
+    assert desk.sync.busy
     desk.end_sync()
     assert desk.answered == [(1, write_messages.SETTLED)]
-    assert not desk.barrier.busy
-    assert desk.settling.unsettled == 0
+    assert not desk.sync.busy
+    assert desk.commits.waiting == 0
 
 
 def test_a_sync_covers_only_what_was_there_when_it_began(desk: Desk) -> None:
@@ -112,17 +112,17 @@ def test_a_sync_covers_only_what_was_there_when_it_began(desk: Desk) -> None:
     desk.end_sync()
     desk.end_sync()
     assert [number for number, _ in desk.answered] == [1, 2, 3]
-    assert len(desk.barrier.started) == 4
+    assert len(desk.sync.started) == 4
 
 
 def test_in_steady_state_there_is_one_sync_a_batch(desk: Desk) -> None:
     for number in range(100):
         desk.commit(number)
         desk.end_sync()
-    while desk.barrier.busy:
+    while desk.sync.busy:
         desk.end_sync()
     assert [number for number, _ in desk.answered] == list(range(100))
-    assert len(desk.barrier.started) <= 103
+    assert len(desk.sync.started) <= 103
 
 
 def test_a_failed_sync_fails_all_without_a_receipt(desk: Desk) -> None:
@@ -134,14 +134,14 @@ def test_a_failed_sync_fails_all_without_a_receipt(desk: Desk) -> None:
     assert sorted(desk.answered) == [(1, write_messages.FAILED), (2, write_messages.FAILED)]
     assert desk.places.placed == [1]
     assert desk.failures == [problem]
-    assert not desk.barrier.busy
+    assert not desk.sync.busy
     desk.commit(3)
     desk.end_sync()
     desk.end_sync()
     assert desk.answered[-1] == (3, write_messages.SETTLED)
 
 
-def test_a_batch_that_cannot_be_named_fails_alone(desk: Desk) -> None:
+def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
     desk.places.failing[2] = OSError(errno.ENOSPC, "")
     desk.commit(1, 2, 3)
     desk.end_sync()
@@ -151,25 +151,25 @@ def test_a_batch_that_cannot_be_named_fails_alone(desk: Desk) -> None:
     assert desk.answered[1:] == [(1, write_messages.SETTLED), (3, write_messages.SETTLED)]
 
 
-def test_where_files_are_synced_one_by_one_only_directories_are_left() -> None:
+def test_directories_alone_are_synced_where_files_were_synced_one_by_one() -> None:
     desk = Desk(by_file=True)
     desk.commit(1, 2)
     assert desk.places.placed == [1, 2]
-    assert desk.barrier.started == [{"dir-1", "dir-2"}]
+    assert desk.sync.started == [{"dir-1", "dir-2"}]
     assert desk.answered == []
     desk.end_sync()
     assert desk.answered == [(1, write_messages.SETTLED), (2, write_messages.SETTLED)]
 
 
-def test_what_may_wait_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:
+def test_waiting_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:
     desk.commit(*range(write_messages.MAX_UNSETTLED - 1))
-    assert not desk.settling.full
+    assert not desk.commits.full
     desk.commit(100)
-    assert desk.settling.full
+    assert desk.commits.full
     for _ in range(3):
         desk.end_sync()
-    assert not desk.settling.full
-    batch = StagedBatch(200, write_messages.MAX_BLOBS, 0, 0)
-    batch.add(bytes(32 * write_messages.MAX_BLOBS), 0)
-    desk.settling.commit(batch)
-    assert desk.settling.full
+    assert not desk.commits.full
+    batch = StagedBatch(200, framing.MAX_BLOBS, 0, 0)
+    batch.add(bytes(32 * framing.MAX_BLOBS), 0)
+    desk.commits.add(batch)
+    assert desk.commits.full

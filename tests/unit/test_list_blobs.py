@@ -10,7 +10,7 @@ import pytest
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.workspace import Workspace
-from ntt_backup.wire import read_messages
+from ntt_backup.wire import framing, read_messages
 from ntt_backup.wire.framing import Inbox
 
 BLOBIDS = ["00" * 32, "0000" + "1" * 60, "0001" + "0" * 60, "0100" + "0" * 60, "ff" * 32]
@@ -44,9 +44,9 @@ def test_list_tells_every_name_and_every_stray_once_however_long_a_page_is(
             inbox.space()[: len(frame)] = frame
             inbox.filled(len(frame))
             kind, payload = inbox.next() or (0, memoryview(b""))
-            if kind == read_messages.NAMES:
+            if kind == framing.NAMES:
                 page += [digest for digest, _ in read_messages.read_names(payload)]
-            elif kind == read_messages.STRAY:
+            elif kind == framing.STRAY:
                 strays.append(read_messages.read_stray(payload)[1])
             else:
                 more = bool(read_messages.read_listed(payload).more)

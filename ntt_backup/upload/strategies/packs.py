@@ -21,8 +21,9 @@ from typing import Final
 import zstandard
 
 from ntt_backup.errors import Unsupported
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import PACK, PACK_BYTES, RAW, ZLIB, ZSTD
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import PACK, PACK_BYTES
+from ntt_backup.wire.write_messages import RAW, ZLIB, ZSTD
 
 SAMPLE_BYTES: Final = 32 * 1024
 LONGEST_PAUSE: Final = 16
@@ -153,7 +154,7 @@ class Packer:
         prefix = write_messages.part_prefix(number, raw_length, checksum)
         length = len(prefix) + sum(map(len, parts))
         self.clear()
-        return [write_messages.head(PACK, length) + prefix, *parts]
+        return [framing.head(PACK, length) + prefix, *parts]
 
     def clear(self) -> None:
         self._digests.clear()

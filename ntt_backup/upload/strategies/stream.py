@@ -32,10 +32,10 @@ from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer, choose_codec
 from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.wire import write_messages
-from ntt_backup.wire.write_messages import ProtocolError
+from ntt_backup.wire import framing, write_messages
+from ntt_backup.wire.framing import ProtocolError
 
-_CHUNK: Final = write_messages.MAX_CHUNK
+_CHUNK: Final = framing.MAX_CHUNK
 _NO_WORDS: Final = "the remote said no more about it"
 
 
@@ -125,7 +125,7 @@ class StreamSession(PipelinedSession):
         if flight.answered:
             self._call_back(flight)
         else:
-            self._send(write_messages.numbered(write_messages.COMMIT, flight.number))
+            self._send(write_messages.numbered(framing.COMMIT, flight.number))
             flight.handed_over = time.monotonic()
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class StreamSession(PipelinedSession):
             flight.begun = True
             blobs = flight.batch.blobs
             known = all(blob.size is not None for blob in blobs)
-            most = flight.batch.size if known else write_messages.MAX_BLOB
+            most = flight.batch.size if known else framing.MAX_BLOB
             self._write(flight, write_messages.batch(flight.number, len(blobs), most))
 
     def _write(self, flight: Flight, *parts: bytes | memoryview, content: int = 0) -> None:
@@ -220,7 +220,7 @@ class StreamSession(PipelinedSession):
                     number, parts = self._codec.encode([piece])
                     prefix = write_messages.part_prefix(number, count)
                     length = len(prefix) + sum(map(len, parts))
-                    head = write_messages.head(write_messages.DATA, length) + prefix
+                    head = framing.head(framing.DATA, length) + prefix
                     self._write(flight, head, *parts, content=count)
         except OSError as error:
             self._withdraw(flight, blob, reader.failure(blob, error))
@@ -271,7 +271,7 @@ class StreamSession(PipelinedSession):
         self._correct_content(flight, 0)
         if flight.begun:
             flight.aborted = not flight.answered
-            self._send(write_messages.numbered(write_messages.ABORT, flight.number))
+            self._send(write_messages.numbered(framing.ABORT, flight.number))
         else:
             self._flights.remove(flight)
 
@@ -283,14 +283,14 @@ class StreamSession(PipelinedSession):
                 self._answer(kind, payload)
 
     def _answer(self, kind: int, payload: memoryview) -> None:
-        if kind == write_messages.RECEIPT:
+        if kind == framing.RECEIPT:
             self._receipt(write_messages.read_receipt(payload))
-        elif kind == write_messages.ABORTED:
+        elif kind == framing.ABORTED:
             flight = self._flight(write_messages.read_number(payload))
             if not flight.aborted:
                 raise ProtocolError(f"ABORTED {flight.number}")
             self._flights.remove(flight)
-        elif kind == write_messages.OFFSET:
+        elif kind == framing.OFFSET:
             self._offset = write_messages.read_offset(payload)
         else:
             raise ProtocolError(f"a frame of type {kind} out of order")
