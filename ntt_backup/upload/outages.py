@@ -10,9 +10,10 @@ import random
 import time
 from typing import Final
 
+from ntt_backup import events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.errors import BackupError
-from ntt_backup.upload.event_pipe import Line, tell_outage, tell_outage_end
+from ntt_backup.upload.event_pipe import EventPipe
 
 _TOLD_AS: Final = {"suspect": "source"}
 _SIDES: Final = ("remote", "catalog", "source", "suspect")
@@ -23,8 +24,8 @@ class Outages:
     waited out for ever.
     """
 
-    def __init__(self, line: Line, backoff: Backoff, limit: float | None) -> None:
-        self._line = line
+    def __init__(self, pipe: EventPipe, backoff: Backoff, limit: float | None) -> None:
+        self._pipe = pipe
         self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
 
     def away(self, side: str, error: BackupError) -> float:
@@ -35,15 +36,23 @@ class Outages:
         wait_s = clock.next_wait(time.monotonic())
         if wait_s is None:
             raise error
-        tell_outage(self._line, _TOLD_AS.get(side, side), error, clock.attempt, wait_s)
+        self._pipe.emit(
+            events.Outage(
+                what=_TOLD_AS.get(side, side),
+                reason=error.message,
+                detail=error.detail,
+                attempt=clock.attempt,
+                wait_s=wait_s,
+            )
+        )
         return wait_s
 
     def back(self, side: str) -> None:
         """End the outage of a side that has answered, if there was one."""
         clock = self._clocks[side]
         if clock.attempt:
-            duration_s = clock.lasted(time.monotonic())
-            tell_outage_end(self._line, _TOLD_AS.get(side, side), duration_s)
+            lasted = clock.lasted(time.monotonic())
+            self._pipe.emit(events.OutageEnd(what=_TOLD_AS.get(side, side), duration_s=lasted))
         clock.over()
 
     def lasts(self, side: str) -> bool:
