@@ -1,4 +1,4 @@
-"""Sizes, durations, moments and counts as people read them, and text made safe to print. Pure."""
+"""Sizes, durations, moments, counts and errors as people read them, safe to print. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from datetime import datetime
 from typing import Final
 
 import humanize
+
+from ntt_backup.errors import BackupError
 
 _SHORT_S: Final = 9.95
 
@@ -55,3 +57,11 @@ def about(count: int) -> int:
 def many(count: int, noun: str, plural: str = "") -> str:
     """Returns `1 blob` or `2 blobs`; plural is given where it is more than an added s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def render_error(error: BackupError) -> str:
+    """Returns what happened and why on one line, and on a second one what to do."""
+    lines = [f"error: {error}"]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return "\n".join(printable(line) for line in lines)

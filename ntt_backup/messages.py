@@ -28,7 +28,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Message:
     """A message, with the PID of the process that it is about. Every class below is a frozen
     dataclass; `kind` is its name in JSON: `BatchStart` is `batch_start`.
@@ -40,8 +40,15 @@ class Message:
     )
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+        # A run starts sooner without an __eq__ and a __repr__ made for every class.
+        dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
         cls.kind = _INNER_CAPITAL.sub("_", cls.__name__).lower()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({vars(self)})"
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run as plain lines, for a cron mail, the journal, or a pipe; and errors as lines.
+"""A run as plain lines, for a cron mail, the journal, or a pipe.
 
 A view never ends a run: once nobody reads any more, it is silent.
 """
@@ -9,8 +9,7 @@ from typing import Final, TextIO
 
 from ntt_backup import events
 from ntt_backup.daemon.progress import Snapshot
-from ntt_backup.errors import SOME_FAILED, BackupError
-from ntt_backup.format import printable
+from ntt_backup.errors import SOME_FAILED
 
 FAILURES_SHOWN: Final = 20
 
@@ -53,11 +52,3 @@ class QuietView(PlainView):
         failed = isinstance(event, events.RunStop) and event.exit_code == SOME_FAILED
         if failed or isinstance(event, events.StillFailed) or event.level == "error":
             super().event(event)
-
-
-def render_error(error: BackupError) -> str:
-    """Returns what happened and why on one line, and on a second one what to do."""
-    lines = [f"error: {error}"]
-    if error.hint:
-        lines.append(f"hint: {error.hint}")
-    return "\n".join(printable(line) for line in lines)

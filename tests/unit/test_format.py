@@ -1,10 +1,11 @@
-"""Sizes, durations and counts as people read them, and text made safe to print."""
+"""Sizes, durations, counts and errors as people read them, and text made safe to print."""
 
 from __future__ import annotations
 
 import pytest
 
-from ntt_backup.format import duration, many, printable, size
+from ntt_backup.errors import ConfigError, RemoteUnreachable
+from ntt_backup.format import duration, many, printable, render_error, size
 
 
 def test_printable_keeps_words_and_joins_lines() -> None:
@@ -38,3 +39,12 @@ def test_size_counts_in_thousands(count: int, text: str) -> None:
 def test_one_is_singular_and_all_else_is_plural() -> None:
     assert [many(n, "blob") for n in (0, 1, 1_000)] == ["0 blobs", "1 blob", "1,000 blobs"]
     assert [many(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
+
+
+def test_error_says_what_why_and_what_to_do() -> None:
+    full = ConfigError("cannot read x\x1b[0m", detail="denied\nagain", hint="chmod it\x07")
+    assert render_error(full).split("\n") == [
+        "error: cannot read x\\x1b[0m: denied; again",
+        "hint: chmod it\\x07",
+    ]
+    assert render_error(RemoteUnreachable("no answer")) == "error: no answer"
