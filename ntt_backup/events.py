@@ -34,20 +34,20 @@ DumpName = Annotated[
     str,
     Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$", description="below pgdump/ on the remote"),
 ]
-Side = Annotated[str, one_of("remote", "catalog", "source", "preflight")]
 
-_AWAY: Final = {
-    "remote": "remote is away",
-    "catalog": "catalog is away",
-    "source": "store is away",
-    "preflight": "cannot begin yet",
+_DUMP_REASONS: Final = {
+    "first": "there is none yet",
+    "changed": "it may have changed since the last time",
+    "old": "the last one is old",
+    "asked": "as asked",
 }
-_BACK: Final = {
-    "remote": "remote is back",
-    "catalog": "catalog is back",
-    "source": "store is back",
-    "preflight": "can begin",
+_AWAY_AND_BACK: Final = {
+    "remote": ("remote is away", "remote is back"),
+    "catalog": ("catalog is away", "catalog is back"),
+    "source": ("store is away", "store is back"),
+    "preflight": ("cannot begin yet", "can begin"),
 }
+Side = Annotated[str, one_of(*_AWAY_AND_BACK)]
 
 
 class Event(Message):
@@ -103,17 +103,11 @@ class StillFailed(Event):
 class DumpStart(Event):
     """The catalog is being dumped to the remote."""
 
-    reason: Annotated[str, one_of("first", "changed", "old", "asked")]
+    reason: Annotated[str, one_of(*_DUMP_REASONS)]
     program: Annotated[str, doc("the version of pg_dump")]
 
     def _text(self) -> str:
-        reasons = {
-            "first": "there is none yet",
-            "changed": "it may have changed since the last time",
-            "old": "the last one is old",
-            "asked": "as asked",
-        }
-        return f"dumping the catalog ({reasons[self.reason]})"
+        return f"dumping the catalog ({_DUMP_REASONS[self.reason]})"
 
 
 class DumpComplete(Event):
@@ -192,12 +186,11 @@ class Progress(Event):
 
     def _text(self) -> str:
         about = "about " if self.estimated else ""
+        known = self.pending is not None
         parts = [
             f"{self.copied:,} copied",
             f"{self.failed:,} failed",
-            "pending not counted yet"
-            if self.pending is None
-            else f"{about}{self.pending:,} pending",
+            f"{about}{self.pending:,} pending" if known else "pending not counted yet",
             size(self.bytes),
             f"{self.mb_per_s:.1f} MB/s",
             f"{self.blobs_per_s:,.0f} files/s",
@@ -362,8 +355,8 @@ class Outage(WorkerEvent):
     wait_s: Seconds
 
     def _text(self) -> str:
-        reason = _join(self.reason, self.detail)
-        return f"{_AWAY[self.what]}, again in {duration(self.wait_s)}: {reason}"
+        away, _ = _AWAY_AND_BACK[self.what]
+        return f"{away}, again in {duration(self.wait_s)}: {_join(self.reason, self.detail)}"
 
 
 class OutageEnd(WorkerEvent):
@@ -376,7 +369,8 @@ class OutageEnd(WorkerEvent):
     duration_s: Annotated[Amount, doc("seconds since it was first missed")]
 
     def _text(self) -> str:
-        return f"{_BACK[self.what]} after {duration(self.duration_s)}"
+        _, back = _AWAY_AND_BACK[self.what]
+        return f"{back} after {duration(self.duration_s)}"
 
 
 class WorkerRestart(WorkerEvent):

@@ -41,7 +41,7 @@ def schema() -> dict[str, Any]:
 
 def _event(event: type[Event]) -> dict[str, Any]:
     made = TypeAdapter(event).json_schema()
-    fields = {name: _field(**made["properties"][name]) for name in made["properties"]}
+    fields = {name: _field(**field) for name, field in made["properties"].items()}
     common = {name: {"$ref": f"#/$defs/{name}"} for name in COMMON}
     properties = {
         "timestamp": common.pop("timestamp"),
@@ -62,15 +62,13 @@ def _event(event: type[Event]) -> dict[str, Any]:
     }
 
 
-def _field(**made: Any) -> dict[str, Any]:
-    """A field as pydantic has it, without its title and default; `worker` is left out, not null."""
-    types = made.pop("anyOf", [])
-    merged = {key: value for one in types for key, value in one.items()} | made
-    if types and "default" not in made:
-        merged["type"] = [one["type"] for one in types]
-    elif types:
-        merged["type"] = types[0]["type"]
-    return {key: value for key, value in merged.items() if key not in ("title", "default")}
+def _field(*, title: str, default: object = ..., **made: Any) -> dict[str, Any]:
+    """A field as pydantic has it, but `int | None` as one type; `worker` is left out, not null."""
+    if "anyOf" in made:
+        value, null = made.pop("anyOf")
+        types = [value["type"], null["type"]]
+        made |= {**value, "type": types if default is ... else types[0]}
+    return made
 
 
 def text() -> str:

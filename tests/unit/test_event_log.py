@@ -67,13 +67,6 @@ def test_a_line_begins_with_the_common_fields(log: EventLog, path: Path) -> None
     ]
 
 
-def test_an_event_of_the_coordinator_has_its_pid_and_no_worker(log: EventLog, path: Path) -> None:
-    log.emit(WARNING)
-    (line,) = lines(path)
-    assert line["pid"] == os.getpid()
-    assert "worker" not in line
-
-
 @given(st.text(st.characters(exclude_categories=())))
 def test_whatever_is_said_is_one_line_of_ascii(
     tmp_path_factory: pytest.TempPathFactory, text: str
@@ -84,14 +77,6 @@ def test_whatever_is_said_is_one_line_of_ascii(
     log.close()
     assert path.read_bytes().count(b"\n") == 1
     assert [line["reason"] for line in lines(path)] == [text]
-
-
-def test_lines_are_added_to_what_is_there(path: Path) -> None:
-    for run in ("first", "second"):
-        log = EventLog(path, run)
-        log.emit(WARNING)
-        log.close()
-    assert [line["run_id"] for line in lines(path)] == ["first", "second"]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -153,19 +138,6 @@ def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
 
 
 # --- trouble --------------------------------------------------------------------------------------
-
-
-def test_a_directory_that_vanishes_is_told_once_and_lines_go_on_when_it_is_back(
-    log: EventLog, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    moved = path.parent.with_name("moved")
-    path.parent.rename(moved)
-    log.emit(STOPPING)
-    log.emit(STOPPING)
-    assert capsys.readouterr().err.count("cannot write the log") == 1
-    moved.rename(path.parent)
-    log.emit(WORKER_STOP)
-    assert lines(path)[-1]["event"] == "worker_stop"
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
