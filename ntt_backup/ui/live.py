@@ -47,7 +47,7 @@ def make_view(stream: TextIO, *, quiet: bool = False) -> View:
 
 
 class LiveView:
-    """A picture that is drawn over itself, and in its place at the end a short summary."""
+    """A picture that is drawn over itself; a short summary takes its place at the end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -76,16 +76,18 @@ class LiveView:
             self._draw(self._picture)
 
     def refresh(self, snapshot: Snapshot) -> None:
+        """Draw the run as it is now."""
         self._snapshot = snapshot
         self._draw(self._picture)
 
     def close(self) -> None:
+        """Leave a summary in place of the picture."""
         summary = Group(*self._recent, self._summary)
         self._draw(lambda: summary, last=True)
         self._live = None
 
     def _draw(self, picture: Callable[[], RenderableType], *, last: bool = False) -> None:
-        """Draw what picture makes, once it is known how large the terminal is."""
+        """Draw the picture, made for the size that the terminal has now."""
         if self._live is None:
             return
         try:
@@ -130,7 +132,7 @@ class LiveView:
         return grid
 
     def _workers(self, workers: tuple[WorkerStatus, ...]) -> Iterator[RenderableType]:
-        """A line a worker, as many as the terminal has room for."""
+        """Yields a line for each worker, as many as fit."""
         room = max(1, self._console.height - _OTHER_LINES)
         shown = workers if len(workers) <= room else workers[: room - 1]
         rows = [
@@ -159,7 +161,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _how_far(snapshot: Snapshot) -> list[str]:
-    """How far the work is and how long it will take, what matters most first."""
+    """Returns how far the work is and how long it will take, what matters most first."""
     pending, done = snapshot.pending, snapshot.done
     if pending is None:
         return [many(done, "blob"), "counting what is pending"]
@@ -186,14 +188,14 @@ def _speeds(snapshot: Snapshot, room: int) -> Text:
 
 
 def _columns_that_fit(rows: Sequence[Sequence[Text]], room: int) -> int:
-    """The number of leading columns that there is room for; the first is always shown."""
+    """Returns the number of leading columns that fit; the first one is always shown."""
     widths = (max(cell.cell_len for cell in column) + _GAP for column in zip(*rows, strict=True))
     ends = accumulate(widths, initial=-_GAP)
     return max(1, sum(1 for end in ends if end <= room) - 1)
 
 
 def _fitting(parts: Sequence[str], room: int) -> str:
-    """As many of the parts as there is room for: a number that is cut short would be another."""
+    """Returns as many of the parts as fit: a number that is cut short would be another number."""
     text = parts[0]
     for part in parts[1:]:
         if len(text) + len(part) + 2 > room:

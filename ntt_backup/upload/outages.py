@@ -1,7 +1,7 @@
-"""The outages of one worker: each side that may be away has a clock, and its outages are told of.
+"""The outages of one worker: each side that may be away has a clock, and its outages are events.
 
-The sides are `remote`, `catalog`, `source` and `suspect`. The last is a store that is there in
-part: it is told of as `source`, but that a batch could be begun is no end of it.
+The sides are `remote`, `catalog`, `source` and `suspect`. The last is a store that is
+mounted in part: its event says `source`, but a batch that could be begun is no end of it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SIDES: Final = ("remote", "catalog", "source", "suspect")
 
 
 class Outages:
-    """Counts and tells outages. limit: seconds after which one is waited out no longer; None: it is
-    waited out for ever.
+    """Counts outages and emits their events. limit: seconds after which an outage is waited out no
+    longer; None: it is waited out for ever.
     """
 
     def __init__(self, pipe: EventPipe, backoff: Backoff, limit: float | None) -> None:
@@ -29,8 +29,8 @@ class Outages:
         self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
 
     def away(self, side: str, error: BackupError) -> float:
-        """Count and tell an outage; how long to wait. Raises the error when it has lasted too
-        long.
+        """Count an outage and emit its event; returns the seconds to wait. Raises the error when
+        the outage has lasted too long.
         """
         clock = self._clocks[side]
         wait_s = clock.next_wait(time.monotonic())
