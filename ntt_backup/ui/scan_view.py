@@ -6,33 +6,39 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, Self, TextIO
 
 from ntt_backup.audit.scan import ScanResult
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.errors import ConfigError
-from ntt_backup.format import printable
+from ntt_backup.ui.progress_line import ProgressLine
 
 STRAYS_SHOWN: Final = 20
-_LINE_SECONDS: Final = 60.0
 
 
 class ScanView:
-    """Shows how far a scan is, in place on a terminal, by a line a minute elsewhere; and its first
-    strays.
+    """Shows how far a scan is, and its first strays.
 
     The file strays, where given, gets every stray as a JSON line, before the scan notes that it is
     past it. ConfigError is raised where it cannot be written.
     """
 
     def __init__(self, stream: TextIO, strays: Path | None, *, quiet: bool = False) -> None:
-        self._stream: TextIO | None = None if quiet else stream
-        self._in_place = stream.isatty()
-        self._next_line = 0.0
+        self._line = ProgressLine(stream, quiet=quiet)
         self._strays = 0
         self._path = strays
         with self._writing():
             self._file = None if strays is None else strays.open("a", buffering=1, encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._line.__exit__(*error)
+        if self._file is not None:
+            with self._writing():
+                self._file.close()
 
     def begin(self, resumed_from: str | None) -> None:
         """Empty the file of strays, unless the scan goes on where an earlier one ended."""
@@ -42,11 +48,11 @@ class ScanView:
 
     def progress(self, result: ScanResult) -> None:
         """Show how far the scan is."""
-        now = result.duration_s
-        if self._in_place or now >= self._next_line:
-            self._next_line = now + _LINE_SECONDS
-            done = f"{result.registered:,} registered, {result.known:,} known"
-            self._print(f"{done}, at {result.directory}", end="" if self._in_place else "\n")
+        self._line.show(
+            lambda: (
+                f"{result.registered:,} registered, {result.known:,} known, at {result.directory}"
+            )
+        )
 
     def stray(self, stray: Stray) -> None:
         """Report one entry that is no blob."""
@@ -56,26 +62,9 @@ class ScanView:
                 print(json.dumps(line), file=self._file)
         self._strays += 1
         if self._strays <= STRAYS_SHOWN:
-            self._print(printable(f"stray {stray.path}: {stray.kind.value} {stray.detail}"))
+            self._line.say(f"stray {stray.path}: {stray.kind.value} {stray.detail}")
         elif self._strays == STRAYS_SHOWN + 1:
-            self._print("more strays are not shown; --strays FILE has them all")
-
-    def close(self) -> None:
-        """Erase the line that was kept up to date, and close the file."""
-        if self._in_place:
-            self._print("", end="")
-        if self._file is not None:
-            with self._writing():
-                self._file.close()
-
-    def _print(self, text: str, end: str = "\n") -> None:
-        if self._stream is None:
-            return
-        start = "\r\x1b[K" if self._in_place else ""
-        try:
-            print(start + text, file=self._stream, end=end, flush=True)
-        except OSError:  # nobody reads any more
-            self._stream = None
+            self._line.say("more strays are not shown; --strays FILE has them all")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
