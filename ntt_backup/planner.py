@@ -1,4 +1,4 @@
-"""Every decision that needs no database and no network: cutting, splitting, ETA.
+"""Every decision that needs no database and no network: cutting, splitting.
 
 These are the rules an operator argues about ("why was this batch split?"), so they are pure
 functions of plain values: they can be read in one sitting and tested with thousands of generated
@@ -127,53 +127,3 @@ class Suspicion:
         bad = sum(one for _, one in self._seen)
         shares = ((unreadable, tried), (bad, lately))
         return lately >= ENOUGH_TRIED and all(some > self._max_share * of for some, of in shares)
-
-
-class RateWindow:
-    """Amounts over the last `span` seconds, in constant memory: one bucket a second."""
-
-    def __init__(self, span: float = 60.0) -> None:
-        self._span = span
-        self._buckets: deque[tuple[float, float]] = deque()
-        self._total = 0.0
-        self._start: float | None = None
-
-    def add(self, now: float, amount: float) -> None:
-        if self._start is None:
-            self._start = now
-        self._expire(now)
-        self._total += amount
-        if self._buckets and now - self._buckets[-1][0] < 1.0:
-            start, before = self._buckets[-1]
-            self._buckets[-1] = (start, before + amount)
-        else:
-            self._buckets.append((now, amount))
-
-    def rate(self, now: float) -> float:
-        """Per second, over the span, or over the time since the first amount where that is
-        shorter.
-        """
-        if self._start is None:
-            return 0.0
-        self._expire(now)
-        return self._total / max(1.0, min(self._span, now - self._start))
-
-    def _expire(self, now: float) -> None:
-        while self._buckets and now - self._buckets[0][0] > self._span:
-            self._total -= self._buckets.popleft()[1]
-
-
-def eta_seconds(left: float, done: float, elapsed_s: float) -> float | None:
-    """Seconds until what is left (bytes, or blobs) is done at the pace of what is done; None while
-    that cannot be said.
-
-    Blobids are hashes, so what is still to come is like what has been, and the run so far is a fair
-    sample of it. Nothing is said for the first quarter of a second.
-    """
-    if elapsed_s < 0.25:
-        return None
-    if left == 0:
-        return 0.0
-    if done == 0:
-        return None
-    return left * elapsed_s / done

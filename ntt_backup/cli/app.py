@@ -24,8 +24,7 @@ from ntt_backup import __version__
 from ntt_backup.cli.common import Common
 from ntt_backup.config import DEFAULT_TARGET, misspelt
 from ntt_backup.errors import BackupError, remember_global_options
-from ntt_backup.format import printable
-from ntt_backup.ui.run_view import render_error
+from ntt_backup.format import printable, render_error
 
 # Each is a function of that name in a module of that name, with _ for -.
 _COMMANDS = [

@@ -7,7 +7,7 @@ import click
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump import job
-from ntt_backup.format import describe
+from ntt_backup.events import Event
 
 
 @click.command()
@@ -18,11 +18,10 @@ def dump(common: Common, force: bool, quiet: bool) -> None:
     """Dump the catalog to the remote, and remove old dumps."""
     settings = common.load(RemoteConfig)
 
-    def tell(event: str, **fields: object) -> None:
-        line = describe({"event": event, **fields})
-        if line is not None and not quiet:
-            click.echo(line)
+    def show(event: Event) -> None:
+        if event.line is not None and not quiet:
+            click.echo(event.line)
 
     with open_catalog(settings, "dump"):
         pass  # What the command needs is missing before the work, not at its end.
-    job.dump(settings, tell, force=force)
+    job.dump(settings, show, force=force)

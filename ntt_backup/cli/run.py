@@ -11,7 +11,7 @@ from ntt_backup.catalog.stats import PendingEstimate, pending_estimate
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog
 from ntt_backup.config import Settings
 from ntt_backup.format import many, size
-from ntt_backup.ui.run_view import make_view
+from ntt_backup.ui.live import make_view
 from ntt_backup.ui.status import amount
 
 _ESTIMATE_MS = 1000

@@ -13,7 +13,7 @@ from ntt_backup.cli.common import Common, only_errors_option, open_catalog
 from ntt_backup.config import StoreConfig
 from ntt_backup.format import duration, many
 from ntt_backup.source.inspection import Store
-from ntt_backup.ui.run_view import ScanView
+from ntt_backup.ui.scan_view import ScanView
 from ntt_backup.ui.status import amount
 
 
@@ -34,19 +34,15 @@ def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> Non
     registered.
     """
     settings = common.load(StoreConfig)
-    with open_catalog(settings, "scan") as conn:
-        view = ScanView(sys.stderr, strays, quiet=quiet)
-        try:
-            result = scan_store(
-                conn,
-                Store(settings.source.root),
-                restart=restart,
-                on_begin=view.begin,
-                on_progress=view.progress,
-                on_stray=view.stray,
-            )
-        finally:
-            view.close()
+    with open_catalog(settings, "scan") as conn, ScanView(sys.stderr, strays, quiet=quiet) as view:
+        result = scan_store(
+            conn,
+            Store(settings.source.root),
+            restart=restart,
+            on_begin=view.begin,
+            on_progress=view.progress,
+            on_stray=view.stray,
+        )
     click.echo("\n".join(lines(result)))
 
 

@@ -1,4 +1,4 @@
-"""A child process that tells events as lines of JSON on its stdout: a worker, or a dump."""
+"""A child process that sends messages as lines of JSON on its stdout: a worker, or a dump."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
+from ntt_backup.events import decode
+from ntt_backup.messages import Message
 from ntt_backup.process.pipeline import Child, write
-from ntt_backup.upload.event_pipe import read_event
 
 _LINE_BYTES: Final = 1 << 20
 _END_SECONDS: Final = 5.0
@@ -41,9 +42,9 @@ class EventChild:
         """The end of what it wrote to stderr."""
         return self._process.stderr.text[-_DETAIL_CHARS:]
 
-    def hear(self) -> Iterator[dict[str, Any] | bytes]:
-        """Yields the events that have arrived, and as bytes the lines that are none, as many as one
-        read gives: a child that talks faster than it is heard must not keep others waiting.
+    def hear(self) -> Iterator[Message | bytes]:
+        """Yields the messages that have arrived, and as bytes the lines that are none, as many as
+        one read gives: a child that talks faster than it is heard must not keep others waiting.
         """
         process = self._process
         process.drain_stderr()
@@ -58,7 +59,7 @@ class EventChild:
                 lines.append(self._rest)
                 self._rest = b""
             for line in lines:
-                yield read_event(line) or line
+                yield decode(line) or line
             if not ended:
                 break
         self.ended = ended

@@ -12,19 +12,18 @@ after what is in flight.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import sdnotify
 
-from ntt_backup import __version__, identity
+from ntt_backup import __version__, events, identity
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
@@ -33,20 +32,20 @@ from ntt_backup.daemon.dump_child import DumpChild
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.daemon.progress import Progress, Snapshot, View
-from ntt_backup.daemon.run_history import RunBook
+from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
+from ntt_backup.messages import Fatal, Message, WorkerDied
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.upload.worker_main import Orders
 
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
-# How often one that has nothing to do says so.
+# How often a run that has nothing to do says so.
 _IDLE_PROGRESS_SECONDS: Final = 3600.0
 # So many failed blobs have a line each in the log; the others are counted.
 FAILURES_LOGGED: Final = 100
-_INTERNAL: Final = frozenset({"tick", "batch_start", "drained", "fatal", "worker_died"})
 
 
 def run(settings: Settings, *, watch: bool, view: View) -> int:
@@ -85,7 +84,7 @@ class _Run:
         self._started = time.monotonic()
         self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
         self._progress = Progress(self._started, settings.run.workers)
-        self._book = RunBook(settings, run_id)
+        self._history = RunHistory(settings, run_id)
         self._dump = DumpChild(settings)
         self._workers: list[SupervisedWorker] = []
         self._error: BackupError | None = None
@@ -94,30 +93,31 @@ class _Run:
         self._failures = 0
         self._unlogged: Counter[str] = Counter()
         self._next_progress = self._started + settings.log.progress_interval
-        self._told: Snapshot | None = None
+        self._last_progress: Snapshot | None = None
         self._next_idle_progress = 0.0
         self._next_watchdog = 0.0
         self._systemd = sdnotify.SystemdNotifier()
 
     def go(self) -> int:
         settings = self._settings
-        self._tell(
-            "run_start",
-            version=__version__,
-            target=settings.target,
-            strategy=settings.run.strategy,
-            workers=settings.run.workers,
-            watch=self._watch,
-            source=str(settings.source.root),
-            remote=f"{settings.remote.host}:{settings.remote.path}",
+        self._emit(
+            events.RunStart(
+                version=__version__,
+                target=settings.target,
+                strategy=settings.run.strategy,
+                workers=settings.run.workers,
+                watch=self._watch,
+                source=str(settings.source.root),
+                remote=f"{settings.remote.host}:{settings.remote.path}",
+            )
         )
         try:
             if (strategy := self._preflight()) is not None:
-                self._book.start(strategy)
+                self._history.start(strategy)
                 self._systemd.notify("READY=1")
-                self._look()
+                self._refresh()
                 self._dump_first()
-                if not self._inbox.stops and (self._watch or self._book.any_pending()):
+                if not self._inbox.stops and (self._watch or self._history.any_pending()):
                     self._work(strategy)
         except BackupError as error:
             self._error = error
@@ -139,23 +139,24 @@ class _Run:
                 with self._inbox.raising():
                     strategy, warnings = self._look_around()
                 if clock.attempt:
-                    away = round(clock.lasted(time.monotonic()), 3)
-                    self._tell("outage_end", what="preflight", duration_s=away)
+                    lasted = clock.lasted(time.monotonic())
+                    self._emit(events.OutageEnd(what="preflight", duration_s=lasted))
                 for warning in warnings:
-                    self._tell("warning", reason=warning)
+                    self._emit(events.Warning(reason=warning))
                 return strategy
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
                 may_pass = error.retryable or isinstance(error, SourceError)
                 if not (self._watch and may_pass) or wait_s is None:
                     raise
-                self._tell(
-                    "outage",
-                    what="preflight",
-                    reason=error.message,
-                    detail=error.detail,
-                    attempt=clock.attempt,
-                    wait_s=round(wait_s, 3),
+                self._emit(
+                    events.Outage(
+                        what="preflight",
+                        reason=error.message,
+                        detail=error.detail,
+                        attempt=clock.attempt,
+                        wait_s=wait_s,
+                    )
                 )
                 # Waiting for what is away at boot is a daemon's work, not a failed start.
                 self._systemd.notify("READY=1")
@@ -178,7 +179,7 @@ class _Run:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._systemd.notify("WATCHDOG=1")
                 if look.pending:
-                    self._look()
+                    self._refresh()
                     if look.strategy is not None:
                         self._prepare_workers(look.strategy)
         if look.lingers:
@@ -235,13 +236,13 @@ class _Run:
         while self._dump.running and not self._inbox.stops:
             self._systemd.notify("WATCHDOG=1")
             wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_REFRESH_SECONDS)
-            self._hear_dump()
+            self._receive_from_dump()
             self._mind_hangup()
-            self._look()
+            self._refresh()
 
-    def _hear_dump(self) -> None:
+    def _receive_from_dump(self) -> None:
         for event in self._dump.hear(time.monotonic()):
-            self._tell(event.pop("event"), **event)
+            self._emit(event)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -256,60 +257,60 @@ class _Run:
                 self._dump.start_if_due(now)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
-            self._hear_dump()
+            self._receive_from_dump()
             for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
-                    self._heed(worker, worker.hear())
+                    self._receive(worker, worker.hear())
                 patience = self._settings.run.stall_timeout
-                self._heed(worker, worker.mind_silence(time.monotonic(), patience))
+                self._receive(worker, worker.mind_silence(time.monotonic(), patience))
             self._mind_signals()
             self._keep_time(time.monotonic())
 
     def _start(self, worker: SupervisedWorker, now: float) -> None:
-        """One that cannot be started has died at once: memory may be short, or its program be
-        replaced at this moment.
+        """Start a worker. One that cannot be started has died at once: memory may be short, or its
+        program be replaced at this moment.
         """
         try:
             worker.start(now)
         except OSError as error:
-            self._died(worker, {"pid": os.getpid(), "status": None, "detail": str(error)}, now)
+            self._died(worker, WorkerDied(status=None, detail=str(error)), now)
 
-    def _heed(self, worker: SupervisedWorker, events: Iterable[dict[str, Any]]) -> None:
-        for event in events:
+    def _receive(self, worker: SupervisedWorker, messages: Iterable[Message]) -> None:
+        for message in messages:
             now = time.monotonic()
-            self._progress.event(worker.index, event, now)
-            match event["event"]:
-                case "fatal":
+            self._progress.take(worker.worker, message, now)
+            match message:
+                case Fatal():
                     self._fail(
                         WorkerFailed(
-                            event["message"],
-                            detail=event["detail"],
-                            hint=event["hint"],
-                            exit_code=event["exit_code"],
+                            message.message,
+                            detail=message.detail,
+                            hint=message.hint,
+                            exit_code=message.exit_code,
                         )
                     )
-                case "worker_died":
-                    self._died(worker, event, now)
-                case "worker_stop":
+                case WorkerDied():
+                    self._died(worker, message, now)
+                case events.WorkerStop():
                     # It saw that nothing is pending: the others need not find out by and by.
                     for other in self._workers:
                         other.stop()
-            if event["event"] == "blob_failed":
-                self._failures += 1
-                if self._failures > FAILURES_LOGGED:
-                    self._unlogged[event["reason"]] += 1
-                    continue
-            if event["event"] not in _INTERNAL:
-                name = event.pop("event")
-                self._tell(name, worker=worker.index, **event)
+                case events.BlobFailed():
+                    self._failures += 1
+                    if self._failures > FAILURES_LOGGED:
+                        self._unlogged[message.reason] += 1
+                        continue
+            if isinstance(message, events.Event):
+                self._emit(message)
 
-    def _tell_failures(self) -> None:
+    def _emit_unlogged(self) -> None:
         """Log how many blobs failed, by reason, that had no line of their own."""
         if self._unlogged:
-            self._tell("blobs_failed", count=self._unlogged.total(), reasons=dict(self._unlogged))
+            count = self._unlogged.total()
+            self._emit(events.BlobsFailed(count=count, reasons=dict(self._unlogged)))
             self._unlogged.clear()
 
-    def _died(self, worker: SupervisedWorker, event: Mapping[str, Any], now: float) -> None:
+    def _died(self, worker: SupervisedWorker, death: WorkerDied, now: float) -> None:
         if self._asked_to_stop:
             return
         try:
@@ -317,14 +318,15 @@ class _Run:
         except BackupError as error:
             self._fail(error)
             return
-        self._tell(
-            "worker_restart",
-            worker=worker.index,
-            pid=event["pid"],
-            status=event["status"],
-            detail=event["detail"],
-            attempt=worker.restarts,
-            wait_s=round(wait_s, 3),
+        self._emit(
+            events.WorkerRestart(
+                worker=worker.worker,
+                pid=death.pid,
+                status=death.status,
+                detail=death.detail,
+                attempt=worker.restarts,
+                wait_s=wait_s,
+            )
         )
 
     def _fail(self, error: BackupError) -> None:
@@ -343,27 +345,27 @@ class _Run:
     def _mind_hangup(self) -> None:
         self._inbox.drain()
         if self._inbox.take_hangup():
-            self._log.reopen()
+            self._log.close()
 
     def _mind_signals(self) -> None:
         self._mind_hangup()
         if self._inbox.stops and not self._asked_to_stop:
-            self._tell("stopping", signal=self._inbox.first_stop)
+            self._emit(events.Stopping(signal=self._inbox.first_stop))
             self._stop_workers()
         if self._inbox.stops > 1 and not self._killed:
             self._killed = True
             for worker in self._workers:
                 worker.kill()
 
-    def _look(self) -> Snapshot:
-        """What is pending, what is done, and the view of it."""
-        self._book.count(self._progress, time.monotonic())
+    def _refresh(self) -> Snapshot:
+        """Find out how much is pending, if that is due, and show the run as it is now."""
+        self._history.count_pending(self._progress, time.monotonic())
         snapshot = self._progress.snapshot(time.monotonic())
         self._view.refresh(snapshot)
         return snapshot
 
     def _keep_time(self, now: float) -> None:
-        snapshot = self._look()
+        snapshot = self._refresh()
         if now >= self._next_watchdog:
             self._next_watchdog = now + _WATCHDOG_SECONDS
             self._systemd.notify("WATCHDOG=1")
@@ -373,16 +375,16 @@ class _Run:
             )
         if now >= self._next_progress:
             self._next_progress = now + self._settings.log.progress_interval
-            self._book.update(snapshot)
-            self._tell_failures()
-            self._tell_progress(snapshot, now)
+            self._history.update(snapshot)
+            self._emit_unlogged()
+            self._emit_progress(snapshot, now)
 
-    def _tell_progress(self, snapshot: Snapshot, now: float) -> None:
+    def _emit_progress(self, snapshot: Snapshot, now: float) -> None:
         """While there is work, once when there is none any more, and rarely from then on."""
-        if snapshot.says_more_than(self._told) or now >= self._next_idle_progress:
-            self._told = snapshot
+        if snapshot.says_more_than(self._last_progress) or now >= self._next_idle_progress:
+            self._last_progress = snapshot
             self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS
-            self._tell("progress", **snapshot.fields)
+            self._emit(snapshot.event())
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -394,28 +396,29 @@ class _Run:
             outcome, code = "stopped", self._error.exit_code
         elif self._error is not None:
             outcome, code = "error", self._error.exit_code
-            self._tell("error", **self._error.fields)
+            self._emit(events.Error(**self._error.fields))
         elif snapshot.failed:
             outcome, code = "some_failed", SOME_FAILED
         elif self._dump.failed:
             outcome, code = "dump_failed", SOME_FAILED
         else:
             outcome, code = "done", 0
-        if still_failed := self._book.still_failed():
-            self._tell("still_failed", blobs=still_failed)
-        self._book.end(snapshot, outcome, code)
-        self._tell_failures()
-        self._tell(
-            "run_stop",
-            outcome=outcome,
-            exit_code=code,
-            copied=snapshot.copied,
-            failed=snapshot.failed,
-            bytes=snapshot.bytes,
-            duration_s=round(snapshot.elapsed_s, 3),
+        if still_failed := self._history.still_failed():
+            self._emit(events.StillFailed(blobs=still_failed))
+        self._history.end(snapshot, outcome, code)
+        self._emit_unlogged()
+        self._emit(
+            events.RunStop(
+                outcome=outcome,
+                exit_code=code,
+                copied=snapshot.copied,
+                failed=snapshot.failed,
+                bytes=snapshot.bytes,
+                duration_s=snapshot.elapsed_s,
+            )
         )
         return code
 
-    def _tell(self, event: str, **fields: Any) -> None:
-        self._log.emit(event, fields)
-        self._view.event({"event": event, **fields})
+    def _emit(self, event: events.Event) -> None:
+        self._log.emit(event)
+        self._view.event(event)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ntt_backup.config import Settings
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.daemon.dump_main import work
+from ntt_backup.events import DumpFailed, Event
+from ntt_backup.messages import DumpOver
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import Child
 
@@ -56,31 +58,28 @@ class DumpChild:
         except OSError:  # short of memory: the next look may find more
             self._retry(now)
 
-    def hear(self, now: float) -> Iterator[dict[str, Any]]:
+    def hear(self, now: float) -> Iterator[Event]:
         """Its events; afterwards `running` is False if it has ended."""
         child = self._child
         if child is None:
             return
-        for said in child.hear():
-            if isinstance(said, bytes):
-                continue  # A library may print something.
-            if said["event"] == "dump_over":
-                self._over, self.failed = True, bool(said["failed"])
-            else:
-                yield said
+        for message in child.hear():
+            if isinstance(message, DumpOver):
+                self._over, self.failed = True, message.failed
+            elif isinstance(message, Event):
+                yield message
         if child.ended:
             child.reap()
             self._child = None
             if not self._over:
                 self.failed = True
-                yield {
-                    "event": "dump_failed",
-                    "pid": child.pid,
-                    "exit_code": 1,
-                    "message": "the process that dumps the catalog died",
-                    "detail": child.detail,
-                    "hint": "",
-                }
+                yield DumpFailed(
+                    pid=child.pid,
+                    exit_code=1,
+                    message="the process that dumps the catalog died",
+                    detail=child.detail,
+                    hint="",
+                )
             if self.failed:
                 self._retry(now)
 

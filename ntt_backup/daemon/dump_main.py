@@ -13,13 +13,15 @@ set. From the first dump on it is a failure.
 from __future__ import annotations
 
 import signal
-from typing import Any, Final
+from typing import Final
 
+from ntt_backup import events
 from ntt_backup.config import Settings
 from ntt_backup.dump.job import dump
 from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
-from ntt_backup.upload.event_pipe import write_event
+from ntt_backup.messages import DumpOver, Message
+from ntt_backup.upload.event_pipe import send
 
 _STDOUT: Final = 1
 
@@ -29,20 +31,20 @@ def work(settings: Settings) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failed = False
     try:
-        dump(settings, _tell)
+        dump(settings, _emit)
     except DumpImpossible as error:
         failed = relied_on(settings)
         if failed:
-            _tell("dump_failed", **error.fields)
+            _emit(events.DumpFailed(**error.fields))
         else:
             text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
-            _tell("warning", reason=text)
+            _emit(events.Warning(reason=text))
     except BackupError as error:
         failed = True
-        _tell("dump_failed", **error.fields)
-    _tell("dump_over", failed=failed)
+        _emit(events.DumpFailed(**error.fields))
+    _emit(DumpOver(failed=failed))
     return int(failed)
 
 
-def _tell(event: str, **fields: Any) -> None:
-    write_event(_STDOUT, event, **fields)
+def _emit(message: Message) -> None:
+    send(_STDOUT, message)

@@ -1,12 +1,11 @@
-"""The JSONL log: one object a line, for `tail -f`, jq and whatever collects logs.
+"""The JSONL log: one event a line, for `tail -f`, jq and whatever collects logs.
 
-Only the coordinator writes it; workers hand their events over, so lines never interleave and a
-batch's line comes after its commit (the worker sends the event when the commit is done). The ledger
-is the truth, this file is derived from it: when it cannot be written, the backup goes on and says
-so once.
+Only the coordinator writes it, so lines never interleave, and a batch's line comes after its
+commit. The ledger is the truth and this file is derived from it: when it cannot be written, the
+backup goes on and says so once on stderr.
 
-logrotate may rename the file at any time: each line is appended to whatever has the name now, and
-SIGHUP reopens it at once. Fields are described in docs/jsonl.schema.json.
+logrotate may rename the file at any time: each line is appended to the file that has the name at
+that moment.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Final
 import structlog
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.format import level_of
+from ntt_backup.events import Event
 
 _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "worker")
 
@@ -48,29 +47,23 @@ class EventLog:
             host=socket.gethostname(),
         )
 
-    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Write one line; fields without a value (None) are left out, except where null has a
-        meaning.
-        """
-        level = level_of(event)
-        self._logger.info(event, **{"pid": os.getpid(), **fields, "level": level})
-
-    def reopen(self) -> None:
-        """Let go of the file; the next line goes to what has its name then (SIGHUP)."""
-        self._file.close()
+    def emit(self, event: Event) -> None:
+        """Append the event's line."""
+        self._logger.info(event.kind, level=event.level, **event.fields)
 
     def close(self) -> None:
+        """Close the file; the next event opens the one that has its name then."""
         self._file.close()
 
 
 def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
-    """The common fields first, in the contract's order; people read these lines too."""
+    """Puts the common fields first, in the contract's order; people read these lines too."""
     head = {key: event[key] for key in _LEADING if key in event}
     return head | {key: value for key, value in event.items() if key not in head}
 
 
 class _RotatableFile:
-    """An append-only file that follows its name; each write is one write(2), so lines stay
+    """An append-only file that is found by its name; each line is one write(2), so it stays
     whole.
     """
 
@@ -84,7 +77,7 @@ class _RotatableFile:
             self._fd = self._open()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return  # It passes, as it does later: each line tries again.
+                return  # Each line tries again.
             raise ConfigError(
                 f"the log {path} cannot be written",
                 detail=error.strerror or str(error),
@@ -97,12 +90,10 @@ class _RotatableFile:
         return os.open(self._path, flags, 0o644)
 
     def write(self, line: str) -> None:
-        """Append; where that fails (a full disk), the line is dropped and the operator told
-        once.
-        """
+        """Append a line. Where that fails, the line is dropped and the operator told once."""
         data = ("\n" + line if self._torn else line).encode()
         try:
-            if self._moved():
+            if not self._has_the_name():
                 self.close()
                 self._fd = self._open()
             written = os.write(self._fd, data)
@@ -117,18 +108,17 @@ class _RotatableFile:
                 self._complained = False
 
     def flush(self) -> None:
-        """Each write has gone out already."""
+        """Do nothing: `write` keeps nothing back."""
 
     def close(self) -> None:
-        """Let go of the file; the next write opens what has its name then."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
-    def _moved(self) -> bool:
+    def _has_the_name(self) -> bool:
         if self._fd < 0:
-            return True
+            return False
         try:
-            return not os.path.samestat(os.fstat(self._fd), self._path.stat())
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
-            return True
+            return False

@@ -1,33 +1,33 @@
-"""What a run has done so far, as told by its workers' events; what the log and the screen show of
-it.
+"""What a run has done so far, as its workers say; the source of the log's progress and the screen.
 
-Pure: fed with events and the time, asked for figures. What is pending is found by the coordinator
-at the start and again beside the work, since other programs insert rows meanwhile: counted, or
-estimated where that takes too long (`found`). Before that `pending` and the ETA are None. A worker
-that sees the catalog without a pending blob says so, and then it is 0, whatever was found before.
+Pure: it takes in messages and the time, and returns snapshots. The number of pending blobs comes
+from the catalog, at the start and again during the work, since other programs insert rows: counted,
+or estimated where a count takes too long (`found`). Until then `pending` and the ETA are None. Once
+a worker has seen the catalog without a pending blob it is 0, whatever was found before.
 
-Share and ETA go by content, also by what was sent and is not answered yet: a batch may be under way
-for half a minute. Both begin anew with each burst of work, so a daemon that waited for hours is no
-slower for it. Sums (`copied`, `failed`, `bytes`) are of receipts alone.
+Share and ETA go by content, and count content that was sent but is not answered yet: a batch may be
+in flight for half a minute. Both begin anew with each burst of work, so that a daemon that waited
+for hours is no slower for it. The sums (`copied`, `failed`, `bytes`) are of answered batches alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from ntt_backup.planner import RateWindow, eta_seconds
+from ntt_backup import events
+from ntt_backup.daemon.rates import RateWindow, eta_seconds
+from ntt_backup.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLine:
+class WorkerStatus:
     """One worker at a moment. state: starting, sending, waiting, idle, outage, stalled, stopped."""
 
-    index: int
+    worker: int
     state: str
     batch: str
     copied: int
@@ -36,13 +36,13 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at a moment. Bytes and seconds; mb_per_s is 10^6 bytes a second over the last
-    minute, on the link.
+    """A run at a moment. Bytes and seconds; mb_per_s is 10^6 bytes a second on the link, over the
+    last minute.
 
-    estimated: pending was not counted; it, and what rests on it, is about right. sent: content that
-    was sent, answered or not. Of the work since nothing was pending last: done are the blobs that
-    are settled, share is how much of the content was sent, below 1 while blobs are pending; None
-    where nothing is known to be pending or done.
+    estimated: pending, and with it share and eta_s, is an estimate. sent: content that was sent,
+    answered or not. Of this burst of work: done are the blobs that are settled, share is how much
+    of the content was sent, below 1 while blobs are pending; None where nothing is pending or done,
+    or pending is not known.
     """
 
     elapsed_s: float
@@ -57,10 +57,10 @@ class Snapshot:
     mb_per_s: float
     blobs_per_s: float
     eta_s: float | None
-    workers: tuple[WorkerLine, ...]
+    workers: tuple[WorkerStatus, ...]
 
     def says_more_than(self, other: Snapshot | None) -> bool:
-        """Whether there is work, or anything has changed but speeds, which only fade."""
+        """Whether there is work, or anything but a speed has changed: speeds only fade then."""
         states = {worker.state for worker in self.workers}
         return other is None or bool(states - {"idle"}) or self._sums != other._sums
 
@@ -69,50 +69,51 @@ class Snapshot:
         return self.copied, self.failed, self.pending, self.active_workers
 
     @property
-    def fields(self) -> dict[str, object]:
-        """The fields of the event `progress`."""
-        return {
-            "copied": self.copied,
-            "failed": self.failed,
-            "pending": self.pending,
-            "estimated": self.estimated,
-            "bytes": self.bytes,
-            "mb_per_s": round(self.mb_per_s, 3),
-            "blobs_per_s": round(self.blobs_per_s, 3),
-            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
-            "active_workers": self.active_workers,
-        }
-
-    @property
     def active_workers(self) -> int:
         return sum(1 for worker in self.workers if worker.state in ("sending", "waiting"))
 
+    def event(self) -> events.Progress:
+        """Returns the event that says the same."""
+        return events.Progress(
+            copied=self.copied,
+            failed=self.failed,
+            pending=self.pending,
+            estimated=self.estimated,
+            bytes=self.bytes,
+            mb_per_s=self.mb_per_s,
+            blobs_per_s=self.blobs_per_s,
+            eta_s=None if self.eta_s is None else round(self.eta_s, 1),
+            active_workers=self.active_workers,
+        )
+
 
 class View(Protocol):
-    """Shows a run. `event` takes what goes into the log, `refresh` the figures of the moment."""
+    """Shows a run to a person."""
 
-    def event(self, event: Mapping[str, Any]) -> None: ...
+    def event(self, event: events.Event) -> None: ...
     def refresh(self, snapshot: Snapshot) -> None: ...
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Worker:
-    """under_way: content that was sent and is in no sum yet. It may be below zero for a moment:
-    a batch may be told of before the last of its bytes.
+    """in_flight: content that was sent and is in no sum yet. It may be below zero for a moment,
+    since the answer may come before the message about the last bytes.
     """
 
     state: str = "starting"
     batch: str = ""
     copied: int = 0
-    under_way: int = 0
+    in_flight: int = 0
     stalled: bool = False
     rate: RateWindow = field(default_factory=lambda: RateWindow(10.0))
 
-    def line(self, index: int, now: float) -> WorkerLine:
-        """What is shown of it at this moment."""
+    def restart(self, state: str) -> None:
+        self.state, self.in_flight, self.stalled = state, 0, False
+
+    def status(self, worker: int, now: float) -> WorkerStatus:
         state = "stalled" if self.stalled else self.state
-        return WorkerLine(index, state, self.batch, self.copied, self.rate.rate(now) / 1e6)
+        return WorkerStatus(worker, state, self.batch, self.copied, self.rate.rate(now) / 1e6)
 
 
 class _Sums(NamedTuple):
@@ -122,10 +123,14 @@ class _Sums(NamedTuple):
     failed: int = 0
     bytes: int = 0
 
+    @property
+    def blobs(self) -> int:
+        return self.copied + self.failed
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was pending when so much had been settled."""
+    """What was pending at the moment when so much was settled."""
 
     blobs: int
     bytes: int
@@ -137,8 +142,8 @@ class _Found:
 class Progress:
     """Adds up a run. Times are monotonic seconds.
 
-    at_work: some worker has something to do. out_of_date: what was last found to be pending tells
-    little now, so it should be looked at anew.
+    at_work: some worker has something to do. out_of_date: the last number of pending blobs says
+    little now, so it should be found anew.
     """
 
     def __init__(self, started: float, workers: int) -> None:
@@ -157,58 +162,58 @@ class Progress:
         self.failed = 0
         self.bytes = 0
 
-    def event(self, index: int, event: Mapping[str, Any], now: float) -> None:
-        """Take in one event of the worker with this index."""
-        worker = self._workers[index]
-        match event["event"]:
-            case "tick":
-                self._turn(worker, event["state"], now)
-                worker.rate.add(now, event["sent"])
-                worker.under_way += event["content"]
-                self._bytes_rate.add(now, event["sent"])
-            case "batch_start":
-                worker.batch = event["batch"]
-                self._begun_blobs += event["blobs"]
-                self._begun_bytes += event["bytes"]
+    def take(self, worker: int, message: Message, now: float) -> None:
+        """Take in a message of this worker."""
+        one = self._workers[worker]
+        match message:
+            case Tick():
+                self._change_state(one, message.state, now)
+                one.rate.add(now, message.sent)
+                one.in_flight += message.content
+                self._bytes_rate.add(now, message.sent)
+            case BatchStart():
+                one.batch = message.batch
+                self._begun_blobs += message.blobs
+                self._begun_bytes += message.bytes
                 if not self.pending:
                     self.out_of_date = True
-            case "batch_complete":
-                worker.copied += event["copied"]
-                worker.under_way -= event["bytes"]
-                self.copied += event["copied"]
-                self.failed += event["failed"]
-                self.bytes += event["bytes"]
-                self._blobs_rate.add(now, event["copied"] + event["failed"])
-            case "drained":
+            case events.BatchComplete():
+                one.copied += message.copied
+                one.in_flight -= message.bytes
+                self.copied += message.copied
+                self.failed += message.failed
+                self.bytes += message.bytes
+                self._blobs_rate.add(now, message.copied + message.failed)
+            case Drained():
                 self.found(0, 0, 0, exact=True)
-            case "worker_start":
-                worker.state, worker.under_way, worker.stalled = "starting", 0, False
-            case "worker_stop" | "worker_died" | "fatal":
-                worker.state, worker.under_way, worker.stalled = "stopped", 0, False
-            case "worker_stall":
-                worker.stalled = True
-            case "worker_stall_end":
-                worker.stalled = False
+            case events.WorkerStart():
+                one.restart("starting")
+            case events.WorkerStop() | WorkerDied() | Fatal():
+                one.restart("stopped")
+            case events.WorkerStall():
+                one.stalled = True
+            case events.WorkerStallEnd():
+                one.stalled = False
 
-    def _turn(self, worker: _Worker, state: str, now: float) -> None:
-        """Note what the worker does now, and whether with it work begins or ends for all."""
-        worker.state = state
+    def _change_state(self, one: _Worker, state: str, now: float) -> None:
+        """Note what a worker does, and whether with it the work of all begins or ends."""
+        one.state = state
         if state == "idle":
-            worker.batch = ""
+            one.batch = ""
         if not self.at_work and state not in _NOT_AT_WORK:
             self.at_work = True
             self._work_since, self._before = now, self._settled
             if not self.pending:
                 self._found = None
                 self.out_of_date = True
-        elif self.at_work and all(one.state == "idle" for one in self._workers):
+        elif self.at_work and all(worker.state == "idle" for worker in self._workers):
             self.at_work = False
             self.out_of_date = self.pending != 0
 
     def found(self, blobs: int, bytes_: int, unsized: int, *, exact: bool) -> None:
         """Take in how much is pending at this moment: blobs, the bytes of those with a known size,
-        and how many have none. exact: it was counted. An estimate takes the place of nothing that
-        still holds: two of them may differ by more than what came meanwhile.
+        and how many have none. exact: it was counted. An estimate replaces nothing that still
+        holds: two estimates may differ by more than what came meanwhile.
         """
         if exact or self.out_of_date or self.pending is None:
             self._found = _Found(blobs, bytes_, unsized, exact, self._settled)
@@ -224,39 +229,38 @@ class Progress:
         found = self._found
         if found is None:
             return None
-        left = found.blobs + found.settled.copied + found.settled.failed - self.copied - self.failed
+        left = found.blobs + found.settled.blobs - self._settled.blobs
         if left <= 0 and not found.exact:
-            return None  # It was too low; how much, is not known.
+            return None  # The estimate was too low, nobody knows by how much.
         return max(0, left)
 
     @property
-    def _under_way(self) -> int:
-        return sum(worker.under_way for worker in self._workers)
-
-    @property
-    def _mean(self) -> float:
-        """The mean size of the blobs that were begun: those to come are like them, since blobids
-        are hashes.
-        """
-        return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
-
-    def _content_since(self, then: _Sums) -> float:
-        """How much content was settled since then; of failed blobs the size is not told."""
-        return self.bytes - then.bytes + (self.failed - then.failed) * self._mean
-
-    def _amounts(self, found: _Found, pending: int) -> tuple[float, float]:
-        """What of this burst of work is done, and what is left: bytes, or blobs without content."""
-        done = max(0.0, self._content_since(self._before) + self._under_way)
-        known = found.bytes + found.unsized * self._mean
-        left = max(0.0, known - self._content_since(found.settled) - self._under_way)
-        return (done, left) if done or left else (float(self._done), float(pending))
+    def _in_flight(self) -> int:
+        return sum(worker.in_flight for worker in self._workers)
 
     @property
     def _done(self) -> int:
-        return self.copied + self.failed - self._before.copied - self._before.failed
+        return self._settled.blobs - self._before.blobs
 
-    def _outlook(self, now: float) -> tuple[float | None, float | None]:
-        """The share that is done, and the seconds that are left."""
+    @property
+    def _mean_size(self) -> float:
+        """Of the blobs that were begun: those to come are like them, since blobids are hashes."""
+        return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
+
+    def _content_since(self, then: _Sums) -> float:
+        """Content that was settled since then; failed blobs have no known size."""
+        return self.bytes - then.bytes + (self.failed - then.failed) * self._mean_size
+
+    def _amounts(self, found: _Found, pending: int) -> tuple[float, float]:
+        """What is done in this burst of work, and what is left: bytes, or blobs where all are
+        empty.
+        """
+        done = max(0.0, self._content_since(self._before) + self._in_flight)
+        known = found.bytes + found.unsized * self._mean_size
+        left = max(0.0, known - self._content_since(found.settled) - self._in_flight)
+        return (done, left) if done or left else (float(self._done), float(pending))
+
+    def _share_and_eta(self, now: float) -> tuple[float | None, float | None]:
         pending = self.pending
         if self._found is None or pending is None:
             return None, None
@@ -269,26 +273,22 @@ class Progress:
         return share, eta_seconds(left, done, now - self._work_since)
 
     def snapshot(self, now: float) -> Snapshot:
-        """The figures of this moment. Where nothing has moved for a minute, nobody knows how long
-        the rest will take.
-        """
-        share, eta_s = self._outlook(now)
+        """Returns the run at this moment; without an ETA where nothing has moved for a minute."""
+        share, eta_s = self._share_and_eta(now)
         mb_per_s, blobs_per_s = self._bytes_rate.rate(now) / 1e6, self._blobs_rate.rate(now)
-        moves = mb_per_s or blobs_per_s or not self.pending
+        pending, found = self.pending, self._found
         return Snapshot(
             elapsed_s=now - self._started,
             copied=self.copied,
             failed=self.failed,
-            pending=self.pending,
-            estimated=self.pending is not None
-            and self._found is not None
-            and not self._found.exact,
+            pending=pending,
+            estimated=pending is not None and found is not None and not found.exact,
             bytes=self.bytes,
-            sent=self.bytes + self._under_way,
+            sent=self.bytes + self._in_flight,
             done=self._done,
             share=share,
             mb_per_s=mb_per_s,
             blobs_per_s=blobs_per_s,
-            eta_s=eta_s if moves else None,
-            workers=tuple(one.line(index, now) for index, one in enumerate(self._workers)),
+            eta_s=eta_s if mb_per_s or blobs_per_s or not pending else None,
+            workers=tuple(one.status(number, now) for number, one in enumerate(self._workers)),
         )

@@ -1,9 +1,9 @@
-"""The coordinator's own page in the catalog: its run's row, and how much is pending.
+"""The run's row in the catalog, and the number of pending blobs.
 
-None of it is needed to move blobs, so none of it may stop a run: when the catalog is away, what
-cannot be noted is skipped, and the connection is tried again with the next progress event. What is
-pending is looked at with a bounded share of the time, and estimated where a count takes too long,
-so that neither the database nor the event loop notices 42 million rows.
+No blob needs either to be copied, so neither may stop a run: while the catalog is away, what cannot
+be written is skipped, and the connection is tried again with the next progress event. Counting
+pending blobs gets a bounded share of the time, and is an estimate where it takes too long, so that
+neither the database nor the event loop notices 42 million rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -33,14 +32,13 @@ _COUNT_SHARE: Final = 0.02
 _SOON_SECONDS: Final = 1.0
 _AT_WORK_SECONDS: Final = 10.0
 _IDLE_SECONDS: Final = 300.0
-# Once the run goes, the loop that calls here also answers signals: a locked table, a slow count, or
-# a server that stands still may not hold it up. Limits that the server keeps do not help with the
-# last.
+# The event loop also answers signals: a locked table, a slow count or a server that stands still
+# must not hold it up. Limits that the server keeps do not help with the last.
 _PATIENCE_SECONDS: Final = 2.0
 
 
-class RunBook:
-    """One connection, opened by `start`."""
+class RunHistory:
+    """Writes the run's row, over one connection of its own."""
 
     def __init__(self, settings: Settings, run_id: str) -> None:
         self._settings = settings
@@ -51,7 +49,7 @@ class RunBook:
         self._started = False
 
     def start(self, strategy: str) -> None:
-        """Note that the run begins. Raises CatalogError: at the start the catalog must be there."""
+        """Write that the run begins. Raises CatalogError: at the start the catalog must answer."""
         settings = self._settings
         history.start_run(
             self._open(),
@@ -65,15 +63,15 @@ class RunBook:
         self._started = True
 
     def any_pending(self) -> bool:
-        """Whether there is anything to send, as far as that is known in a moment: else the workers
-        find out. Raises CatalogError.
+        """Whether there is anything to send, or may be, where that is not known in a moment.
+        Raises CatalogError.
         """
         claims = Claims(self._open(), self._settings.target, range(RANGES))
         return claims.any_pending() is not False
 
-    def count(self, progress: Progress, now: float) -> None:
-        """Find out how much is pending, if it is time to: sooner where the last look tells little.
-        Times are monotonic seconds.
+    def count_pending(self, progress: Progress, now: float) -> None:
+        """Tell progress how much is pending, if that is due: sooner where it is out of date. now:
+        monotonic seconds.
         """
         rest = _AT_WORK_SECONDS if progress.at_work else _IDLE_SECONDS
         if progress.out_of_date:
@@ -90,23 +88,27 @@ class RunBook:
         self._rest = (time.monotonic() - began) / _COUNT_SHARE
 
     def update(self, snapshot: Snapshot) -> None:
-        """Note what the run has done so far; shows that it is alive."""
-        done = _figures(snapshot)
-        self._try(lambda conn: history.update_run(conn, self._run_id, **done))
+        """Write what the run has done so far; that also shows that it is alive."""
+        self._try(lambda conn: history.update_run(conn, self._run_id, **_sums(snapshot)))
 
     def still_failed(self) -> int:
-        """How many blobs are failed by now, by whatever run; 0 where the catalog is away."""
+        """Returns how many blobs are failed, by whatever run; 0 where the catalog is away."""
         if not self._started:
             return 0
-        return self._try(partial(_failed, self._settings.target)) or 0
+        target = self._settings.target
+        return (
+            self._try(
+                lambda conn: sum(stats.quick_reasons(conn, target, few=False).failed.values())
+            )
+            or 0
+        )
 
     def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
-        """Note how the run ended, and let go of the catalog."""
-        done = _figures(snapshot)
+        """Write how the run ended, and close the connection."""
         if self._started:
             self._try(
                 lambda conn: history.end_run(
-                    conn, self._run_id, outcome=outcome, exit_code=exit_code, **done
+                    conn, self._run_id, outcome=outcome, exit_code=exit_code, **_sums(snapshot)
                 )
             )
         self._close()
@@ -132,9 +134,5 @@ class RunBook:
         self._connection = None
 
 
-def _failed(target: str, connection: connection.Connection) -> int:
-    return sum(stats.quick_reasons(connection, target, few=False).failed.values())
-
-
-def _figures(snapshot: Snapshot) -> dict[str, int]:
+def _sums(snapshot: Snapshot) -> dict[str, int]:
     return {"copied": snapshot.copied, "failed": snapshot.failed, "bytes": snapshot.bytes}

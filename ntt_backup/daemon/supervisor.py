@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
+from ntt_backup.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import Child
 from ntt_backup.upload.worker_main import GO, Orders, work
@@ -47,7 +50,8 @@ class SupervisedWorker:
         self._stalled = False
 
     @property
-    def index(self) -> int:
+    def worker(self) -> int:
+        """The worker's number."""
         return self.orders.worker
 
     @property
@@ -84,37 +88,34 @@ class SupervisedWorker:
             self._said_goodbye = False
             self._said_nonsense = False
 
-    def hear(self) -> Iterator[dict[str, Any]]:
-        """The events that have arrived, as many as one read gives: one that talks faster than it is
-        heard must not keep signals and the others waiting. Afterwards `running` is False if the
-        process has ended, and then all has been heard.
+    def hear(self) -> Iterator[Message]:
+        """Yields the messages that have arrived, as many as one read gives: a worker that sends
+        faster than it is heard must not keep signals and the others waiting. Afterwards `running`
+        is False if the process has ended, and then all has been heard.
         """
         child = self._child
         if child is None:
             return
-        for said in child.hear():
-            if isinstance(said, bytes):
-                yield from self._mind_foreign(said, child.pid)
-            else:
-                self._said_goodbye |= said["event"] in ("worker_stop", "fatal")
-                self._spoke = True
-                self._quiet = said.get("quiet", 0.0)
-                yield said
+        for message in child.hear():
+            if isinstance(message, bytes):
+                yield from self._warn_once(message, child.pid)
+                continue
+            self._said_goodbye |= isinstance(message, events.WorkerStop | Fatal)
+            self._spoke = True
+            self._quiet = message.quiet if isinstance(message, Tick) else 0.0
+            if isinstance(message, events.WorkerEvent):
+                message = replace(message, worker=self.worker)
+            yield message
         if child.ended:
             status = child.reap()
             self._child = None
             if not self._said_goodbye:
-                yield {
-                    "event": "worker_died",
-                    "pid": child.pid,
-                    "status": status,
-                    "detail": child.detail,
-                }
+                yield WorkerDied(pid=child.pid, status=status, detail=child.detail)
 
-    def mind_silence(self, now: float, limit: float) -> Iterator[dict[str, Any]]:
-        """A `worker_stall` event, once, when it has said nothing for more than limit seconds beyond
-        those for which it had announced to be quiet; `worker_stall_end` when it speaks again.
-        What waits to be heard is no silence: `hear` it before.
+    def mind_silence(self, now: float, limit: float) -> Iterator[Message]:
+        """Yields a `worker_stall` event, once, when the worker has said nothing for more than limit
+        seconds beyond those for which it had announced to be quiet; `worker_stall_end` when it
+        speaks again. What waits to be heard is no silence: `hear` it before.
         """
         child = self._child
         if child is None:
@@ -125,32 +126,25 @@ class SupervisedWorker:
             self._expected = now + self._quiet
             if self._stalled:
                 self._stalled = False
-                yield {
-                    "event": "worker_stall_end",
-                    "pid": child.pid,
-                    "duration_s": round(silent, 3),
-                }
+                yield events.WorkerStallEnd(pid=child.pid, worker=self.worker, duration_s=silent)
         elif silent > limit and not self._stalled:
             self._stalled = True
-            yield {
-                "event": "worker_stall",
-                "pid": child.pid,
-                "silent_s": round(silent, 3),
-                "hint": f"`ps -o stat,wchan,args -p {child.pid}` says what it waits for: T is"
+            hint = (
+                f"`ps -o stat,wchan,args -p {child.pid}` says what it waits for: T is"
                 f" stopped, `kill -CONT {child.pid}` lets it go on; D is a disk that does not"
-                f" answer; `kill -KILL {child.pid}` has another one do its work, and loses nothing",
-            }
+                f" answer; `kill -KILL {child.pid}` has another one do its work, and loses nothing"
+            )
+            yield events.WorkerStall(pid=child.pid, worker=self.worker, silent_s=silent, hint=hint)
 
-    def _mind_foreign(self, line: bytes, pid: int) -> Iterator[dict[str, Any]]:
-        """A library may print something; that ends no backup, and is told once."""
+    def _warn_once(self, line: bytes, pid: int) -> Iterator[Message]:
+        """Yields a warning for the first line that is no message: a library may print something,
+        and that ends no backup.
+        """
         if not self._said_nonsense:
             self._said_nonsense = True
             shown = line[:200].decode("utf-8", "backslashreplace")
-            yield {
-                "event": "warning",
-                "pid": pid,
-                "reason": f"worker {self.index} prints what is no event: {shown!r}",
-            }
+            reason = f"worker {self.worker} prints what is no event: {shown!r}"
+            yield events.Warning(pid=pid, worker=self.worker, reason=reason)
 
     def stop(self) -> None:
         """Ask it to finish what is in flight and end; not to be started again."""
@@ -172,7 +166,7 @@ class SupervisedWorker:
             self.restarts = 0
         if self.restarts == RESTARTS:
             raise WorkerFailed(
-                f"worker {self.index} died {RESTARTS + 1} times",
+                f"worker {self.worker} died {RESTARTS + 1} times",
                 hint="the reason is in the log, in the worker_restart events before this",
             )
         self.restarts += 1

@@ -18,7 +18,7 @@ from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.story import end, start_servers
 from ntt_backup.errors import BackupError
-from ntt_backup.ui.run_view import render_error
+from ntt_backup.format import render_error
 
 
 def play(root: Path) -> int:

@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import identity
+from ntt_backup import events, identity
 from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
@@ -44,17 +44,16 @@ from ntt_backup.process.pipeline import wait_for
 _HEAD_BYTES: Final = pg_programs.HEAD_BYTES
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
-Tell = Callable[..., None]
+Emit = Callable[[events.Event], None]
 
 
-def dump(settings: RemoteConfig, tell: Tell, *, force: bool = False) -> None:
+def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False) -> None:
     """Make a dump if it is time to, and not where the last one is as good as a new one.
 
-    tell is called with the name and the fields of each event. force: whether or not anything has
-    changed. Raises BackupError, after it was noted for `status`; DumpImpossible where this machine
-    or this key cannot make any.
+    emit takes each event. force: whether or not anything has changed. Raises BackupError, after it
+    was noted for `status`; DumpImpossible where this machine or this key cannot make any.
     """
-    job = _Job(settings, tell)
+    job = _Job(settings, emit)
     try:
         job.run(force=force)
     except BackupError as error:
@@ -84,9 +83,9 @@ def due(
 class _Job:
     """One dump, from the look at what is there to the removal of what is no longer wanted."""
 
-    def __init__(self, settings: RemoteConfig, tell: Tell) -> None:
+    def __init__(self, settings: RemoteConfig, emit: Emit) -> None:
         self._settings = settings
-        self._tell = tell
+        self._emit = emit
         self._application = identity.application("dump")
         self._place = DumpPlace(
             Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout
@@ -107,9 +106,9 @@ class _Job:
         known = [one for one in ours if one.whole]
         reason = due(known, state.fingerprint, self._begun, settings.dump.max_age, force=force)
         if not reason:
-            self._tell("dump_skipped", name=known[-1].name)
+            self._emit(events.DumpSkipped(name=known[-1].name))
             return
-        self._tell("dump_start", reason=reason, program=found.version)
+        self._emit(events.DumpStart(reason=reason, program=found.version))
         number = 1 + max((one.number for one in contents.dumps), default=0)
         name, made = self._make(found, state, number)
         self._settle(name, made, ours)
@@ -206,19 +205,21 @@ class _Job:
         try:
             self._place.drop(past)
         except BackupError as error:
-            self._tell("warning", reason=f"dumps past retention are still there: {error}")
+            reason = f"dumps past retention are still on the remote: {error}"
+            self._emit(events.Warning(reason=reason))
             past = []
         self.note(name, made, "")
         took = time.monotonic() - self._clock
-        self._tell(
-            "dump_complete",
-            name=name,
-            bytes=made.bytes,
-            sha256=made.sha256,
-            duration_s=round(took, 3),
-            mb_per_s=round(made.bytes / 1e6 / max(took, 1e-3), 3),
-            kept=len(kept),
-            pruned=len(past),
+        self._emit(
+            events.DumpComplete(
+                name=name,
+                bytes=made.bytes,
+                sha256=made.sha256,
+                duration_s=took,
+                mb_per_s=made.bytes / 1e6 / max(took, 1e-3),
+                kept=len(kept),
+                pruned=len(past),
+            )
         )
 
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:

@@ -1,7 +1,7 @@
-"""The outages of one worker: each side that may be away has a clock, and its outages are told of.
+"""The outages of one worker: each side that may be away has a clock, and its outages are events.
 
-The sides are `remote`, `catalog`, `source` and `suspect`. The last is a store that is there in
-part: it is told of as `source`, but that a batch could be begun is no end of it.
+The sides are `remote`, `catalog`, `source` and `suspect`. The last is a store that is
+mounted in part: its event says `source`, but a batch that could be begun is no end of it.
 """
 
 from __future__ import annotations
@@ -10,40 +10,49 @@ import random
 import time
 from typing import Final
 
+from ntt_backup import events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.errors import BackupError
-from ntt_backup.upload.event_pipe import Line, tell_outage, tell_outage_end
+from ntt_backup.upload.event_pipe import EventPipe
 
 _TOLD_AS: Final = {"suspect": "source"}
 _SIDES: Final = ("remote", "catalog", "source", "suspect")
 
 
 class Outages:
-    """Counts and tells outages. limit: seconds after which one is waited out no longer; None: it is
-    waited out for ever.
+    """Counts outages and emits their events. limit: seconds after which an outage is waited out no
+    longer; None: it is waited out for ever.
     """
 
-    def __init__(self, line: Line, backoff: Backoff, limit: float | None) -> None:
-        self._line = line
+    def __init__(self, pipe: EventPipe, backoff: Backoff, limit: float | None) -> None:
+        self._pipe = pipe
         self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
 
     def away(self, side: str, error: BackupError) -> float:
-        """Count and tell an outage; how long to wait. Raises the error when it has lasted too
-        long.
+        """Count an outage and emit its event; returns the seconds to wait. Raises the error when
+        the outage has lasted too long.
         """
         clock = self._clocks[side]
         wait_s = clock.next_wait(time.monotonic())
         if wait_s is None:
             raise error
-        tell_outage(self._line, _TOLD_AS.get(side, side), error, clock.attempt, wait_s)
+        self._pipe.emit(
+            events.Outage(
+                what=_TOLD_AS.get(side, side),
+                reason=error.message,
+                detail=error.detail,
+                attempt=clock.attempt,
+                wait_s=wait_s,
+            )
+        )
         return wait_s
 
     def back(self, side: str) -> None:
         """End the outage of a side that has answered, if there was one."""
         clock = self._clocks[side]
         if clock.attempt:
-            duration_s = clock.lasted(time.monotonic())
-            tell_outage_end(self._line, _TOLD_AS.get(side, side), duration_s)
+            lasted = clock.lasted(time.monotonic())
+            self._pipe.emit(events.OutageEnd(what=_TOLD_AS.get(side, side), duration_s=lasted))
         clock.over()
 
     def lasts(self, side: str) -> bool:

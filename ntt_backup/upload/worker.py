@@ -8,10 +8,7 @@ failed.
 
 The loop knows no strategy and no SQL: it is given a way to open a `Session` and one to open a
 `CatalogSession`, and opens either again when it was lost. Decisions are `planner`'s, what waits to
-be sent is in the `Backlog`. What the loop needs from the coordinator it has as a `Line`: events
-out, `stop` in.
-
-Run by `worker_process`.
+be sent is in the `Backlog`. The coordinator is at the other end of its event pipe.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import (
@@ -35,6 +33,7 @@ from ntt_backup.errors import (
     SourceError,
     StoreSuspect,
 )
+from ntt_backup.messages import BatchStart, Drained
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.planner import (
     GiveUp,
@@ -45,13 +44,7 @@ from ntt_backup.planner import (
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.catalog_session import CatalogSession
-from ntt_backup.upload.event_pipe import (
-    Line,
-    tell_receipt,
-    tell_retry,
-    tell_split,
-    tell_start,
-)
+from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import Backlog
 from ntt_backup.upload.strategies.session import Outcome, Session
@@ -83,17 +76,17 @@ class Worker:
         store: Store,
         connect_remote: Callable[[], Session],
         connect_catalog: Callable[[], CatalogSession],
-        line: Line,
+        pipe: EventPipe,
     ) -> None:
         self._run = run = assignment.run
         self._watch = assignment.watch
         self._store = store
         self._connect_remote = connect_remote
         self._connect_catalog = connect_catalog
-        self._line = line
+        self._pipe = pipe
         self._backoff = Backoff(run.backoff_base, run.backoff_cap)
         limit = None if assignment.watch else run.outage_timeout
-        self._outages = Outages(line, self._backoff, limit)
+        self._outages = Outages(pipe, self._backoff, limit)
         self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
@@ -135,11 +128,11 @@ class Worker:
             self._resend(lost, 0.0, RemoteUnreachable("the session was given up"))
         self._accept()
         busy = bool(self._in_flight())
-        if self._catalog_due is not None and (busy or not self._line.stopping):
+        if self._catalog_due is not None and (busy or not self._pipe.stopping):
             self._await_catalog(self._catalog_due, busy)
             return
         self._record()
-        if self._line.stopping:
+        if self._pipe.stopping:
             self._backlog.forget()
             if busy:
                 self._collect()
@@ -176,14 +169,14 @@ class Worker:
         self._idle_since = None
         self._poll = _FIRST_POLL_SECONDS
         if self._session is None:
-            self._line.state("waiting")
+            self._pipe.state("waiting")
             try:
                 self._session = self._connect_remote()
             except BackupError:
                 self._backlog.delay([batch])
                 raise
-        self._line.state("sending")
-        tell_start(self._line, batch)
+        self._pipe.state("sending")
+        self._pipe.emit(BatchStart(batch=batch.name, blobs=len(batch.blobs), bytes=batch.size))
         try:
             self._session.put(batch)
         except BatchRejected as error:
@@ -199,7 +192,7 @@ class Worker:
 
     def _collect(self) -> None:
         if self._session is not None:
-            self._line.state("waiting")
+            self._pipe.state("waiting")
             self._outcomes += self._session.collect(_COLLECT_SECONDS)
 
     def _accept(self) -> None:
@@ -235,7 +228,7 @@ class Worker:
         if verdict.cleared:
             self._backlog.recall()
             self._outages.back("suspect")
-        if verdict.unread is None or self._line.stopping:
+        if verdict.unread is None or self._pipe.stopping:
             return None
         if verdict.error is None:
             due = now + _PUT_OFF_CAPS * self._run.backoff_cap
@@ -257,7 +250,8 @@ class Worker:
         elif isinstance(decision, GiveUp):
             self._judge(Receipt(batch, (), (decision.failure,), 0, 0.0))
         else:
-            tell_split(self._line, batch, error)
+            count = len(batch.blobs)
+            self._pipe.emit(events.BatchSplit(batch=batch.name, blobs=count, reason=str(error)))
             self._backlog.delay(decision.parts)
 
     def _resend(self, lost: Iterable[Batch], wait_s: float, error: BackupError) -> None:
@@ -268,7 +262,15 @@ class Worker:
     def _later(self, batches: Sequence[Batch], wait_s: float, error: BackupError) -> None:
         self._backlog.delay(batches, time.monotonic() + wait_s)
         for batch in batches:
-            tell_retry(self._line, batch, wait_s, error)
+            self._pipe.emit(
+                events.BatchRetry(
+                    batch=batch.name,
+                    blobs=len(batch.blobs),
+                    attempt=batch.attempt,
+                    reason=str(error),
+                    wait_s=wait_s,
+                )
+            )
 
     def _record(self) -> None:
         """Commit the receipts, oldest first, then tell of them, then free the ranges they
@@ -279,7 +281,9 @@ class Worker:
             self._open_catalog().ledger.record(receipt.stored, receipt.failed)
             self._outages.back("catalog")
             self._receipts.popleft()
-            tell_receipt(self._line, receipt)
+            for failure in receipt.failed:
+                self._pipe.emit(events.BlobFailed.of(failure))
+            self._pipe.emit(events.BatchComplete.of(receipt))
         if self._catalog is not None:
             self._release_settled(self._catalog)
 
@@ -311,10 +315,10 @@ class Worker:
         if claims.searching:
             return
         while (pending := claims.any_pending()) is None:
-            if self._line.stopping:
+            if self._pipe.stopping:
                 return
         if not pending:
-            self._line.emit("drained")
+            self._pipe.emit(Drained())
         if not pending and not self._watch:
             self._done = True
             return
@@ -332,11 +336,11 @@ class Worker:
             self._pause(self._run.poll_interval, "idle", claims.fileno())
 
     def _pause(self, seconds: float, state: str, *fds: int) -> None:
-        """Wait, but not past a word from the coordinator or life on one of fds."""
+        """Wait until the coordinator asks for the end, or one of fds is readable, or time is up."""
         seconds = max(0.0, seconds)
-        self._line.state(state, seconds)
-        watched = [fd for fd in (self._line.fd, *fds) if fd >= 0]
-        if not self._line.stopping:
+        self._pipe.state(state, seconds)
+        watched = [fd for fd in (self._pipe.fd, *fds) if fd >= 0]
+        if not self._pipe.stopping:
             wait_for(reading=watched, timeout=seconds)
 
     # --- when a side is away ----------------------------------------------------------------------
@@ -345,7 +349,7 @@ class Worker:
         lost = self._give_up_session()
         if any(isinstance(outcome, Receipt) for outcome in self._outcomes):
             self._outages.back("remote")  # It answered before it went away.
-        self._away_s = 0.0 if self._line.stopping else self._outages.away("remote", error)
+        self._away_s = 0.0 if self._pipe.stopping else self._outages.away("remote", error)
         self._resend(lost, self._away_s, error)
 
     def _source_away(self, error: SourceError) -> None:
@@ -354,7 +358,7 @@ class Worker:
         """
         if isinstance(error, StoreSuspect):
             raise error
-        self._away_s = 0.0 if self._line.stopping else self._outages.away("source", error)
+        self._away_s = 0.0 if self._pipe.stopping else self._outages.away("source", error)
 
     def _give_up_session(self) -> tuple[Batch, ...]:
         """End the session now; the batches it had no answer for. Answers that came are kept."""
@@ -370,7 +374,7 @@ class Worker:
         has its answers.
         """
         self._leave_catalog()
-        if self._line.stopping:
+        if self._pipe.stopping:
             self._done = self._catalog_due is not None and not self._in_flight()
             self._catalog_due = time.monotonic()
         else:

@@ -13,18 +13,19 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from ntt_backup import events
 from ntt_backup.catalog.ranges import claim_order
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.messages import Fatal
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.catalog_session import CatalogSession
-from ntt_backup.upload.event_pipe import write_event
+from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_session
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.worker import Assignment, Worker
@@ -33,7 +34,6 @@ GO: Final = b"go\n"
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
-_TICK_SECONDS: Final = 0.5
 # A connection that has waited for longer may be gone without a sign.
 _FRESH_SECONDS: Final = 30.0
 
@@ -52,56 +52,6 @@ class Orders:
     strategy: str
     watch: bool
     limit: Limit | None = None
-
-
-class PipeLine:
-    """The way to the coordinator over stdin and stdout; see `Line`."""
-
-    def __init__(self, stdin: int, stdout: int) -> None:
-        self._stdin = stdin
-        self._stdout = stdout
-        self._stopping = False
-        self._state = ""
-        self._sent = 0
-        self._content = 0
-        self._ticked = 0.0
-
-    @property
-    def fd(self) -> int:
-        return -1 if self._stopping else self._stdin
-
-    @property
-    def stopping(self) -> bool:
-        if not self._stopping and wait_for(reading=[self._stdin], timeout=0):
-            # The word, or the end of the file: the coordinator is gone. Both mean: finish and end.
-            self._stopping = True
-        return self._stopping
-
-    def emit(self, event: str, **fields: Any) -> None:
-        write_event(self._stdout, event, **fields)
-
-    def state(self, state: str, quiet: float = 0.0) -> None:
-        changed, self._state = state != self._state, state
-        now = time.monotonic()
-        if changed or max(quiet, now - self._ticked) >= _TICK_SECONDS:
-            self._tick(now, quiet)
-
-    def sent(self, count: int) -> None:
-        """Count bytes on their way, and say so now and then; none are a sign of life."""
-        self._sent += count
-        now = time.monotonic()
-        if now - self._ticked >= _TICK_SECONDS:
-            self._tick(now)
-
-    def carried(self, count: int) -> None:
-        """Count content on its way; below zero for what has to go again."""
-        self._content += count
-
-    def _tick(self, now: float, quiet: float = 0.0) -> None:
-        self._ticked = now
-        told = {"sent": self._sent, "content": self._content, "quiet": quiet}
-        self.emit("tick", state=self._state, **told)
-        self._sent = self._content = 0
 
 
 class Remote:
@@ -129,7 +79,7 @@ class Remote:
         return open_session(self._strategy, self._spec, self._store, ahead)
 
 
-def spec_of(orders: Orders, line: PipeLine) -> SessionSpec:
+def spec_of(orders: Orders, pipe: EventPipe) -> SessionSpec:
     """Return what this worker's sessions are opened with."""
     settings = orders.settings
     return SessionSpec(
@@ -140,12 +90,12 @@ def spec_of(orders: Orders, line: PipeLine) -> SessionSpec:
         slot=str(orders.worker),
         run=settings.run,
         pace=orders.limit.sender(orders.worker) if orders.limit is not None else None,
-        on_bytes=line.sent,
-        on_content=line.carried,
+        on_bytes=pipe.sent,
+        on_content=pipe.carried,
     )
 
 
-def run(orders: Orders, store: Store, remote: Remote, line: PipeLine) -> None:
+def run(orders: Orders, store: Store, remote: Remote, pipe: EventPipe) -> None:
     """Do the orders; raises what cannot be waited out."""
     settings = orders.settings
 
@@ -159,7 +109,7 @@ def run(orders: Orders, store: Store, remote: Remote, line: PipeLine) -> None:
         )
 
     assignment = Assignment(name=str(orders.worker), watch=orders.watch, run=settings.run)
-    Worker(assignment, store, remote.connect, connect_catalog, line).run()
+    Worker(assignment, store, remote.connect, connect_catalog, pipe).run()
 
 
 def work(orders: Orders) -> int:
@@ -168,24 +118,24 @@ def work(orders: Orders) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    line = PipeLine(_STDIN, _STDOUT)
+    pipe = EventPipe(_STDIN, _STDOUT)
     store = Store(orders.settings.source.root)
-    remote = Remote(orders.strategy, spec_of(orders, line), store)
+    remote = Remote(orders.strategy, spec_of(orders, pipe), store)
     remote.connect_ahead()
     if _read_line(_STDIN) != GO:
         return 0
-    line.emit("worker_start", strategy=orders.strategy)
+    pipe.emit(events.WorkerStart(strategy=orders.strategy))
     try:
-        run(orders, store, remote, line)
+        run(orders, store, remote, pipe)
     except BackupError as error:
-        line.emit("fatal", **error.fields)
+        pipe.emit(Fatal(**error.fields))
         return error.exit_code
-    line.emit("worker_stop")
+    pipe.emit(events.WorkerStop())
     return 0
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, byte by byte: what follows it belongs to `PipeLine`."""
+    """One line, byte by byte: what follows it belongs to `EventPipe`."""
     data = b""
     while not data.endswith(b"\n"):
         piece = os.read(fd, 1)

@@ -1,4 +1,4 @@
-"""The coordinator's page in the catalog: whatever happens there, its loop goes on."""
+"""The run's row in the catalog: whatever happens there, the run goes on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_history import RunBook
+from ntt_backup.daemon.run_history import RunHistory
+from ntt_backup.messages import Tick
 from tests.postgres import Postgres
 
 # Where nothing gives up, a test would wait for ever.
 pytestmark = pytest.mark.timeout(60)
 
-SENDING = {"event": "tick", "state": "sending", "sent": 0, "content": 0}
+SENDING = Tick(state="sending")
 
 
 @pytest.fixture
-def book(catalog_url: str, tmp_path: Path) -> Iterator[RunBook]:
-    """The page of a run that has begun, over a connection that would wait for ever."""
+def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
+    """The history of a run that has begun, over a connection that would wait for ever."""
     url = make_conninfo(catalog_url, options="-c lock_timeout=0 -c statement_timeout=0")
     settings = Settings.model_validate(
         {
@@ -36,7 +37,7 @@ def book(catalog_url: str, tmp_path: Path) -> Iterator[RunBook]:
             "remote": {"host": "nowhere", "path": "/nowhere"},
         }
     )
-    made = RunBook(settings, str(uuid.uuid4()))
+    made = RunHistory(settings, str(uuid.uuid4()))
     made.start("tar")
     yield made
     made.end(Progress(0.0, 1).snapshot(1.0), "done", 0)
@@ -44,84 +45,84 @@ def book(catalog_url: str, tmp_path: Path) -> Iterator[RunBook]:
 
 @pytest.mark.parametrize("known", [True, False, None])
 def test_what_is_not_known_in_a_moment_is_left_to_the_workers(
-    book: RunBook, monkeypatch: pytest.MonkeyPatch, known: bool | None
+    history: RunHistory, monkeypatch: pytest.MonkeyPatch, known: bool | None
 ) -> None:
     monkeypatch.setattr(Claims, "any_pending", lambda _: known)
-    assert book.any_pending() is (known is not False)
+    assert history.any_pending() is (known is not False)
 
 
 @pytest.mark.parametrize("table", ["blobs", "ntt_backup.runs"])
 def test_a_locked_table_is_not_waited_for(
-    book: RunBook, catalog: Connection, catalog_url: str, table: str
+    history: RunHistory, catalog: Connection, catalog_url: str, table: str
 ) -> None:
     progress = Progress(0.0, 1)
     with psycopg.connect(catalog_url) as other:
         other.execute(f"lock table {table} in access exclusive mode".encode())
         snapshot = progress.snapshot(1.0)
         work = {
-            "blobs": lambda: book.count(progress, 1.0),
-            "ntt_backup.runs": lambda: book.update(snapshot),
+            "blobs": lambda: history.count_pending(progress, 1.0),
+            "ntt_backup.runs": lambda: history.update(snapshot),
         }
         work[table]()
         assert progress.pending is None
     progress.copied = 7
-    book.update(progress.snapshot(2.0))
+    history.update(progress.snapshot(2.0))
     noted = last_run(catalog, "remote")
     assert noted is not None
     assert noted.copied == 7
 
 
 def test_a_server_that_stands_still_is_not_waited_for(
-    book: RunBook, catalog: Connection, postgres: Postgres
+    history: RunHistory, catalog: Connection, postgres: Postgres
 ) -> None:
     """Neither by a query nor by a new connection."""
     progress = Progress(0.0, 1)
     progress.copied = 7
     with postgres.frozen():
-        book.update(progress.snapshot(1.0))
-        book.update(progress.snapshot(2.0))
-    book.update(progress.snapshot(3.0))
+        history.update(progress.snapshot(1.0))
+        history.update(progress.snapshot(2.0))
+    history.update(progress.snapshot(3.0))
     noted = last_run(catalog, "remote")
     assert noted is not None
     assert noted.copied == 7
 
 
 def test_what_is_lost_with_the_connection_is_noted_over_the_next(
-    book: RunBook, catalog: Connection
+    history: RunHistory, catalog: Connection
 ) -> None:
     progress = Progress(0.0, 1)
     progress.copied = 7
     end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
     catalog.execute(end + " and datname = current_database()")
-    book.update(progress.snapshot(1.0))
-    book.update(progress.snapshot(2.0))
+    history.update(progress.snapshot(1.0))
+    history.update(progress.snapshot(2.0))
     noted = last_run(catalog, "remote")
     assert noted is not None
     assert noted.copied == 7
 
 
 def test_what_is_pending_is_looked_at_soon_where_the_last_look_tells_little(
-    book: RunBook, catalog: Connection
+    history: RunHistory, catalog: Connection
 ) -> None:
     """And not at once, since a daemon may be fed blob by blob."""
     progress, now = Progress(0.0, 1), 1000.0
-    book.count(progress, now)
+    history.count_pending(progress, now)
     assert progress.pending == 0
     catalog.execute("insert into blobs (blobid) values (repeat('ab', 32))")
-    book.count(progress, now + 60)
+    history.count_pending(progress, now + 60)
     assert progress.pending == 0
-    progress.event(0, SENDING, now + 61)
-    book.count(progress, now + 100)
+    progress.take(0, SENDING, now + 61)
+    history.count_pending(progress, now + 100)
     assert progress.pending == 1
     catalog.execute("insert into blobs (blobid) values (repeat('cd', 32))")
-    book.count(progress, now + 100.5)
+    history.count_pending(progress, now + 100.5)
     assert progress.pending == 1
-    book.count(progress, now + 200)
+    history.count_pending(progress, now + 200)
     assert progress.pending == 2
 
 
 def test_what_takes_too_long_to_count_is_estimated(
-    book: RunBook, catalog: Connection, monkeypatch: pytest.MonkeyPatch
+    history: RunHistory, catalog: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog.execute(
         "insert into blobs (blobid, size)"
@@ -130,7 +131,7 @@ def test_what_takes_too_long_to_count_is_estimated(
     monkeypatch.setattr(run_history, "_COUNT_MILLISECONDS", 0)
     catalog.execute("analyze blobs")
     progress = Progress(0.0, 1)
-    book.count(progress, 1000.0)
+    history.count_pending(progress, 1000.0)
     shown = progress.snapshot(1.0)
     assert shown.estimated
     assert shown.pending == pytest.approx(2000, rel=0.5)

@@ -19,6 +19,8 @@ from ntt_backup.errors import (
     RemoteCannotStore,
     RemoteUnreachable,
 )
+from ntt_backup.events import BlobFailed
+from ntt_backup.messages import Message
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
 from ntt_backup.upload.strategies.session import Rejection
 
@@ -278,8 +280,8 @@ class FakeStore:
 
 
 @dataclass
-class FakeLine:
-    """The coordinator's end: what it heard. on_event is told of each event."""
+class FakePipe:
+    """An event pipe that keeps what the worker says. on_event is told of each message."""
 
     catalog: FakeCatalog
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -288,10 +290,10 @@ class FakeLine:
     on_event: Callable[[dict[str, Any]], object] = lambda event: None
     on_state: Callable[[str], object] = lambda state: None
 
-    def emit(self, event: str, **fields: Any) -> None:
-        if event == "blob_failed":
-            assert fields["blobid"] in self.catalog.failed, "told before it was recorded"
-        told = {"event": event, **fields}
+    def emit(self, message: Message) -> None:
+        if isinstance(message, BlobFailed):
+            assert message.blobid in self.catalog.failed, "told before it was recorded"
+        told = {"event": message.kind, **message.fields}
         self.events.append(told)
         self.on_event(told)
 

@@ -12,8 +12,10 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon import dump_child
 from ntt_backup.daemon.dump_child import RETRY_SECONDS, DumpChild
+from ntt_backup.events import DumpFailed, DumpSkipped, Event, Warning
+from ntt_backup.messages import DumpOver
 from ntt_backup.process.pipeline import Child, wait_for
-from ntt_backup.upload.event_pipe import write_event
+from ntt_backup.upload.event_pipe import send
 from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
@@ -37,7 +39,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def heard(dump: DumpChild, now: float = 0.0) -> Iterator[dict[str, Any]]:
+def heard(dump: DumpChild, now: float = 0.0) -> Iterator[Event]:
     """All events until the process has ended."""
     while dump.running:
         wait_for(reading=dump.fds, timeout=PATIENCE)
@@ -52,7 +54,7 @@ def test_its_events_are_passed_on_and_its_end_is_not(program: Path) -> None:
     )
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
-    assert list(heard(dump)) == [{"event": "dump_skipped", "pid": 1, "name": "x"}]
+    assert list(heard(dump)) == [DumpSkipped(pid=1, name="x")]
     assert not dump.failed
     dump.start_if_due(INTERVAL - 1)
     assert not dump.running
@@ -79,14 +81,14 @@ def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_loo
 
 def test_it_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(got: Settings) -> int:
-        write_event(1, "warning", reason=str(got == settings()))
-        write_event(1, "dump_over", failed=False)
+        send(1, Warning(reason=str(got == settings())))
+        send(1, DumpOver(failed=False))
         return 0
 
     monkeypatch.setattr(dump_child, "work", work)
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
-    assert [event["reason"] for event in heard(dump)] == ["True"]
+    assert [event.line for event in heard(dump)] == ["warning: True"]
     assert not dump.failed
 
 
@@ -95,7 +97,8 @@ def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> No
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
     (event,) = heard(dump, now=5.0)
-    assert (event["event"], event["exit_code"], event["detail"]) == ("dump_failed", 1, "oh no")
+    assert isinstance(event, DumpFailed)
+    assert (event.exit_code, event.detail) == (1, "oh no")
     assert dump.failed
     dump.start_if_due(5.0 + RETRY_SECONDS - 1)
     assert not dump.running

@@ -1,232 +1,195 @@
-"""The JSONL log: whole lines, in the file that has the name, and never the end of a backup."""
+"""Events: their lines for people, their JSON, and the schema that is made from them."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import re
-import resource
-import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.daemon.event_log import EventLog
-from ntt_backup.errors import ConfigError
-from ntt_backup.format import level_of
+from ntt_backup import events
+from ntt_backup.events import Event, decode
+from tests import jsonl_schema
+
+BLOBID = "ab" * 32
+DUMP = "20260304T120000Z-0badcafe.dump"
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9bb\r\nc\u202ed\x00[red]"
+
+RUN_START = events.RunStart(
+    version="1",
+    target="remote",
+    strategy="tar",
+    workers=4,
+    watch=False,
+    source="/srv/store",
+    remote="host:/backup",
+)
+PROGRESS = events.Progress(
+    copied=3_150,
+    failed=2,
+    pending=1_848,
+    estimated=False,
+    bytes=212_300_000,
+    mb_per_s=48.14,
+    blobs_per_s=812.0,
+    eta_s=34.0,
+    active_workers=4,
+)
+RUN_STOP = events.RunStop(
+    outcome="some_failed",
+    exit_code=7,
+    copied=4_998,
+    failed=2,
+    bytes=250_000_000,
+    duration_s=12.5,
+)
+BLOB_FAILED = events.BlobFailed(blobid=BLOBID, reason="missing", detail="no such file")
+OUTAGE = events.Outage(what="remote", reason="no answer", detail="timed out", attempt=2, wait_s=3.2)
+OUTAGE_END = events.OutageEnd(what="remote", duration_s=72.4)
+SPLIT = events.BatchSplit(batch="0.1a", blobs=1, reason="no")
+RESTART = events.WorkerRestart(pid=5, worker=3, status=-9, detail="killed", attempt=1, wait_s=0.7)
+DUMP_START = events.DumpStart(reason="first", program="16.2")
+DUMP_FAILED = events.DumpFailed(exit_code=7, message="m", detail="d", hint="do it")
+ERROR = events.Error(exit_code=5, message="m", detail="d", hint="do it")
+
+LINES = [
+    (RUN_START, "4 workers, strategy tar, target remote: /srv/store to host:/backup"),
+    (
+        PROGRESS,
+        "3,150 copied, 2 failed, 1,848 pending, 212.3 MB, 48.1 MB/s, 812 files/s, about 34 s left",
+    ),
+    (
+        replace(PROGRESS, pending=None, eta_s=None),
+        "3,150 copied, 2 failed, pending not counted yet, 212.3 MB, 48.1 MB/s, 812 files/s",
+    ),
+    (
+        replace(PROGRESS, estimated=True, eta_s=None),
+        "3,150 copied, 2 failed, about 1,848 pending, 212.3 MB, 48.1 MB/s, 812 files/s",
+    ),
+    (
+        RUN_STOP,
+        "some failed: 4,998 copied, 2 failed, 250.0 MB in 12 s (20.0 MB/s), exit code 7",
+    ),
+    (
+        replace(RUN_STOP, outcome="error", exit_code=5),
+        "ended early: 4,998 copied, 2 failed, 250.0 MB in 12 s (20.0 MB/s), exit code 5",
+    ),
+    (
+        events.BatchRetry(batch="w1-7", blobs=9, attempt=2, reason="tar: exit 2", wait_s=1.5),
+        "batch w1-7 again in 1.5 s (attempt 2): tar: exit 2",
+    ),
+    (SPLIT, "batch 0.1a split (1 blob): no"),
+    (replace(SPLIT, blobs=1_000), "batch 0.1a split (1,000 blobs): no"),
+    (BLOB_FAILED, f"failed, missing: {BLOBID} no such file"),
+    (
+        events.BlobsFailed(count=3, reasons={"unreadable": 1, "missing": 2}),
+        "3 blobs more failed: 2 missing, 1 unreadable; `ntt-backup-remote status` counts them",
+    ),
+    (OUTAGE, "remote is away, again in 3.2 s: no answer: timed out"),
+    (replace(OUTAGE, what="catalog"), "catalog is away, again in 3.2 s: no answer: timed out"),
+    (replace(OUTAGE, what="source"), "store is away, again in 3.2 s: no answer: timed out"),
+    (replace(OUTAGE, what="preflight"), "cannot begin yet, again in 3.2 s: no answer: timed out"),
+    (OUTAGE_END, "remote is back after 1 min 12 s"),
+    (replace(OUTAGE_END, what="catalog"), "catalog is back after 1 min 12 s"),
+    (replace(OUTAGE_END, what="source"), "store is back after 1 min 12 s"),
+    (replace(OUTAGE_END, what="preflight"), "can begin after 1 min 12 s"),
+    (RESTART, "worker 3 died (status -9), a new one in 0.7 s: killed"),
+    (replace(RESTART, detail=""), "worker 3 died (status -9), a new one in 0.7 s"),
+    (
+        events.WorkerStall(pid=77, worker=1, silent_s=61.0, hint="look"),
+        "worker 1 (PID 77) has said nothing for 1 min 1 s: look",
+    ),
+    (
+        events.WorkerStallEnd(worker=1, duration_s=75.0),
+        "worker 1 speaks again after 1 min 15 s",
+    ),
+    (DUMP_START, "dumping the catalog (there is none yet)"),
+    (
+        replace(DUMP_START, reason="changed"),
+        "dumping the catalog (it may have changed since the last time)",
+    ),
+    (replace(DUMP_START, reason="old"), "dumping the catalog (the last one is old)"),
+    (replace(DUMP_START, reason="asked"), "dumping the catalog (as asked)"),
+    (
+        events.DumpSkipped(name=DUMP),
+        f"nobody but us has changed the catalog since {DUMP}",
+    ),
+    (
+        events.DumpComplete(
+            name=DUMP,
+            bytes=3_000_000,
+            sha256="0" * 64,
+            duration_s=12.0,
+            mb_per_s=0.25,
+            kept=3,
+            pruned=1,
+        ),
+        f"dumped the catalog: {DUMP}, 3.0 MB in 12 s; 3 kept, 1 removed",
+    ),
+    (DUMP_FAILED, "the catalog is not dumped: m: d; do it"),
+    (replace(DUMP_FAILED, detail="", hint=""), "the catalog is not dumped: m"),
+    (ERROR, "error: m: d; do it"),
+    (events.Warning(reason="odd"), "warning: odd"),
+    (
+        events.StillFailed(blobs=8),
+        "8 blobs are still failed: `ntt-backup-remote status` says why,"
+        " `ntt-backup-remote requeue` has them tried again",
+    ),
+    (
+        events.Stopping(signal=15),
+        "stopping after what is in flight; a second signal stops at once",
+    ),
+    (events.WorkerStart(strategy="tar"), None),
+    (events.WorkerStop(), None),
+]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "log" / "backup.jsonl"
+@pytest.mark.parametrize(("event", "line"), LINES)
+def test_an_event_has_one_line_for_people_or_none(event: Event, line: str | None) -> None:
+    assert event.line == line
 
 
-@pytest.fixture
-def log(path: Path) -> Iterator[EventLog]:
-    made = EventLog(path, "run-1")
-    yield made
-    made.close()
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("ascii").splitlines()]
-
-
-def is_open(path: Path) -> bool:
-    """Whether this process has the file open."""
-    return any(fd.exists() and fd.samefile(path) for fd in Path("/proc/self/fd").iterdir())
-
-
-# --- lines ----------------------------------------------------------------------------------------
-
-
-def test_a_line_begins_with_when_what_and_who(log: EventLog, path: Path) -> None:
-    log.emit("batch_complete", {"worker": 3, "pid": 77, "copied": 5})
-    (line,) = lines(path)
-    assert list(line) == [
-        "timestamp",
-        "level",
-        "event",
-        "run_id",
-        "host",
-        "pid",
-        "worker",
-        "copied",
-    ]
-    assert line["host"] == socket.gethostname()
-    assert (line["level"], line["event"], line["run_id"]) == ("info", "batch_complete", "run-1")
-    assert (line["pid"], line["worker"], line["copied"]) == (77, 3, 5)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|\+00:00)", line["timestamp"])
-
-
-def test_what_the_coordinator_says_itself_has_its_pid(log: EventLog, path: Path) -> None:
-    log.emit("run_start", {})
-    assert lines(path)[0]["pid"] == os.getpid()
+@pytest.mark.parametrize(
+    "event",
+    [
+        replace(BLOB_FAILED, detail=HOSTILE),
+        replace(BLOB_FAILED, blobid=HOSTILE),
+        replace(OUTAGE, reason=HOSTILE, detail=HOSTILE),
+        replace(RUN_START, remote=HOSTILE),
+    ],
+)
+def test_a_line_is_printable_whatever_others_said(event: Event) -> None:
+    assert event.line is not None
+    assert event.line.isprintable()
 
 
 @pytest.mark.parametrize(
     ("event", "level"),
     [
-        ("run_start", "info"),
-        ("progress", "info"),
-        ("blob_failed", "warning"),
-        ("outage", "warning"),
-        ("worker_restart", "warning"),
-        ("worker_stall", "warning"),
-        ("error", "error"),
+        (RUN_START, "info"),
+        (PROGRESS, "info"),
+        (OUTAGE_END, "info"),
+        (BLOB_FAILED, "warning"),
+        (OUTAGE, "warning"),
+        (RESTART, "warning"),
+        (DUMP_FAILED, "error"),
+        (ERROR, "error"),
     ],
 )
-def test_levels_say_what_deserves_a_look(event: str, level: str) -> None:
-    assert level_of(event) == level
+def test_an_events_level_says_whether_it_deserves_a_look(event: Event, level: str) -> None:
+    assert event.level == level
 
 
-@given(st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.none(), max_size=5))
-def test_whatever_is_said_is_one_line_of_ascii(
-    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.mktemp("log") / "log.jsonl"
-    said = {f"x_{name}": value for name, value in fields.items()}
-    log = EventLog(path, "run")
-    log.emit("warning", said)
-    log.close()
-    data = path.read_bytes()
-    assert data.count(b"\n") == 1
-    assert data.endswith(b"\n")
-    line = json.loads(data.decode("ascii"))
-    assert {name: line[name] for name in said} == said
+@given(st.text(st.characters(exclude_categories=())))
+def test_an_event_on_a_pipe_is_one_line_that_is_read_back_as_it_was(text: str) -> None:
+    event = replace(OUTAGE, worker=3, detail=text)
+    line = event.encode()
+    assert line.count(b"\n") == 1
+    assert decode(line) == event
 
 
-def test_lines_are_added_to_what_is_there(path: Path) -> None:
-    for run in ("first", "second"):
-        log = EventLog(path, run)
-        log.emit("run_start", {})
-        log.close()
-    assert [line["run_id"] for line in lines(path)] == ["first", "second"]
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def test_directories_are_made(log: EventLog, path: Path) -> None:
-    assert path.exists()
-
-
-def test_after_a_rename_lines_go_to_the_new_file_of_that_name(log: EventLog, path: Path) -> None:
-    log.emit("run_start", {})
-    rotated = path.with_suffix(".1")
-    path.rename(rotated)
-    log.emit("progress", {})
-    path.write_text("")  # logrotate's `create`
-    log.emit("run_stop", {})
-    assert [line["event"] for line in lines(rotated)] == ["run_start"]
-    assert [line["event"] for line in lines(path)] == ["run_stop"]
-
-
-def test_after_a_rename_the_next_line_makes_the_file_anew(log: EventLog, path: Path) -> None:
-    path.rename(path.with_suffix(".1"))
-    log.emit("progress", {})
-    assert [line["event"] for line in lines(path)] == ["progress"]
-
-
-def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, path: Path) -> None:
-    log.emit("run_start", {})
-    os.truncate(path, 0)  # logrotate's `copytruncate`
-    log.emit("progress", {})
-    assert [line["event"] for line in lines(path)] == ["progress"]
-
-
-def test_reopening_lets_go_of_the_file(log: EventLog, path: Path) -> None:
-    log.emit("run_start", {})
-    assert is_open(path)
-    log.reopen()
-    log.reopen()
-    assert not is_open(path)
-    log.emit("progress", {})
-    assert [line["event"] for line in lines(path)] == ["run_start", "progress"]
-
-
-@pytest.mark.parametrize("place", ["directory", "below a file"])
-def test_a_log_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path, place: str) -> None:
-    path = tmp_path if place == "directory" else tmp_path / "file" / "log.jsonl"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError) as caught:
-        EventLog(path, "run")
-    assert str(path) in caught.value.message
-    assert "NTT_LOG_JSON" in caught.value.hint
-
-
-def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", full)
-        log = EventLog(path, "run")
-        log.emit("run_start", {})
-        log.emit("progress", {})
-    assert capsys.readouterr().err.count("No space left") == 1
-    log.emit("run_stop", {})
-    log.close()
-    assert [line["event"] for line in lines(path)] == ["run_stop"]
-
-
-# --- trouble --------------------------------------------------------------------------------------
-
-
-def test_a_directory_that_vanishes_is_told_once_and_lines_go_on_when_it_is_back(
-    log: EventLog, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    moved = path.parent.with_name("moved")
-    path.parent.rename(moved)
-    log.emit("progress", {})
-    log.emit("progress", {})
-    assert capsys.readouterr().err.count("cannot write the log") == 1
-    moved.rename(path.parent)
-    log.emit("run_stop", {})
-    assert lines(path)[-1]["event"] == "run_stop"
-
-
-def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    log = EventLog(Path("/dev/full"), "run")
-    for _ in range(3):
-        log.emit("progress", {})
-    log.close()
-    said = capsys.readouterr().err
-    assert said.count("cannot write the log /dev/full") == 1
-    assert "No space left" in said
-
-
-@pytest.fixture
-def file_limit() -> Iterator[int]:
-    """Files of this process may not grow beyond so many bytes; Python ignores the signal for it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield 1000
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_line_that_was_torn_by_a_full_disk_spoils_no_other(
-    log: EventLog, path: Path, file_limit: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    log.emit("run_start", {})
-    log.emit("progress", {"filling": "x" * file_limit})
-    assert path.stat().st_size == file_limit
-    log.emit("progress", {"dropped": 1})
-    log.emit("progress", {"dropped": 2})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    assert capfd.readouterr().err.count("cannot write the log") == 1
-    log.emit("run_stop", {})
-    log.emit("after", {})
-    first, torn, *rest = path.read_text().splitlines()
-    assert json.loads(first)["event"] == "run_start"
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(torn)
-    assert [json.loads(line)["event"] for line in rest] == ["run_stop", "after"]
+def test_the_schema_file_is_made_from_the_events() -> None:
+    assert jsonl_schema.FILE.read_text() == jsonl_schema.text(), (
+        "`python -m tests.jsonl_schema` writes it"
+    )

@@ -1,64 +1,50 @@
-"""Words for people are put right for one as for many, wherever they are said."""
+"""Sizes, durations, counts and errors as people read them, and text made safe to print."""
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
-
 import pytest
 
-import ntt_backup
-from ntt_backup.format import many
+from ntt_backup.errors import ConfigError, RemoteUnreachable
+from ntt_backup.format import duration, many, printable, render_error, size
 
-PACKAGE = Path(ntt_backup.__file__).parent
-# Said of a number, and wrong where that is 1.
-PLURAL = re.compile(
-    r" (?:(?:more|pending|trial|good|round|prefix) )*"
-    r"(?:batches|blobs|connections|directories|dumps|files|ranges|rows|strays|tables|trips|workers"
-    r"|are|were|have)\b(?!/)"
-)
+
+def test_printable_keeps_words_and_joins_lines() -> None:
+    assert printable("tar: Grüße\n\n  tar: Ende \n") == "tar: Grüße;   tar: Ende"
+    assert printable("\ud800\x1b[0m") == "\\ud800\\x1b[0m"
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 blobs"), (1, "1 blob"), (2, "2 blobs"), (1_000, "1,000 blobs")]
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (754, "12 min 34 s"),
+        (3_600 * 3 + 719, "3 h 11 min"),
+        (86_400 * 5 + 3_600, "5 d 1 h"),
+    ],
 )
-def test_one_is_singular(count: int, text: str) -> None:
-    assert many(count, "blob") == text
+def test_duration_has_at_most_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
-def test_a_plural_or_a_verb_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 Bytes"), (999, "999 Bytes"), (1_000, "1.0 kB"), (10**12, "1.0 TB")]
+)
+def test_size_counts_in_thousands(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_one_is_singular_and_all_else_is_plural() -> None:
+    assert [many(n, "blob") for n in (0, 1, 1_000)] == ["0 blobs", "1 blob", "1,000 blobs"]
     assert [many(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
-    assert [many(n, "blob is", "blobs are") for n in (1, 2)] == ["1 blob is", "2 blobs are"]
 
 
-def test_no_message_says_a_plural_of_a_number_that_may_be_one() -> None:
-    """The remote half says its numbers to programs."""
-    wrong = [
-        f"{path.relative_to(PACKAGE)}:{value.lineno}:{word}"
-        for path in PACKAGE.rglob("*.py")
-        if path.parent.name not in ("receiver", "wire", "blobdir")
-        for text in ast.walk(ast.parse(path.read_text()))
-        if isinstance(text, ast.JoinedStr)
-        for value, word in _said_of_numbers(text)
+def test_error_says_what_why_and_what_to_do() -> None:
+    full = ConfigError("cannot read x\x1b[0m", detail="denied\nagain", hint="chmod it\x07")
+    assert render_error(full).split("\n") == [
+        "error: cannot read x\\x1b[0m: denied; again",
+        "hint: chmod it\\x07",
     ]
-    assert wrong == []
-
-
-def _said_of_numbers(text: ast.JoinedStr) -> list[tuple[ast.FormattedValue, str]]:
-    """Values that look like counts, with the plural that follows."""
-    return [
-        (value, match[0])
-        for value, after in zip(text.values, text.values[1:], strict=False)
-        if isinstance(value, ast.FormattedValue)
-        and isinstance(after, ast.Constant)
-        and (match := PLURAL.match(str(after.value)))
-        and _is_count(value)
-    ]
-
-
-def _is_count(value: ast.FormattedValue) -> bool:
-    """A number with separators, a length, or one that is named as a count."""
-    source = ast.unparse(value.value)
-    separated = value.format_spec is not None and ":," in ast.unparse(value)
-    return separated or source.startswith("len(") or source.endswith(("count", "checked", "total"))
+    assert render_error(RemoteUnreachable("no answer")) == "error: no answer"

@@ -39,9 +39,9 @@ def mount_when(made: Scene, copied: set[str]) -> list[int]:
             mounted.append(len(copied))
             made.remote.unreadable.clear()
         tried_for_ever = len(made.remote.batches) > ENDLESS
-        made.line.stopping = not made.catalog.pending or tried_for_ever
+        made.pipe.stopping = not made.catalog.pending or tried_for_ever
 
-    made.line.on_event = look
+    made.pipe.on_event = look
     return mounted
 
 
@@ -70,10 +70,10 @@ def test_the_outage_is_told_until_the_store_is_whole_and_ended_once() -> None:
     gone = away(made, 0x00, 0xA9)
     mount_when(made, everybody(made) - gone)
     watching(made).run()
-    outages = made.line.of("outage")
+    outages = made.pipe.of("outage")
     assert {one["what"] for one in outages} == {"source"}
     assert [one["attempt"] for one in outages] == list(range(1, len(outages) + 1))
-    assert [one["what"] for one in made.line.of("outage_end")] == ["source"]
+    assert [one["what"] for one in made.pipe.of("outage_end")] == ["source"]
 
 
 def test_what_cannot_be_read_waits_and_is_not_tried_first_again() -> None:
@@ -81,9 +81,9 @@ def test_what_cannot_be_read_waits_and_is_not_tried_first_again() -> None:
     gone = away(made, 0x00, 0xA9)
 
     def stop_when_waiting(state: str) -> None:
-        made.line.stopping = state == "outage"
+        made.pipe.stopping = state == "outage"
 
-    made.line.on_state = stop_when_waiting
+    made.pipe.on_state = stop_when_waiting
     watching(made, backoff_base=60, backoff_cap=60, window=1).run()
     sent = [blob.blobid for batch in made.remote.batches for blob in batch.blobs]
     assert len(sent) == len(set(sent)) == BLOBS
@@ -100,9 +100,9 @@ def test_blobs_that_are_really_gone_are_marked_once_the_store_is_whole_again() -
     def mount(event: dict[str, Any]) -> None:
         if made.catalog.copied == everybody(made) - gone:
             made.remote.unreadable &= lost
-        made.line.stopping = not made.catalog.pending or len(made.remote.batches) > ENDLESS
+        made.pipe.stopping = not made.catalog.pending or len(made.remote.batches) > ENDLESS
 
-    made.line.on_event = mount
+    made.pipe.on_event = mount
     watching(made).run()
     made.assert_done(sorted(lost))
 
@@ -125,7 +125,7 @@ def test_what_was_answered_is_recorded_before_the_wait_for_a_remote(fault: str) 
         if state == "outage":
             waits.append(made.catalog.copied == made.remote.stored != set())
 
-    made.line.on_state = look
+    made.pipe.on_state = look
     made.worker(window=2).run()
     made.assert_done()
     assert waits

@@ -15,14 +15,12 @@ from ntt_backup.model import Batch, Blob, Reason
 from ntt_backup.planner import (
     ENOUGH_TRIED,
     GiveUp,
-    RateWindow,
     Retry,
     Split,
     Suspicion,
     after_link_loss,
     after_rejection,
     cut,
-    eta_seconds,
     split,
 )
 
@@ -208,51 +206,3 @@ def test_few_blobs_or_a_share_of_one_make_no_suspect() -> None:
     assert Suspicion(0.5).falls(1000, 501)
     assert not Suspicion(0.5).falls(1000, 500)
     assert not Suspicion(1).falls(5000, 5000)
-
-
-# --- rates ----------------------------------------------------------------------------------------
-
-
-def test_a_rate_is_that_of_the_last_minute() -> None:
-    window = RateWindow(60)
-    for second in range(600):
-        window.add(float(second), 5.0)
-    assert window.rate(599.0) == pytest.approx(5.0, rel=0.05)
-    assert window.rate(630.0) == pytest.approx(2.5, rel=0.1)
-    assert window.rate(1000.0) == 0
-
-
-def test_a_rate_is_not_diluted_by_a_minute_that_has_not_been_yet() -> None:
-    window = RateWindow(60)
-    assert window.rate(0.0) == 0
-    for second in range(11):
-        window.add(100.0 + second, 5.0)
-    assert window.rate(110.0) == pytest.approx(5.0, rel=0.15)
-
-
-@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 1e9)), max_size=80))
-def test_a_rate_is_never_negative_and_never_above_what_was_added(
-    steps: list[tuple[float, float]],
-) -> None:
-    window, now, total = RateWindow(60), 0.0, 0.0
-    for pause, amount in steps:
-        now += pause
-        window.add(now, amount)
-        total += amount
-        assert -1e-3 <= window.rate(now) <= total + 1e-3
-
-
-@pytest.mark.parametrize(
-    ("left", "done", "elapsed", "expected"),
-    [
-        (100, 0, 10.0, None),
-        (100, 10, 0.2, None),
-        (0, 0, 10.0, 0.0),
-        (100, 10, 10.0, 100.0),
-        (42_000_000, 1_000_000, 3600.0, 151_200.0),
-    ],
-)
-def test_the_eta_is_the_runs_own_pace_or_nothing(
-    left: int, done: int, elapsed: float, expected: float | None
-) -> None:
-    assert eta_seconds(left, done, elapsed) == expected

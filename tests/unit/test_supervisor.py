@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -10,14 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.errors import WorkerFailed
+from ntt_backup.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import Orders
 from tests.environment import wait_until
@@ -59,17 +59,17 @@ def start() -> Iterator[Start]:
         listen(worker)
 
 
-def listen(worker: SupervisedWorker) -> list[dict[str, Any]]:
+def listen(worker: SupervisedWorker) -> list[Message]:
     """All that it says until it has ended."""
-    heard: list[dict[str, Any]] = []
+    heard: list[Message] = []
     while worker.running:
         assert wait_for(reading=worker.fds, timeout=PATIENCE), "no end"
         heard += worker.hear()
     return heard
 
 
-def say(*events: dict[str, Any]) -> str:
-    return "".join(f"echo '{json.dumps(event)}'\n" for event in events)
+def say(*messages: Message) -> str:
+    return "".join(f"echo '{message.encode().decode().strip()}'\n" for message in messages)
 
 
 def gone(pid: int) -> bool:
@@ -79,8 +79,9 @@ def gone(pid: int) -> bool:
         return True
 
 
-START = {"event": "worker_start", "pid": 1}
-STOP = {"event": "worker_stop", "pid": 1}
+START = events.WorkerStart(pid=1, worker=3, strategy="tar")
+STOP = events.WorkerStop(pid=1, worker=3)
+TICK = '{"event": "tick", "state": "sending"}'
 
 
 # --- what it says ---------------------------------------------------------------------------------
@@ -88,13 +89,13 @@ STOP = {"event": "worker_stop", "pid": 1}
 
 def test_one_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
     """It may talk faster than it can be heard; signals and the other workers have their turn."""
-    worker = start('exec yes \'{"event": "tick"}\'')
+    worker = start(f"exec yes '{TICK}'")
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     assert 0 < sum(1 for _ in islice(worker.hear(), ENDLESS)) < ENDLESS
 
 
 def test_its_events_are_heard_in_order_and_a_good_end_is_no_death(start: Start) -> None:
-    tick = {"event": "tick", "state": "sending", "sent": 5}
+    tick = Tick(pid=1, state="sending", sent=5)
     assert listen(start(say(START, tick, STOP))) == [START, tick, STOP]
 
 
@@ -119,12 +120,12 @@ def test_what_it_says_right_before_its_end_is_heard(
 
 
 def test_events_that_come_in_pieces_are_put_together(start: Start) -> None:
-    script = "printf '{\"event\": \"wor'; sleep 0.05; printf 'ker_start\"}\\n'\n" + say(STOP)
-    assert [event["event"] for event in listen(start(script))] == ["worker_start", "worker_stop"]
+    script = 'printf \'{"event": "dra\'; sleep 0.05; printf \'ined", "pid": 1}\\n\'\n' + say(STOP)
+    assert listen(start(script)) == [Drained(pid=1), STOP]
 
 
 def test_a_flood_of_events_is_heard_to_its_end(start: Start) -> None:
-    script = 'yes \'{"event": "tick"}\' | head -n 100000\n' + say(STOP)
+    script = f"yes '{TICK}' | head -n 100000\n{say(STOP)}"
     assert len(listen(start(script))) == 100_001
 
 
@@ -140,19 +141,21 @@ def test_a_flood_of_events_is_heard_to_its_end(start: Start) -> None:
         "echo '{\"event\": 5}'",
         "printf '\\000\\377\\n'",
         'echo \'{"event": "tick"\'',
+        'echo \'{"event": "tick"}\'',
+        'echo \'{"event": "unheard-of"}\'',
         "printf '[%.0s' $(seq 9999); echo",
     ],
 )
 def test_what_is_no_event_is_told_and_the_rest_is_still_heard(start: Start, garbage: str) -> None:
     first, warning, last = listen(start(f"{say(START)}\n{garbage}\n{say(STOP)}"))
     assert (first, last) == (START, STOP)
-    assert warning["event"] == "warning"
-    assert "worker 3" in warning["reason"]
+    assert isinstance(warning, events.Warning)
+    assert "worker 3" in warning.reason
 
 
 def test_garbage_without_end_is_told_once_and_not_kept(start: Start) -> None:
     script = f"yes | head -n 10000\nhead -c 30000000 /dev/zero\necho\n{say(STOP)}"
-    assert [event["event"] for event in listen(start(script))] == ["warning", "worker_stop"]
+    assert [message.kind for message in listen(start(script))] == ["warning", "worker_stop"]
 
 
 # --- how it ends ----------------------------------------------------------------------------------
@@ -164,15 +167,14 @@ def test_garbage_without_end_is_told_once_and_not_kept(start: Start) -> None:
 def test_an_end_without_a_good_bye_is_a_death(start: Start, end: str, status: int) -> None:
     worker = start(f"{say(START)}echo 'Traceback: out of luck' >&2\n{end}")
     *_, died = listen(worker)
-    assert died["event"] == "worker_died"
-    assert died["status"] == status
-    assert died["detail"] == "Traceback: out of luck"
+    assert isinstance(died, WorkerDied)
+    assert (died.status, died.detail) == (status, "Traceback: out of luck")
     assert not worker.running
     assert worker.fds == []
 
 
 def test_a_fatal_error_is_a_good_bye(start: Start) -> None:
-    fatal = {"event": "fatal", "exit_code": 6, "message": "full", "detail": "", "hint": ""}
+    fatal = Fatal(pid=1, exit_code=6, message="full", detail="", hint="")
     assert listen(start(say(fatal) + "exit 6")) == [fatal]
 
 
@@ -188,7 +190,7 @@ def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> N
     wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.kill()
     *_, died = listen(worker)
-    assert died["status"] == -signal.SIGKILL
+    assert died.status == -signal.SIGKILL
     wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "the child to end")
 
 
@@ -200,13 +202,13 @@ def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch
     worker.start(0.0)
     worker.kill()
     (died,) = listen(worker)
-    assert died["status"] == -signal.SIGKILL
+    assert died.status == -signal.SIGKILL
 
 
 def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:
     worker = start("cut -d' ' -f5 /proc/$$/stat >&2; exit 1")
     (died,) = listen(worker)
-    assert int(died["detail"]) != os.getpgid(0)
+    assert int(died.detail) != os.getpgid(0)
 
 
 def test_stop_is_a_word_on_its_stdin(start: Start) -> None:
@@ -299,15 +301,13 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.start(0.0)
     (died,) = listen(worker)
-    assert (died["event"], died["status"]) == ("worker_died", 7)
+    assert died.status == 7
 
 
 # --- one that says nothing ------------------------------------------------------------------------
 
-TICK = {"event": "tick", "state": "waiting", "sent": 0, "content": 0}
 
-
-def hear_once(worker: SupervisedWorker) -> list[dict[str, Any]]:
+def hear_once(worker: SupervisedWorker) -> list[Message]:
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     return list(worker.hear())
 
@@ -316,33 +316,35 @@ def test_silence_beyond_the_limit_is_told_once_with_what_to_do(start: Start) -> 
     worker = start("read -r word; read -r word")
     assert list(worker.mind_silence(60.0, limit=60)) == []
     (stall,) = worker.mind_silence(60.5, limit=60)
-    assert (stall["event"], stall["silent_s"]) == ("worker_stall", 60.5)
-    assert f"kill -CONT {stall['pid']}" in stall["hint"]
+    assert isinstance(stall, events.WorkerStall)
+    assert (stall.worker, stall.silent_s) == (3, 60.5)
+    assert f"kill -CONT {stall.pid}" in stall.hint
     assert list(worker.mind_silence(9999.0, limit=60)) == []
 
 
 def test_a_word_ends_a_stall_and_the_next_silence_is_another(start: Start) -> None:
-    worker = start(f"read -r go; read -r word\n{say(TICK)}read -r word")
-    assert [one["event"] for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
+    worker = start(f"read -r go; read -r word\n{say(Drained())}read -r word")
+    assert [one.kind for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
     worker.stop()
     hear_once(worker)
     (end,) = worker.mind_silence(100.0, limit=60)
-    assert (end["event"], end["duration_s"]) == ("worker_stall_end", 100.0)
+    assert isinstance(end, events.WorkerStallEnd)
+    assert end.duration_s == 100.0
     assert list(worker.mind_silence(160.0, limit=60)) == []
-    assert [one["event"] for one in worker.mind_silence(161.0, limit=60)] == ["worker_stall"]
+    assert [one.kind for one in worker.mind_silence(161.0, limit=60)] == ["worker_stall"]
 
 
 def test_a_silence_that_was_announced_is_none_before_its_end(start: Start) -> None:
-    worker = start(f"{say({**TICK, 'quiet': 1000.0})}read -r go; read -r word")
+    worker = start(f"{say(Tick(state='idle', quiet=1000.0))}read -r go; read -r word")
     hear_once(worker)
     assert list(worker.mind_silence(1.0, limit=60)) == []
     assert list(worker.mind_silence(1061.0, limit=60)) == []
-    assert [one["event"] for one in worker.mind_silence(1062.0, limit=60)] == ["worker_stall"]
+    assert [one.kind for one in worker.mind_silence(1062.0, limit=60)] == ["worker_stall"]
 
 
 def test_one_that_has_ended_is_not_silent_and_its_successor_begins_anew(start: Start) -> None:
     worker = start("exit 1", "read -r go; read -r word")
-    assert [one["event"] for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
+    assert [one.kind for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
     listen(worker)
     assert list(worker.mind_silence(999.0, limit=60)) == []
     worker.start(1000.0)

@@ -22,7 +22,7 @@ from ntt_backup.errors import (
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.upload.worker import Assignment, Worker
-from tests.unit.fakes import FakeCatalog, FakeLine, FakeRemote, FakeStore, Script, blobs
+from tests.unit.fakes import FakeCatalog, FakePipe, FakeRemote, FakeStore, Script, blobs
 
 QUICK: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.01, "batch_size": 10, "window": 3}
 REMOTE_FAULTS = [
@@ -50,7 +50,7 @@ class Scene:
 
     catalog: FakeCatalog
     remote: FakeRemote
-    line: FakeLine
+    pipe: FakePipe
     store: FakeStore
     all: list[Blob]
 
@@ -60,7 +60,7 @@ class Scene:
             cast(Any, self.store),
             self.remote.connect,
             cast(Any, self.catalog.connect),
-            self.line,
+            self.pipe,
         )
 
     def assert_done(self, failed: Sequence[str] = ()) -> None:
@@ -69,9 +69,9 @@ class Scene:
         assert self.catalog.copied == {blob.blobid for blob in self.all} - set(failed)
         assert self.catalog.pending == {}
         assert self.catalog.locks == {}
-        told = self.line.of("batch_complete")
+        told = self.pipe.of("batch_complete")
         assert sum(one["copied"] for one in told) == len(self.all) - len(failed)
-        assert sorted(one["blobid"] for one in self.line.of("blob_failed")) == sorted(failed)
+        assert sorted(one["blobid"] for one in self.pipe.of("blob_failed")) == sorted(failed)
 
 
 def scene(
@@ -83,7 +83,7 @@ def scene(
     everything = blobs(count)
     table = FakeCatalog(everything, Script(catalog))
     far = FakeRemote(table, Script(remote), [everything[number].blobid for number in poison])
-    return Scene(table, far, FakeLine(table), FakeStore(), everything)
+    return Scene(table, far, FakePipe(table), FakeStore(), everything)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_batch_is_told_of_when_it_is_recorded_and_not_before() -> None:
             told += event["copied"]
             assert len(made.catalog.copied) == told
 
-    made.line.on_event = check
+    made.pipe.on_event = check
     made.worker().run()
     assert told == 50
 
@@ -147,7 +147,7 @@ def test_bad_blobs_end_alone_and_their_neighbours_arrive(poison: list[int]) -> N
     made = scene(100, poison=poison)
     made.worker(attempts=2).run()
     made.assert_done([made.all[number].blobid for number in poison])
-    assert {one["reason"] for one in made.line.of("blob_failed")} == {"remote-rejected"}
+    assert {one["reason"] for one in made.pipe.of("blob_failed")} == {"remote-rejected"}
 
 
 @pytest.mark.parametrize("fault", REMOTE_FAULTS)
@@ -199,9 +199,9 @@ def test_an_answer_that_came_with_the_loss_of_the_link_is_recorded() -> None:
 def test_outages_and_retries_are_told_of() -> None:
     made = scene(10, remote=["remote away", "lost in put"], catalog=["catalog away"])
     made.worker().run()
-    whats = [(one["what"], one["attempt"]) for one in made.line.of("outage")]
+    whats = [(one["what"], one["attempt"]) for one in made.pipe.of("outage")]
     assert whats == [("catalog", 1), ("remote", 1), ("remote", 2)]
-    (retry,) = made.line.of("batch_retry")
+    (retry,) = made.pipe.of("batch_retry")
     assert (retry["batch"], retry["blobs"], retry["attempt"]) == ("0.1", 10, 2)
     assert "lost" in retry["reason"]
 
@@ -218,14 +218,14 @@ def test_every_batch_that_goes_again_is_told_of_with_its_name(fault: str, told: 
     made = scene(30, remote=["ok"] * (4 if fault == "busy" else 3) + [fault])
     made.worker().run()
     made.assert_done()
-    assert [one["batch"] for one in made.line.of("batch_retry")] == told
+    assert [one["batch"] for one in made.pipe.of("batch_retry")] == told
 
 
 def test_an_answer_ends_an_outage() -> None:
     made = scene(30, remote=["ok", "lost in put", "ok", "ok", "ok", "ok", "ok", "lost"])
     made.worker(window=1).run()
     made.assert_done()
-    assert [one["attempt"] for one in made.line.of("outage")] == [1, 1]
+    assert [one["attempt"] for one in made.pipe.of("outage")] == [1, 1]
 
 
 def test_an_answer_that_came_before_the_link_was_lost_ends_no_outage() -> None:
@@ -233,16 +233,16 @@ def test_an_answer_that_came_before_the_link_was_lost_ends_no_outage() -> None:
     made = scene(30, remote=faults)
     made.worker().run()
     made.assert_done()
-    told = [one["event"] for one in made.line.events if one["event"].startswith("outage")]
+    told = [one["event"] for one in made.pipe.events if one["event"].startswith("outage")]
     assert told == ["outage", "outage", "outage_end"]
-    assert [one["attempt"] for one in made.line.of("outage")] == [1, 2]
+    assert [one["attempt"] for one in made.pipe.of("outage")] == [1, 2]
 
 
 def test_a_link_that_breaks_with_every_answer_is_a_new_outage_each_time() -> None:
     made = scene(30, remote=["ok", "answered, then lost in put"] * 3)
     made.worker(window=1).run()
     made.assert_done()
-    assert [one["attempt"] for one in made.line.of("outage")] == [1, 1, 1]
+    assert [one["attempt"] for one in made.pipe.of("outage")] == [1, 1, 1]
 
 
 def test_a_batch_under_which_the_link_breaks_again_and_again_gets_smaller() -> None:
@@ -294,9 +294,9 @@ def test_a_watching_worker_waits_out_any_outage() -> None:
     made = scene(20, ["remote away"] * 5 + ["lost in put"] * 5, ["catalog away"] * 5)
 
     def stop_when_done(event: dict[str, Any]) -> None:
-        made.line.stopping = not made.catalog.pending
+        made.pipe.stopping = not made.catalog.pending
 
-    made.line.on_event = stop_when_done
+    made.pipe.on_event = stop_when_done
     made.worker(watch=True, outage_timeout=0, attempts=100).run()
     made.assert_done()
 
@@ -319,10 +319,10 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
         if event["event"] == "outage" and event["attempt"] == 3:
             made.store.error = None
 
-    made.line.on_event = mount
+    made.pipe.on_event = mount
     made.worker().run()
     made.assert_done()
-    assert {one["what"] for one in made.line.of("outage")} == {"source"}
+    assert {one["what"] for one in made.pipe.of("outage")} == {"source"}
 
 
 def test_a_store_that_stays_away_ends_the_work_and_fails_nothing() -> None:
@@ -336,7 +336,7 @@ def test_a_store_that_stays_away_ends_the_work_and_fails_nothing() -> None:
 
 def stop_after(made: Scene, batches: int) -> None:
     def check(_: object) -> None:
-        made.line.stopping = len(made.remote.batches) >= batches
+        made.pipe.stopping = len(made.remote.batches) >= batches
 
     made.remote.on_put = check
 
@@ -367,13 +367,13 @@ def test_told_to_stop_while_the_catalog_stays_away_it_ends_and_claims_nothing_fa
 
     def stop_and_cut(_: object) -> None:
         if len(made.remote.batches) == 3:
-            made.line.stopping = True
+            made.pipe.stopping = True
             made.catalog.script = Script(["catalog lost at record"] + ["catalog away"] * 99)
 
     made.remote.on_put = stop_and_cut
     made.worker().run()
     assert made.catalog.copied <= made.remote.stored
-    assert made.line.of("batch_complete") == []
+    assert made.pipe.of("batch_complete") == []
 
 
 def test_told_to_stop_while_the_link_is_lost_it_ends_at_once() -> None:
@@ -393,9 +393,9 @@ def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told() -> None:
             made.catalog.insert(late)
         elif state == "idle":
             assert not wait_for(reading=[made.catalog.notify], timeout=0), "it would wake at once"
-            made.line.stopping = True
+            made.pipe.stopping = True
 
-    made.line.on_state = next_scene
+    made.pipe.on_state = next_scene
     # It would sleep for a day, were it not woken.
     made.worker(watch=True, poll_interval=86400).run()
     made.all.append(late)
@@ -412,7 +412,7 @@ def test_ranges_that_others_hold_are_waited_for() -> None:
         if state == "idle":
             other.close()
 
-    made.line.on_state = other_ends
+    made.pipe.on_state = other_ends
     made.worker().run()
     made.assert_done()
 
@@ -422,7 +422,7 @@ def test_a_long_search_goes_on_without_a_wait_and_ends_no_work() -> None:
     made = scene(20)
     made.catalog.searches = 5
     states: list[str] = []
-    made.line.on_state = states.append
+    made.pipe.on_state = states.append
     made.worker().run()
     made.assert_done()
     assert "idle" not in states
@@ -432,7 +432,7 @@ def test_what_is_not_known_to_be_pending_is_asked_again_and_ends_no_work() -> No
     made = scene(20)
     made.catalog.looks = 5
     states: list[str] = []
-    made.line.on_state = states.append
+    made.pipe.on_state = states.append
     made.worker().run()
     made.assert_done()
     assert made.catalog.looks < 0
@@ -444,23 +444,23 @@ def test_a_stop_ends_the_question_whether_anything_is_pending() -> None:
     made.catalog.looks = 1_000_000
 
     def stop() -> None:
-        made.line.stopping = True
+        made.pipe.stopping = True
 
     made.catalog.on_look = stop
     made.worker().run()
     made.assert_done()
     assert made.catalog.looks > 0
-    assert made.line.of("drained") == []
+    assert made.pipe.of("drained") == []
 
 
 def test_a_word_from_the_coordinator_ends_a_long_wait(stop_pipe: tuple[int, int]) -> None:
     made = scene(10, remote=["remote away"])
-    made.line.fd, writer = stop_pipe
+    made.pipe.fd, writer = stop_pipe
 
     def stop(state: str) -> None:
         if state == "outage":
             os.write(writer, b"stop\n")
 
-    made.line.on_state = stop
+    made.pipe.on_state = stop
     made.worker(backoff_base=60, backoff_cap=60).run()
     made.assert_done()

@@ -1,18 +1,15 @@
-"""What a worker does before it knows whether there is work, and its signs of life after that."""
+"""What a worker does before it knows whether there is work."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
-from ntt_backup.upload.event_pipe import read_event
-from ntt_backup.upload.worker_main import PipeLine, Remote
+from ntt_backup.upload.worker_main import Remote
 
 SLOW = 100.0
 
@@ -78,50 +75,3 @@ def test_a_connection_that_has_waited_for_long_is_made_anew(
     clock.now += SLOW
     assert opener.connect() is None
     assert ahead.aborted
-
-
-# --- signs of life --------------------------------------------------------------------------------
-
-Heard = Callable[[], list[dict[str, Any]]]
-
-
-@pytest.fixture
-def line(clock: Clock) -> Iterator[tuple[PipeLine, Heard]]:
-    """The line to a coordinator, and what that has heard since it was last asked."""
-    reader, writer = os.pipe2(os.O_NONBLOCK)
-    stdin = os.open(os.devnull, os.O_RDONLY)
-
-    def heard() -> list[dict[str, Any]]:
-        try:
-            lines = os.read(reader, 1 << 16).splitlines()
-        except BlockingIOError:
-            return []
-        return [event for one in lines if (event := read_event(one)) is not None]
-
-    clock.now = 10.0
-    yield PipeLine(stdin, writer), heard
-    for fd in (reader, writer, stdin):
-        os.close(fd)
-
-
-def test_a_worker_that_waits_gives_a_sign_of_life_now_and_then(
-    line: tuple[PipeLine, Heard], clock: Clock
-) -> None:
-    pipe, heard = line
-    pipe.state("waiting")
-    assert [one["state"] for one in heard()] == ["waiting"]
-    pipe.state("waiting")
-    pipe.sent(0)
-    assert heard() == []
-    for alive in (lambda: pipe.state("waiting"), lambda: pipe.sent(0)):
-        clock.now += 1.0
-        alive()
-        assert [one["event"] for one in heard()] == ["tick"]
-
-
-def test_a_worker_announces_how_long_it_will_be_quiet(line: tuple[PipeLine, Heard]) -> None:
-    pipe, heard = line
-    pipe.state("idle", 0.1)
-    pipe.state("idle", 0.1)
-    pipe.state("idle", 30.0)
-    assert [one["quiet"] for one in heard()] == [0.1, 30.0]

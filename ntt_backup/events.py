@@ -1,0 +1,435 @@
+"""The events of a run: one class each, with its level, its fields, and its line for people.
+
+The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json come from these
+classes, so a new event is one class: its docstring and the descriptions of its fields go into the
+schema (`python -m tests.jsonl_schema` writes it). Names and fields are a contract: events and
+fields may be added, none may be changed or removed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field
+
+from ntt_backup.errors import complete
+from ntt_backup.format import duration, many, printable, size
+from ntt_backup.messages import Count, ErrorFields, Message, Positive, doc, kinds
+from ntt_backup.model import OF_CHECKS, Failure, Reason, Receipt
+
+_MEGA: Final = 10**6
+
+
+def one_of(*values: str) -> Any:
+    """Names the texts that a field may hold."""
+    return Field(json_schema_extra={"enum": list(values)})
+
+
+Amount = Annotated[float, Field(ge=0)]
+Seconds = Annotated[Amount, doc("seconds")]
+Content = Annotated[Count, doc("bytes of the copied blobs")]
+BatchName = Annotated[str, doc("unique within the run")]
+DumpName = Annotated[
+    str,
+    Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$", description="below pgdump/ on the remote"),
+]
+
+_DUMP_REASONS: Final = {
+    "first": "there is none yet",
+    "changed": "it may have changed since the last time",
+    "old": "the last one is old",
+    "asked": "as asked",
+}
+_AWAY_AND_BACK: Final = {
+    "remote": ("remote is away", "remote is back"),
+    "catalog": ("catalog is away", "catalog is back"),
+    "source": ("store is away", "store is back"),
+    "preflight": ("cannot begin yet", "can begin"),
+}
+Side = Annotated[str, one_of(*_AWAY_AND_BACK)]
+
+
+class Event(Message):
+    """A message that is logged, and shown where it has a line for people."""
+
+    level: ClassVar[Literal["info", "warning", "error"]] = "info"
+
+    @property
+    def line(self) -> str | None:
+        """One printable line for people; None where they need not know. Much of it was said by
+        others: a remote on stderr, a file name, the catalog.
+        """
+        text = self._text()
+        return None if text is None else printable(text)
+
+    def _text(self) -> str | None:
+        return None
+
+
+class RunStart(Event):
+    """A coordinator has the lock and begins."""
+
+    version: str
+    target: str
+    strategy: Annotated[str, doc("run.strategy, also `auto`")]
+    workers: Positive
+    watch: bool
+    source: Annotated[str, doc("the store's directory")]
+    remote: Annotated[str, doc("host:path")]
+
+    def _text(self) -> str:
+        return (
+            f"{many(self.workers, 'worker')}, strategy {self.strategy},"
+            f" target {self.target}: {self.source} to {self.remote}"
+        )
+
+
+class StillFailed(Event):
+    """Some blobs are failed at a run's end, also those of earlier runs. Told each time, until they
+    are requeued.
+    """
+
+    level = "warning"
+    blobs: Positive
+
+    def _text(self) -> str:
+        hint = complete(
+            "`ntt-backup-remote status` says why, `ntt-backup-remote requeue` has them tried again"
+        )
+        return f"{many(self.blobs, 'blob is', 'blobs are')} still failed: {hint}"
+
+
+class DumpStart(Event):
+    """The catalog is being dumped to the remote."""
+
+    reason: Annotated[str, one_of(*_DUMP_REASONS)]
+    program: Annotated[str, doc("the version of pg_dump")]
+
+    def _text(self) -> str:
+        return f"dumping the catalog ({_DUMP_REASONS[self.reason]})"
+
+
+class DumpComplete(Event):
+    """The dump is on the remote's stable storage, checked and named."""
+
+    name: DumpName
+    bytes: Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    duration_s: Seconds
+    mb_per_s: Annotated[Amount, doc("10^6 bytes a second")]
+    kept: Annotated[Positive, doc("dumps of this catalog on the remote now")]
+    pruned: Annotated[Count, doc("dumps that were removed")]
+
+    def _text(self) -> str:
+        return (
+            f"dumped the catalog: {self.name}, {size(self.bytes)} in"
+            f" {duration(self.duration_s)}; {self.kept} kept, {self.pruned} removed"
+        )
+
+
+class DumpSkipped(Event):
+    """Nothing has changed in the catalog's database since the last dump."""
+
+    name: DumpName
+
+    def _text(self) -> str:
+        return f"nobody but us has changed the catalog since {self.name}"
+
+
+class DumpFailed(ErrorFields, Event):
+    """The catalog is not dumped; the blobs go on. exit_code is that of the command `dump`; the run
+    ends with 7 unless something else decides.
+    """
+
+    level = "error"
+
+    def _text(self) -> str:
+        return f"the catalog is not dumped: {_explain(self)}"
+
+
+class BlobsFailed(Event):
+    """Blobs were failed since the last such line, or since the hundredth blob_failed of the run:
+    these have no line each; the ledger has all.
+    """
+
+    level = "warning"
+    count: Positive
+    reasons: Annotated[dict[str, Positive], doc("how many for each reason of blob_failed")]
+
+    def _text(self) -> str:
+        reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(self.reasons.items()))
+        status = complete("ntt-backup-remote status")
+        return f"{many(self.count, 'blob')} more failed: {reasons}; `{status}` counts them"
+
+
+class Progress(Event):
+    """The run so far: every log.progress_interval seconds while there is work, once when there is
+    none any more, and then every hour.
+    """
+
+    copied: Count
+    failed: Count
+    pending: Annotated[Count | None, doc("null until it is known")]
+    estimated: Annotated[bool, doc("pending is an estimate: a count would have taken too long")]
+    bytes: Content
+    mb_per_s: Annotated[Amount, doc("10^6 bytes a second on the wire, over the last minute")]
+    blobs_per_s: Annotated[Amount, doc("copied and failed, over the last minute")]
+    eta_s: Annotated[
+        Amount | None,
+        doc(
+            "seconds, by the content that was sent since there was work; null until it is known and"
+            " while nothing moves, 0 where nothing is pending"
+        ),
+    ]
+    active_workers: Annotated[Count, doc("that send or wait for answers")]
+
+    def _text(self) -> str:
+        about = "about " if self.estimated else ""
+        known = self.pending is not None
+        parts = [
+            f"{self.copied:,} copied",
+            f"{self.failed:,} failed",
+            f"{about}{self.pending:,} pending" if known else "pending not counted yet",
+            size(self.bytes),
+            f"{self.mb_per_s:.1f} MB/s",
+            f"{self.blobs_per_s:,.0f} files/s",
+        ]
+        if self.pending and self.eta_s is not None:
+            parts.append(f"about {duration(self.eta_s)} left")
+        return ", ".join(parts)
+
+
+class Stopping(Event):
+    """A signal asked for the end; what is in flight is finished."""
+
+    signal: Positive
+
+    def _text(self) -> str:
+        return "stopping after what is in flight; a second signal stops at once"
+
+
+class Error(ErrorFields, Event):
+    """An error ended the run."""
+
+    level = "error"
+
+    def _text(self) -> str:
+        return f"error: {_explain(self)}"
+
+
+class RunStop(Event):
+    """The run's last line."""
+
+    outcome: Annotated[str, one_of("done", "some_failed", "dump_failed", "stopped", "error")]
+    exit_code: Count
+    copied: Count
+    failed: Count
+    bytes: Content
+    duration_s: Seconds
+
+    def _text(self) -> str:
+        rate = self.bytes / _MEGA / max(self.duration_s, 1e-3)
+        # Only the line that says what is wrong begins with "error:".
+        outcome = "ended early" if self.outcome == "error" else self.outcome.replace("_", " ")
+        return (
+            f"{outcome}: {self.copied:,} copied,"
+            f" {self.failed:,} failed, {size(self.bytes)} in {duration(self.duration_s)}"
+            f" ({rate:.1f} MB/s), exit code {self.exit_code}"
+        )
+
+
+# --- events of a worker ---------------------------------------------------------------------------
+
+
+class WorkerEvent(Event):
+    """An event of a worker. The coordinator fills in the worker's number when it receives it.
+    always: no other process tells such events.
+    """
+
+    always: ClassVar[bool] = True
+    worker: Annotated[Count | None, doc("counted from 0")] = None
+
+
+class Warning(WorkerEvent):  # The log knows it by this name.
+    """Something deserves a look: the preflight found it, or a worker prints what is no event."""
+
+    always = False
+    level = "warning"
+    reason: str
+
+    def _text(self) -> str:
+        return f"warning: {self.reason}"
+
+
+class WorkerStart(WorkerEvent):
+    """A worker process has started."""
+
+    strategy: Annotated[str, doc("how batches travel: what run.strategy auto became")]
+
+
+class BatchComplete(WorkerEvent):
+    """A batch is settled: on the remote's stable storage, and committed in the ledger."""
+
+    batch: BatchName
+    blobs: Positive
+    copied: Count
+    failed: Count
+    bytes: Content
+    wire_bytes: Annotated[Count, doc("bytes handed to the transport")]
+    duration_s: Annotated[Amount, doc("seconds from the batch's start to its answer")]
+    mb_per_s: Annotated[Amount, doc("10^6 bytes of content a second")]
+    attempt: Positive
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> Self:
+        return cls(
+            batch=receipt.batch.name,
+            blobs=len(receipt.batch.blobs),
+            copied=len(receipt.stored),
+            failed=len(receipt.failed),
+            bytes=receipt.stored_bytes,
+            wire_bytes=receipt.wire_bytes,
+            duration_s=receipt.duration_s,
+            mb_per_s=receipt.stored_bytes / max(receipt.duration_s, 1e-6) / _MEGA,
+            attempt=receipt.batch.attempt,
+        )
+
+
+class BatchRetry(WorkerEvent):
+    """A batch will be sent again as a whole."""
+
+    level = "warning"
+    batch: BatchName
+    blobs: Positive
+    attempt: Annotated[Positive, doc("of the sending to come")]
+    reason: str
+    wait_s: Seconds
+
+    def _text(self) -> str:
+        return (
+            f"batch {self.batch} again in {duration(self.wait_s)}"
+            f" (attempt {self.attempt}): {self.reason}"
+        )
+
+
+class BatchSplit(WorkerEvent):
+    """A batch that keeps failing for itself is sent again in halves."""
+
+    level = "warning"
+    batch: BatchName
+    blobs: Positive
+    reason: str
+
+    def _text(self) -> str:
+        return f"batch {self.batch} split ({many(self.blobs, 'blob')}): {self.reason}"
+
+
+class BlobFailed(WorkerEvent):
+    """A single blob was failed and marked so in the ledger."""
+
+    level = "warning"
+    blobid: Annotated[str, doc("as it stands in the catalog, also where it is malformed")]
+    reason: Annotated[str, one_of(*(one.value for one in Reason if one not in OF_CHECKS))]
+    detail: str
+
+    @classmethod
+    def of(cls, failure: Failure) -> Self:
+        return cls(blobid=failure.blobid, reason=failure.reason.value, detail=failure.detail)
+
+    def _text(self) -> str:
+        return f"failed, {self.reason}: {self.blobid} {self.detail}"
+
+
+class Outage(WorkerEvent):
+    """The remote, the catalog or the store (source) is away, or, before the workers start,
+    something that the preflight needs; nothing is failed, the work waits.
+    """
+
+    always = False
+    level = "warning"
+    what: Side
+    reason: str
+    detail: str
+    attempt: Positive
+    wait_s: Seconds
+
+    def _text(self) -> str:
+        away, _ = _AWAY_AND_BACK[self.what]
+        return f"{away}, again in {duration(self.wait_s)}: {_join(self.reason, self.detail)}"
+
+
+class OutageEnd(WorkerEvent):
+    """A side that was away has answered again. One for each worker that had told of it; the end of
+    the worker or the run ends an outage, too.
+    """
+
+    always = False
+    what: Side
+    duration_s: Annotated[Amount, doc("seconds since it was first missed")]
+
+    def _text(self) -> str:
+        _, back = _AWAY_AND_BACK[self.what]
+        return f"{back} after {duration(self.duration_s)}"
+
+
+class WorkerRestart(WorkerEvent):
+    """A worker process died and will be started again."""
+
+    level = "warning"
+    status: Annotated[int | None, doc("exit status, negative for a signal")]
+    detail: str
+    attempt: Positive
+    wait_s: Seconds
+
+    def _text(self) -> str:
+        died = f"worker {self.worker} died (status {self.status})"
+        return _join(f"{died}, a new one in {duration(self.wait_s)}", self.detail)
+
+
+class WorkerStall(WorkerEvent):
+    """A worker process has said nothing for longer than run.stall_timeout, and not announced that
+    it would not. Told once, until it speaks again.
+    """
+
+    level = "warning"
+    silent_s: Seconds
+    hint: Annotated[str, doc("what to do")]
+
+    def _text(self) -> str:
+        who = f"worker {self.worker} (PID {self.pid})"
+        return f"{who} has said nothing for {duration(self.silent_s)}: {self.hint}"
+
+
+class WorkerStallEnd(WorkerEvent):
+    """A worker process that had stalled speaks again."""
+
+    duration_s: Seconds
+
+    def _text(self) -> str:
+        return f"worker {self.worker} speaks again after {duration(self.duration_s)}"
+
+
+class WorkerStop(WorkerEvent):
+    """A worker process has ended in good order."""
+
+
+_MESSAGES: Final = {one.kind: one for one in kinds(Message)}
+
+
+def decode(line: bytes) -> Message | None:
+    """Returns the message or event on a line; None for anything else that a library may print."""
+    try:
+        fields = json.loads(line)
+        return _MESSAGES[fields.pop("event")](**fields)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _join(message: str, detail: str) -> str:
+    return f"{message}: {detail}" if detail else message
+
+
+def _explain(error: ErrorFields) -> str:
+    text = _join(error.message, error.detail)
+    return f"{text}; {error.hint}" if error.hint else text

@@ -1,0 +1,123 @@
+"""What the processes of a run tell each other: on a pipe, a message is one line of JSON.
+
+Each message is one class. Messages that are also logged are `events`; those here stay between the
+processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, dataclass_transform
+
+from pydantic import Field
+
+_INNER_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def doc(text: str) -> Any:
+    """Describes a field, with its unit."""
+    return Field(description=text)
+
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Message:
+    """A message, with the PID of the process that it is about. Every class below is a frozen
+    dataclass; `kind` is its name in JSON: `BatchStart` is `batch_start`.
+    """
+
+    kind: ClassVar[str] = ""
+    pid: Annotated[Positive, doc("of the process the event is about")] = field(
+        default_factory=os.getpid
+    )
+
+    def __init_subclass__(cls) -> None:
+        # A run starts sooner without an __eq__ and a __repr__ made for every class.
+        dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+        cls.kind = _INNER_CAPITAL.sub("_", cls.__name__).lower()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({vars(self)})"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields as they stand in JSON; without `worker` where the message is of no worker."""
+        return {
+            name: round(value, 3) if isinstance(value, float) else value
+            for name, value in vars(self).items()
+            if (name, value) != ("worker", None)
+        }
+
+    def encode(self) -> bytes:
+        """Returns the line of JSON that `decode` reads."""
+        return (json.dumps({"event": self.kind, **self.fields}) + "\n").encode()
+
+
+def kinds(base: type[Message]) -> Iterator[type[Message]]:
+    """Yields the classes below base that stand for one kind of message each."""
+    for one in base.__subclasses__():
+        if one.__subclasses__():
+            yield from kinds(one)
+        else:
+            yield one
+
+
+class Tick(Message):
+    """A worker is alive. state: sending, waiting, idle or outage. sent: bytes on the link, content:
+    bytes of blobs, both since the last tick. quiet: seconds for which it may now say nothing.
+    """
+
+    state: str
+    sent: int = 0
+    content: int = 0
+    quiet: float = 0.0
+
+
+class BatchStart(Message):
+    """A worker is about to send a batch. bytes: its content, as far as sizes are known."""
+
+    batch: str
+    blobs: int
+    bytes: int
+
+
+class Drained(Message):
+    """A worker has seen the catalog without a pending blob."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFields:
+    """The fields of a BackupError, for the messages that have them."""
+
+    exit_code: Positive
+    message: str
+    detail: str
+    hint: str
+
+
+class Fatal(ErrorFields, Message):
+    """A worker ends by an error that waiting cannot mend."""
+
+
+class WorkerDied(Message):
+    """A worker process has ended without a word. detail: the end of its stderr."""
+
+    status: int | None
+    detail: str
+
+
+class DumpOver(Message):
+    """The process that dumps is done. failed: a dump should have been made and was not."""
+
+    failed: bool

@@ -1,0 +1,54 @@
+"""A run as plain lines, for a cron mail, the journal, or a pipe.
+
+A view never ends a run: once nobody reads any more, it is silent.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TextIO
+
+from ntt_backup import events
+from ntt_backup.daemon.progress import Snapshot
+from ntt_backup.errors import SOME_FAILED
+
+FAILURES_SHOWN: Final = 20
+
+
+class PlainView:
+    """One line for each event that an operator wants in a mail; no colours, no cursor."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self._failures = 0
+
+    def event(self, event: events.Event) -> None:
+        """Print the event's line, of failed blobs only the first ones."""
+        line = event.line
+        if isinstance(event, events.BlobFailed):
+            self._failures += 1
+            if self._failures == FAILURES_SHOWN + 1:
+                line = "more blobs failed, see the log"
+            elif self._failures > FAILURES_SHOWN:
+                return
+        if line is None or self._stream is None:
+            return
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError:
+            self._stream = None
+
+    def refresh(self, snapshot: Snapshot) -> None:
+        """Do nothing: the event `progress` has a line."""
+
+    def close(self) -> None:
+        """Do nothing: each line is printed at once."""
+
+
+class QuietView(PlainView):
+    """Only what is wrong at a run's end: a mail that comes is one to be read."""
+
+    def event(self, event: events.Event) -> None:
+        """Print the event's line where it says that the run is not well."""
+        failed = isinstance(event, events.RunStop) and event.exit_code == SOME_FAILED
+        if failed or isinstance(event, events.StillFailed) or event.level == "error":
+            super().event(event)

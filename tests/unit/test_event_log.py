@@ -1,0 +1,179 @@
+"""The JSONL log: whole lines, in the file that has the name; its trouble ends no backup."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup import events
+from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.errors import ConfigError
+
+WARNING = events.Warning(reason="w")
+STOPPING = events.Stopping(signal=15)
+WORKER_STOP = events.WorkerStop()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log" / "backup.jsonl"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[EventLog]:
+    made = EventLog(path, "run-1")
+    yield made
+    made.close()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("ascii").splitlines()]
+
+
+def is_open(path: Path) -> bool:
+    """Whether this process has the file open."""
+    return any(fd.exists() and fd.samefile(path) for fd in Path("/proc/self/fd").iterdir())
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def test_a_line_begins_with_the_common_fields(log: EventLog, path: Path) -> None:
+    log.emit(events.BlobFailed(pid=77, worker=3, blobid="x", reason="missing", detail="gone"))
+    (line,) = lines(path)
+    timestamp = line.pop("timestamp")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|\+00:00)", timestamp)
+    assert list(line.items()) == [
+        ("level", "warning"),
+        ("event", "blob_failed"),
+        ("run_id", "run-1"),
+        ("host", socket.gethostname()),
+        ("pid", 77),
+        ("worker", 3),
+        ("blobid", "x"),
+        ("reason", "missing"),
+        ("detail", "gone"),
+    ]
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_whatever_is_said_is_one_line_of_ascii(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log.jsonl"
+    log = EventLog(path, "run")
+    log.emit(events.Warning(reason=text))
+    log.close()
+    assert path.read_bytes().count(b"\n") == 1
+    assert [line["reason"] for line in lines(path)] == [text]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_after_a_rename_lines_go_to_the_new_file_of_that_name(log: EventLog, path: Path) -> None:
+    log.emit(WARNING)
+    rotated = path.with_suffix(".1")
+    path.rename(rotated)
+    log.emit(STOPPING)
+    path.write_text("")  # logrotate's `create`
+    log.emit(WORKER_STOP)
+    assert [line["event"] for line in lines(rotated)] == ["warning"]
+    assert [line["event"] for line in lines(path)] == ["worker_stop"]
+
+
+def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, path: Path) -> None:
+    log.emit(WARNING)
+    os.truncate(path, 0)  # logrotate's `copytruncate`
+    log.emit(STOPPING)
+    assert [line["event"] for line in lines(path)] == ["stopping"]
+
+
+def test_a_closed_log_lets_go_of_the_file_until_the_next_line(log: EventLog, path: Path) -> None:
+    log.emit(WARNING)
+    assert is_open(path)
+    log.close()
+    log.close()
+    assert not is_open(path)
+    log.emit(STOPPING)
+    assert [line["event"] for line in lines(path)] == ["warning", "stopping"]
+
+
+@pytest.mark.parametrize("place", ["directory", "below a file"])
+def test_a_log_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path, place: str) -> None:
+    path = tmp_path if place == "directory" else tmp_path / "file" / "log.jsonl"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        EventLog(path, "run")
+    assert str(path) in caught.value.message
+    assert "NTT_LOG_JSON" in caught.value.hint
+
+
+def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        log = EventLog(path, "run")
+        log.emit(WARNING)
+        log.emit(STOPPING)
+    assert capsys.readouterr().err.count("No space left") == 1
+    log.emit(WORKER_STOP)
+    log.close()
+    assert [line["event"] for line in lines(path)] == ["worker_stop"]
+
+
+# --- trouble --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    log = EventLog(Path("/dev/full"), "run")
+    for _ in range(3):
+        log.emit(STOPPING)
+    log.close()
+    said = capsys.readouterr().err
+    assert said.count("cannot write the log /dev/full") == 1
+    assert "No space left" in said
+
+
+@pytest.fixture
+def file_limit() -> Iterator[int]:
+    """Files of this process may not grow beyond so many bytes; Python ignores the signal for it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield 1000
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_that_was_torn_by_a_full_disk_spoils_no_other(
+    log: EventLog, path: Path, file_limit: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    log.emit(WARNING)
+    log.emit(events.Warning(reason="x" * file_limit))
+    assert path.stat().st_size == file_limit
+    log.emit(STOPPING)
+    log.emit(STOPPING)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert capfd.readouterr().err.count("cannot write the log") == 1
+    log.emit(WORKER_STOP)
+    log.emit(STOPPING)
+    first, torn, *rest = path.read_text().splitlines()
+    assert json.loads(first)["event"] == "warning"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(torn)
+    assert [json.loads(line)["event"] for line in rest] == ["worker_stop", "stopping"]

@@ -1,0 +1,82 @@
+"""The signs of life that a worker sends over its event pipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ntt_backup.events import decode
+from ntt_backup.messages import Message, Tick
+from ntt_backup.upload import event_pipe
+from ntt_backup.upload.event_pipe import EventPipe
+
+Received = Callable[[], list[Message | None]]
+
+
+class Clock:
+    now = 10.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(event_pipe, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def pipe(clock: Clock) -> Iterator[tuple[EventPipe, Received]]:
+    """A worker's end of the pipe, and the messages that came since the last call."""
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    stdin = os.open(os.devnull, os.O_RDONLY)
+
+    def received() -> list[Message | None]:
+        try:
+            return [decode(line) for line in os.read(reader, 1 << 16).splitlines()]
+        except BlockingIOError:
+            return []
+
+    yield EventPipe(stdin, writer), received
+    for fd in (reader, writer, stdin):
+        os.close(fd)
+
+
+def test_a_worker_that_waits_sends_a_tick_now_and_then(
+    pipe: tuple[EventPipe, Received], clock: Clock
+) -> None:
+    worker, received = pipe
+    worker.state("waiting")
+    assert received() == [Tick(state="waiting")]
+    worker.state("waiting")
+    worker.sent(0)
+    assert received() == []
+    for alive in (lambda: worker.state("waiting"), lambda: worker.sent(0)):
+        clock.now += 1.0
+        alive()
+        assert received() == [Tick(state="waiting")]
+
+
+def test_a_tick_has_what_was_sent_since_the_last_one(
+    pipe: tuple[EventPipe, Received], clock: Clock
+) -> None:
+    worker, received = pipe
+    worker.state("sending")
+    worker.carried(70)
+    worker.carried(-10)
+    worker.sent(100)
+    clock.now += 1.0
+    worker.sent(50)
+    assert received()[1:] == [Tick(state="sending", sent=150, content=60)]
+
+
+def test_a_worker_announces_how_long_it_will_be_quiet(pipe: tuple[EventPipe, Received]) -> None:
+    worker, received = pipe
+    worker.state("idle", 0.1)
+    worker.state("idle", 0.1)
+    worker.state("idle", 30.0)
+    assert received() == [Tick(state="idle", quiet=0.1), Tick(state="idle", quiet=30.0)]

@@ -1,0 +1,337 @@
+"""What the operator sees of a run, on a terminal and in plain lines."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TextIO
+
+import pytest
+
+from ntt_backup import events
+from ntt_backup.daemon.progress import Snapshot, WorkerStatus
+from ntt_backup.ui.live import LiveView, make_view
+from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView
+from tests.unit.test_events import (
+    BLOB_FAILED,
+    DUMP_FAILED,
+    DUMP_START,
+    ERROR,
+    HOSTILE,
+    OUTAGE,
+    OUTAGE_END,
+    PROGRESS,
+    RUN_START,
+    RUN_STOP,
+)
+
+SNAPSHOT = Snapshot(
+    elapsed_s=72.0,
+    copied=2_998,
+    failed=2,
+    pending=1_000,
+    estimated=False,
+    bytes=123_456_789,
+    sent=125_000_000,
+    done=3_000,
+    share=0.756,
+    mb_per_s=12.25,
+    blobs_per_s=812.0,
+    eta_s=34.0,
+    workers=(
+        WorkerStatus(0, "sending", "w0-7", 1_500, 6.5),
+        WorkerStatus(1, "outage", "", 0, 0.0),
+    ),
+)
+
+
+class Terminal:
+    """A pseudo-terminal with a stream to write to, and all that was written, as text."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._master, slave = pty.openpty()
+        self.resize(rows, columns)
+        self.stream: TextIO = os.fdopen(slave, "w", encoding="utf-8")
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def raw(self) -> str:
+        """What has been written since the last call, as it was written."""
+        self.stream.write("\0")
+        self.stream.flush()
+        data = b""
+        while not data.endswith(b"\0"):
+            data += os.read(self._master, 65_536)
+        return data[:-1].decode()
+
+    def text(self) -> str:
+        """The same without the terminal's control sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.raw())
+
+    def hang_up(self) -> None:
+        """The window is closed: from here on every write fails."""
+        os.close(self._master)
+        self._master = -1
+
+    def close(self) -> None:
+        if self._master >= 0:
+            self.stream.close()
+            os.close(self._master)
+
+
+@contextmanager
+def terminal(rows: int = 24, columns: int = 100) -> Iterator[Terminal]:
+    term = Terminal(rows, columns)
+    try:
+        yield term
+    finally:
+        term.close()
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def shown(snapshot: Snapshot, columns: int = 100) -> str:
+    with terminal(columns=columns) as term:
+        make_view(term.stream).refresh(snapshot)
+        return term.text()
+
+
+# --- plain lines ----------------------------------------------------------------------------------
+
+
+def test_view_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_view(io.StringIO()), PlainView)
+    with terminal() as term:
+        assert isinstance(make_view(term.stream), LiveView)
+        assert isinstance(make_view(term.stream, quiet=True), QuietView)
+        monkeypatch.setenv("TERM", "dumb")
+        assert isinstance(make_view(term.stream), PlainView)
+
+
+def test_quiet_view_shows_only_what_is_wrong_at_the_end() -> None:
+    stream = io.StringIO()
+    view = make_view(stream, quiet=True)
+    for event in (RUN_START, BLOB_FAILED, OUTAGE, events.Warning(reason="odd")):
+        view.event(event)
+    view.event(replace(RUN_STOP, outcome="done", exit_code=0))
+    view.event(replace(RUN_STOP, outcome="stopped", exit_code=143))
+    assert stream.getvalue() == ""
+    view.event(events.StillFailed(blobs=8))
+    view.event(RUN_STOP)
+    view.event(ERROR)
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == [
+        "8 blobs are still failed",
+        "some failed",
+        "error",
+    ]
+
+
+def test_plain_view_prints_a_line_for_each_event_that_has_one() -> None:
+    stream = io.StringIO()
+    view = make_view(stream)
+    for event in (RUN_START, events.WorkerStart(strategy="tar"), PROGRESS, *[BLOB_FAILED] * 500):
+        view.event(event)
+    view.refresh(SNAPSHOT)
+    view.event(RUN_STOP)
+    view.close()
+    start, progress, *failures, more, stop = stream.getvalue().splitlines()
+    assert (start, progress, stop) == (RUN_START.line, PROGRESS.line, RUN_STOP.line)
+    assert failures == [BLOB_FAILED.line] * FAILURES_SHOWN
+    assert more == "more blobs failed, see the log"
+
+
+# --- live picture ---------------------------------------------------------------------------------
+
+
+def test_live_picture_shows_the_figures_and_every_worker() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.event(OUTAGE)
+        term.raw()
+        view.refresh(SNAPSHOT)
+        text = term.text()
+    assert "4 workers, strategy tar, target remote: /srv/store to host:/backup" in text
+    assert "75%, about 34 s left, 3,000 of 4,000 blobs" in text
+    assert "2 failed, 125.0 MB sent in 1 min 12 s, 12.2 MB/s on the link, 812 files/s" in text
+    assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +w0-7", text)
+    assert re.search(r"worker 1 +outage", text)
+    assert "remote is away" in text
+
+
+def test_live_picture_is_there_before_the_first_worker() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        view.event(OUTAGE)
+        assert "remote is away, again in 3.2 s" in term.text()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"pending": None, "eta_s": None, "share": None}, "3,000 blobs, counting what is pending"),
+        ({"estimated": True}, "about 75%, about 34 s left, 3,000 of about 4,000 blobs"),
+        ({"pending": 0, "share": 1.0, "eta_s": 0.0}, "100%, 3,000 of 3,000 blobs"),
+        ({"share": 0.999}, "99%, about 34 s left, 3,000 of 4,000 blobs"),
+        ({"pending": 0, "share": None, "eta_s": 0.0, "done": 0}, "nothing is pending"),
+    ],
+)
+def test_live_picture_says_how_far_the_work_is(change: dict[str, Any], text: str) -> None:
+    lines = shown(replace(SNAPSHOT, **change)).split("\n")
+    assert any(line.strip(" \u2501\u2578\u257a") == text for line in lines)
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_a_narrow_terminal_shows_share_and_time_left_and_no_number_cut_short(columns: int) -> None:
+    large = replace(SNAPSHOT, done=12_345_678, pending=30_000_000, eta_s=700_000.0)
+    lines = [line.rstrip() for line in shown(large, columns).split("\n")]
+    assert any(
+        re.search(r"75%, about 8 d 2 h left(, 12,345,678 of 42,345,678 blobs)?$", one)
+        for one in lines
+    )
+    assert any(
+        re.match(
+            r"2 failed, 125.0 MB sent in 1 min 12 s(, 12.2 MB/s on the link)?(, 812 files/s)?$", one
+        )
+        for one in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (80, ["worker 0  sending  6.5 MB/s  1,500 blobs  w0-7", "worker 1  outage   0.0 MB/s"]),
+        (40, ["worker 0  sending  6.5 MB/s  1,500 blobs", "worker 1  outage   0.0 MB/s"]),
+        (39, ["worker 0  sending  6.5 MB/s", "worker 1  outage   0.0 MB/s"]),
+        (10, ["worker 0", "worker 1"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_of_workers_and_none_cut_short(
+    columns: int, expected: list[str]
+) -> None:
+    lines = [line.rstrip() for line in shown(SNAPSHOT, columns).split("\n")]
+    workers = [line for line in lines if line.startswith("worker")]
+    for line, beginning in zip(workers, expected, strict=True):
+        assert line.startswith(beginning)
+    assert workers[0] == expected[0]
+
+
+RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
+
+
+@pytest.mark.parametrize(
+    ("event", "colour"),
+    [
+        (BLOB_FAILED, RED),
+        (DUMP_FAILED, RED),
+        (ERROR, RED),
+        (OUTAGE, YELLOW),
+        (OUTAGE_END, ""),
+        (DUMP_START, ""),
+    ],
+)
+def test_red_has_failed_and_yellow_wants_a_look(event: events.Event, colour: str) -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(event)
+        raw = term.raw()
+    assert [one for one in (RED, YELLOW, GREEN) if one in raw] == ([colour] if colour else [])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (5, 20), (60, 300)])
+def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
+    workers = tuple(WorkerStatus(index, "sending", "b" * 80, 10**9, 1e3) for index in range(256))
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(RUN_START)
+        for _ in range(10):
+            view.event(replace(BLOB_FAILED, detail="long " * 100))
+        view.refresh(SNAPSHOT)
+        term.resize(rows, columns)
+        term.raw()
+        view.refresh(replace(SNAPSHOT, workers=workers))
+        lines = term.text().rstrip("\n").split("\n")
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+    shown = sum("sending" in line for line in lines)
+    assert f"and {256 - shown} workers more"[:columns] in map(str.rstrip, lines)
+
+
+def test_terminal_without_a_size_is_taken_as_an_ordinary_one() -> None:
+    with terminal(rows=0, columns=0) as term:
+        view = make_view(term.stream)
+        view.refresh(SNAPSHOT)
+        assert "worker 1" in term.text()
+
+
+@pytest.mark.parametrize(("outcome", "red"), [("done", False), ("stopped", False), ("error", True)])
+def test_live_picture_ends_in_a_summary_that_is_red_where_something_failed(
+    outcome: str, red: bool
+) -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.refresh(SNAPSHOT)
+        view.event(OUTAGE_END)
+        view.event(replace(RUN_STOP, outcome=outcome))
+        term.raw()
+        view.close()
+        raw = term.raw()
+    assert ": 4,998 copied, 2 failed" in raw
+    assert "remote is back" in raw
+    assert "worker 0" not in raw
+    assert (RED in raw) is red
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_means_none(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(OUTAGE)
+        view.refresh(SNAPSHOT)
+        coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", term.raw()) is not None
+    assert coloured is not no_color
+
+
+class BrokenPipe(io.StringIO):
+    def write(self, text: str, /) -> int:
+        raise BrokenPipeError
+
+
+def test_a_view_that_nobody_sees_any_more_is_silent() -> None:
+    term = Terminal(24, 80)
+    views = [make_view(BrokenPipe()), make_view(term.stream)]
+    views[1].refresh(SNAPSHOT)
+    term.hang_up()
+    for view in views:
+        view.event(RUN_START)
+        view.refresh(SNAPSHOT)
+        view.event(RUN_STOP)
+        view.close()
+
+
+def test_nothing_that_others_said_controls_the_terminal() -> None:
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(replace(BLOB_FAILED, detail=HOSTILE))
+        view.refresh(replace(SNAPSHOT, workers=(WorkerStatus(0, "sending", HOSTILE, 0, 0.0),)))
+        raw = term.raw()
+    assert "[red]" in raw
+    assert "\x1b]" not in raw
+    assert "\x1b[2J" not in raw
+    assert not {"\x07", "\x9b", "\x00", "\u202e"} & set(raw)
