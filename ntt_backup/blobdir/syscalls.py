@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import re
+import stat
 from typing import Any
 
 _OPENAT2 = 437
@@ -30,7 +31,8 @@ class _OpenHow(ctypes.Structure):
     )
 
 
-_HOW = _OpenHow(DIRECTORY, 0, _RESOLVE)
+# Without O_NOFOLLOW, which would have ENOTDIR said of a symlink.
+_HOW = _OpenHow(DIRECTORY & ~os.O_NOFOLLOW, 0, _RESOLVE)
 
 
 def _function(name: str, *arguments: Any) -> Any:
@@ -146,7 +148,12 @@ def open_beneath(directory: int, name: str, device: int) -> int:
         # EAGAIN: something was renamed meanwhile, and the kernel wants to be asked again.
         elif number not in (errno.EAGAIN, errno.EINTR):
             raise OSError(number, os.strerror(number), name)
-    fd = os.open(name, DIRECTORY, dir_fd=directory)
+    try:
+        fd = os.open(name, DIRECTORY, dir_fd=directory)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
     if os.fstat(fd).st_dev != device:
         os.close(fd)
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)

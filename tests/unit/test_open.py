@@ -1,0 +1,72 @@
+"""A blob directory is opened level by level: through no symlink, on one file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.blobdir import syscalls
+from ntt_backup.blobdir.open import BlobDirectory, NotAFile
+
+BLOBID = "3f07" + "0" * 60
+
+
+@pytest.fixture(params=["openat2", "without openat2"])
+def blobs(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BlobDirectory]:
+    if request.param != "openat2":
+        monkeypatch.setattr(syscalls, "_SYSCALL", None)
+    (tmp_path / "by-hash").mkdir()
+    fd = os.open(tmp_path / "by-hash", os.O_RDONLY)
+    directory = BlobDirectory(fd, os.fstat(fd).st_dev)
+    yield directory
+    directory.close()
+    os.close(fd)
+
+
+@pytest.mark.parametrize("level", ["3f", "3f/07"])
+def test_open_blob_says_eloop_for_a_symlink_in_the_place_of_a_directory(
+    blobs: BlobDirectory, tmp_path: Path, level: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "07").mkdir(parents=True)
+    (elsewhere / "07" / BLOBID).touch()
+    (elsewhere / BLOBID).touch()
+    place = tmp_path / "by-hash" / level
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(elsewhere)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)) as caught:
+        blobs.open_blob(BLOBID)
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, level)
+
+
+def test_open_blob_says_exdev_for_a_directory_on_another_file_system(
+    blobs: BlobDirectory, tmp_path: Path
+) -> None:
+    if syscalls._SYSCALL is not None:
+        pytest.skip("the kernel compares mounts, and this test makes none")
+    (tmp_path / "by-hash" / "3f").mkdir()
+    other = BlobDirectory(blobs.fd, device=os.stat("/proc").st_dev)
+    with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
+        other.directory("3f")
+
+
+def test_open_blob_refuses_whatever_is_no_file(blobs: BlobDirectory, tmp_path: Path) -> None:
+    (tmp_path / "by-hash" / "3f" / "07" / BLOBID).mkdir(parents=True)
+    with pytest.raises(NotAFile, match="it is a directory"):
+        blobs.open_blob(BLOBID)
+
+
+def test_directory_makes_what_is_missing_and_keeps_no_more_open_than_it_may(
+    blobs: BlobDirectory, tmp_path: Path
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(40):
+        blobs.directory(f"{number % 7:02x}/{number:02x}", make=True)
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert len(list((tmp_path / "by-hash").glob("??/??"))) == 40
