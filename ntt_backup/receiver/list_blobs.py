@@ -9,6 +9,7 @@ reads slowly holds up the walk and fills no memory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
@@ -72,9 +73,10 @@ class Listing:
                     yield entry
                 elif self._low <= entry <= self._high:
                     names.append(entry)
+            fd = self._tree.directory(directory) if names else -1  # It is still kept open.
             for name in sorted(names):
                 try:
-                    status = self._tree.lstat(f"{directory}/{name}")
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except OSError:
                     continue  # It was moved or removed since the directory was read.
                 yield bytes.fromhex(name), status.st_size
