@@ -18,7 +18,7 @@ from binascii import hexlify
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.blobdir.open import FILE, BlobDirectory, closing
 from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
-from ntt_backup.blobdir.syscalls import DIRECTORY, rename_new, words
+from ntt_backup.blobdir.syscalls import DIRECTORY, error_line, rename_new
 from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED
 
 _CHUNK = 1 << 18
@@ -66,7 +66,7 @@ class Publisher:
                 if self._same(directory, name, target, blobid):
                     return (PRESENT, "")
             except PermissionError as problem:
-                return (REFUSED, words(problem))
+                return (REFUSED, error_line(problem))
             found = "other content"
         if not self._may_replace or stat.S_ISDIR(mode):
             return (REFUSED, f"{found} stands in its place")
@@ -130,7 +130,7 @@ class Publisher:
         except OSError as problem:
             if problem.errno not in _OF_ONE_NAME:
                 raise
-            taken = (REFUSED, words(problem))
+            taken = (REFUSED, error_line(problem))
         if taken is None or taken[0] == REPLACED:
             batch.take_partial(entry.position)
         else:

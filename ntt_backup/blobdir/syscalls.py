@@ -160,7 +160,7 @@ def open_beneath(directory: int, name: str, device: int) -> int:
     return fd
 
 
-def words(problem: OSError) -> str:
+def error_line(problem: OSError) -> str:
     """Returns an error of the system in one line: `ENOSPC: No space left on device: name`."""
     number = problem.errno or 0
     name = problem.filename

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 from ntt_backup import __version__
-from ntt_backup.blobdir.syscalls import words
+from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import Receiver
 from ntt_backup.receiver.terms import ALLOWED, REQUIRED, Terms
@@ -76,7 +76,7 @@ def serve(
         traceback.print_exc()
         text = f"{type(problem).__name__}: {problem}"
         if isinstance(problem, OSError):
-            text = words(problem)
+            text = error_line(problem)
         os.set_blocking(1, True)
         with contextlib.suppress(OSError):
             os.write(1, write_messages.error("internal", text))

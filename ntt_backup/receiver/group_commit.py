@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from ntt_backup.blobdir.open import BlobDirectory
 from ntt_backup.blobdir.publish import Publisher
 from ntt_backup.blobdir.staged_batch import StagedBatch
-from ntt_backup.blobdir.syscalls import syncfs, words
+from ntt_backup.blobdir.syscalls import error_line, syncfs
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire.framing import MAX_BLOBS
 from ntt_backup.wire.write_messages import (
@@ -40,14 +40,14 @@ class GroupCommit:
     def __init__(
         self,
         sync: SyncThread,
-        places: Publisher,
+        publisher: Publisher,
         stage: int,
         hash: int,
         answer: Callable[[Receipt], None],
         on_failure: Callable[[OSError], None],
     ) -> None:
         self._sync = sync
-        self._places = places
+        self._publisher = publisher
         self._stage = stage
         self._hash = hash
         self._answer = answer
@@ -98,7 +98,7 @@ class GroupCommit:
     def fail(self, batch: StagedBatch, problem: OSError) -> None:
         """Removes all of a batch from the stage, and answers that nothing of it counts, and why."""
         batch.discard(self._stage, keep_partials=False)
-        why = Exceptional(0, REFUSED, words(problem))
+        why = Exceptional(0, REFUSED, error_line(problem))
         self._answer(Receipt(batch.number, FAILED, self._hash, 0, [why]))
 
     def _publish(self, count: int) -> None:
@@ -106,7 +106,7 @@ class GroupCommit:
         del self._written[:count]
         for batch in batches:
             try:
-                self._directories |= self._places.publish_batch(batch, self._stage)
+                self._directories |= self._publisher.publish_batch(batch, self._stage)
             except OSError as problem:
                 self.fail(batch, problem)
             else:
@@ -129,12 +129,12 @@ class SyncThread:
     descriptor that gets a byte when a sync has ended.
     """
 
-    def __init__(self, ground: Workspace, by_file: bool, wake: int) -> None:
-        self._ground = ground
+    def __init__(self, workspace: Workspace, by_file: bool, wake: int) -> None:
+        self._workspace = workspace
         self.by_file = by_file
         self._wake = wake
         # A description of its own: errors that were reported to others are still new to it.
-        self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=ground.root)
+        self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=workspace.root)
         self._jobs: queue.SimpleQueue[Collection[str] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
         self.busy = False
@@ -181,11 +181,11 @@ class SyncThread:
         if not self.by_file:
             syncfs(self._fd)
             return
-        blobs = BlobDirectory(self._ground.by_hash, self._ground.device)
+        blobs = BlobDirectory(self._workspace.by_hash, self._workspace.device)
         try:
             for path in sorted(directories, reverse=True):
                 os.fsync(blobs.directory(path))
         finally:
             blobs.close()
-        os.fsync(self._ground.by_hash)
-        os.fsync(self._ground.root)  # by-hash itself may be new.
+        os.fsync(self._workspace.by_hash)
+        os.fsync(self._workspace.root)  # by-hash itself may be new.

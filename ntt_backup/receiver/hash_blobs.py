@@ -14,9 +14,9 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ntt_backup.blobdir.syscalls import words
+from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
-from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
+from ntt_backup.receiver.open_blob import BadBlob, BlobOpener, bad_blob, forget
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.wire import read_messages
 
@@ -51,13 +51,13 @@ class HashJob:
 
     def __init__(
         self,
-        ground: Workspace,
+        workspace: Workspace,
         digests: Sequence[bytes],
         new: NewHasher | None,
         b3sum: B3sum | None,
         wake: int,
     ) -> None:
-        self._ground = ground
+        self._workspace = workspace
         self._digests = digests
         self._new = new
         self._b3sum = b3sum
@@ -97,40 +97,42 @@ class HashJob:
         )
 
     def _run(self) -> None:
-        stock = Stock(self._ground)
+        opener = BlobOpener(self._workspace)
         buffer = memoryview(bytearray(_CHUNK))
         try:
             while not self._stopped:
                 position = self._work.get_nowait()
                 if self._new is not None:
-                    self._judge(stock, position, self._new, buffer)
+                    self._judge(opener, position, self._new, buffer)
                 elif self._b3sum is not None:
-                    self._judge_several(stock, position, self._b3sum, buffer)
+                    self._judge_several(opener, position, self._b3sum, buffer)
         except (queue.Empty, _Stopped):
             pass
         except BaseException as defect:  # noqa: BLE001 - raised again by `frames`
             self._defects.append(defect)
         finally:
-            stock.close()
+            opener.close()
             with self._lock:
                 self._running -= 1
             os.write(self._wake, b"\0")
 
-    def _judge(self, stock: Stock, position: int, new: NewHasher, buffer: memoryview) -> None:
+    def _judge(self, opener: BlobOpener, position: int, new: NewHasher, buffer: memoryview) -> None:
         size, found, verdict, text = 0, _NOTHING, read_messages.WRONG, ""
         try:
-            fd, _ = stock.open(self._digests[position])
+            fd, _ = opener.open(self._digests[position])
             try:
                 size, found = self._hash(fd, new, buffer)
             except OSError as problem:
-                raise trouble(problem) from None
+                raise bad_blob(problem) from None
             finally:
                 os.close(fd)
-        except Trouble as said:
+        except BadBlob as said:
             verdict, text = said.verdict, said.text
         self._count(read_messages.BadBlob(position, verdict, size, found, text))
 
-    def _judge_several(self, stock: Stock, position: int, b3sum: B3sum, buffer: memoryview) -> None:
+    def _judge_several(
+        self, opener: BlobOpener, position: int, b3sum: B3sum, buffer: memoryview
+    ) -> None:
         """Judges this blob, and the next few with it. Raises Refusal where b3sum fails, which says
         nothing about any blob.
         """
@@ -139,8 +141,8 @@ class HashJob:
         try:
             while True:
                 try:
-                    fd, size = stock.open(self._digests[position])
-                except Trouble as said:
+                    fd, size = opener.open(self._digests[position])
+                except BadBlob as said:
                     one = read_messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
                     self._count(one)
                 else:
@@ -156,7 +158,7 @@ class HashJob:
             if blobs:
                 self._hash_by_program(b3sum, blobs, total, buffer)
         except OSError as problem:
-            raise Refusal("internal", words(problem)) from None
+            raise Refusal("internal", error_line(problem)) from None
         finally:
             for blob in blobs.values():
                 forget(blob.fd)
@@ -175,7 +177,7 @@ class HashJob:
                 verdict, text = said.verdict, said.text
             self._count(read_messages.BadBlob(blob.position, verdict, blob.size, digest, text))
 
-    def _why_unreadable(self, fd: int, buffer: memoryview) -> Trouble:
+    def _why_unreadable(self, fd: int, buffer: memoryview) -> BadBlob:
         """Returns the system's error for a blob that b3sum could not read. Raises OSError where
         this process can read it.
         """
@@ -183,7 +185,7 @@ class HashJob:
             while os.readv(fd, [buffer]):
                 self._require_going()
         except OSError as problem:
-            return trouble(problem)
+            return bad_blob(problem)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
 
     def _require_going(self) -> None:

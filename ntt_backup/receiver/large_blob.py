@@ -93,7 +93,7 @@ class _Offer(NamedTuple):
     sums: Sums
 
 
-class Offers:
+class ResumeOffers:
     """The answer to the last ASK_OFFSET, for the LARGE that may follow it.
 
     begin returns the hashes to compute for a blob, given its digest. alive is called now and then

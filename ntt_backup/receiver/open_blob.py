@@ -7,14 +7,14 @@ import errno
 import os
 
 from ntt_backup.blobdir.open import BlobDirectory, NotAFile
-from ntt_backup.blobdir.syscalls import words
+from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.workspace import Workspace
 from ntt_backup.wire.read_messages import MISSING, UNREADABLE, WRONG
 
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 
-class Trouble(Exception):
+class BadBlob(Exception):
     """A blob that cannot be read, or is none. verdict and text are what the client is told."""
 
     def __init__(self, verdict: int, text: str) -> None:
@@ -23,7 +23,7 @@ class Trouble(Exception):
         self.text = text
 
 
-class Stock:
+class BlobOpener:
     """The blobs of one session's workspace. Not for several threads at once."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -31,23 +31,23 @@ class Stock:
         self.close = self._blobs.close
 
     def open(self, digest: bytes) -> tuple[int, int]:
-        """Returns (a descriptor for the caller to close, its size). Raises Trouble."""
+        """Returns (a descriptor for the caller to close, its size). Raises BadBlob."""
         try:
             fd, status = self._blobs.open_blob(digest.hex())
         except NotAFile as found:
-            raise Trouble(WRONG, str(found)) from None
+            raise BadBlob(WRONG, str(found)) from None
         except OSError as problem:
-            raise trouble(problem) from None
+            raise bad_blob(problem) from None
         return fd, status.st_size
 
 
-def trouble(problem: OSError) -> Trouble:
+def bad_blob(problem: OSError) -> BadBlob:
     """Returns what an error of the system says about one blob."""
     if problem.errno == errno.ENOENT:
-        return Trouble(MISSING, "it is not there")
+        return BadBlob(MISSING, "it is not there")
     if problem.errno in _NOT_A_FILE:
-        return Trouble(WRONG, "a symlink or a socket is in its place")
-    return Trouble(UNREADABLE, words(problem))
+        return BadBlob(WRONG, "a symlink or a socket is in its place")
+    return BadBlob(UNREADABLE, error_line(problem))
 
 
 def forget(fd: int) -> None:

@@ -14,7 +14,7 @@ from ntt_backup.receiver import send_blobs
 from ntt_backup.receiver.b3sum import HOW_TO_GET
 from ntt_backup.receiver.hash_blobs import HashJob
 from ntt_backup.receiver.list_blobs import Listing
-from ntt_backup.receiver.open_blob import Stock
+from ntt_backup.receiver.open_blob import BlobOpener
 from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.wire import framing, read_messages
 from ntt_backup.wire.write_messages import BLAKE3
@@ -29,11 +29,11 @@ class ReadSession:
 
     between_batches = True
 
-    def __init__(self, ground: Workspace, terms: Terms, connection: Connection) -> None:
-        self._ground = ground
+    def __init__(self, workspace: Workspace, terms: Terms, connection: Connection) -> None:
+        self._workspace = workspace
         self._terms = terms
         self._connection = connection
-        self._stock = Stock(ground)
+        self._opener = BlobOpener(workspace)
         self._frames: Generator[bytes, None, None] | None = None
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
@@ -76,12 +76,12 @@ class ReadSession:
 
     def close(self) -> None:
         self.interrupt()
-        self._stock.close()
+        self._opener.close()
 
     def _list(self, payload: memoryview) -> None:
         self._require("list")
         asked = read_messages.read_listing(payload)
-        self._frames = Listing(self._ground, asked, self._connection.show_life).frames()
+        self._frames = Listing(self._workspace, asked, self._connection.show_life).frames()
 
     def _verify(self, payload: memoryview) -> None:
         self._require("verify")
@@ -89,24 +89,24 @@ class ReadSession:
         if new_hasher is None and b3sum is None:
             raise Refusal("refused", f"there is no BLAKE3 on this machine: {HOW_TO_GET}")
         digests = read_messages.read_digests(payload)
-        job = HashJob(self._ground, digests, new_hasher, b3sum, self._connection.wake)
+        job = HashJob(self._workspace, digests, new_hasher, b3sum, self._connection.wake)
         self._frames = job.frames()
 
     def _get(self, payload: memoryview) -> None:
         self._require("get")
         offset, digests = read_messages.read_getting(payload)
-        self._frames = send_blobs.contents(self._stock, digests, offset)
+        self._frames = send_blobs.contents(self._opener, digests, offset)
 
     def _sums(self, payload: memoryview) -> None:
         self._require("get")
-        self._frames = send_blobs.sums(self._stock, bytes(payload), self._connection.show_life)
+        self._frames = send_blobs.sums(self._opener, bytes(payload), self._connection.show_life)
 
     def _blocks(self, payload: memoryview) -> None:
         self._require("get")
-        self._frames = send_blobs.blocks(self._stock, *read_messages.read_getting_blocks(payload))
+        self._frames = send_blobs.blocks(self._opener, *read_messages.read_getting_blocks(payload))
 
     def _require(self, word: str) -> None:
         if word not in self._terms.allow:
             raise Refusal("refused", f"this receiver's --allow does not list {word}")
-        if not self._ground.placed:
+        if not self._workspace.placed:
             raise gone()

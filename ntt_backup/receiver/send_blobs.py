@@ -14,8 +14,8 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ntt_backup.blobdir.syscalls import words
-from ntt_backup.receiver.open_blob import Stock, Trouble, forget, trouble
+from ntt_backup.blobdir.syscalls import error_line
+from ntt_backup.receiver.open_blob import BadBlob, BlobOpener, bad_blob, forget
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
 from ntt_backup.wire.read_messages import BLOCK_BYTES, BROKEN, COMPLETE, MAX_SUMS
@@ -23,21 +23,23 @@ from ntt_backup.wire.read_messages import BLOCK_BYTES, BROKEN, COMPLETE, MAX_SUM
 _TABLE_ENTRY = DIGEST_BYTES + 4
 
 
-def contents(stock: Stock, digests: Sequence[bytes], offset: int) -> Generator[bytes, None, None]:
+def contents(
+    opener: BlobOpener, digests: Sequence[bytes], offset: int
+) -> Generator[bytes, None, None]:
     """Answers a GET: something for every blob, in no order. offset: where a single blob begins."""
     names: list[bytes] = []
     parts: list[bytes] = []
     room = PACK_BYTES
     for digest in digests:
         try:
-            with _opened(stock, digest) as (fd, size):
+            with _opened(opener, digest) as (fd, size):
                 if offset or size > PACK_BYTES - _TABLE_ENTRY:
                     begin = min(offset, size)
                     begins = range(begin, size, MAX_CHUNK)
                     yield from _pieces(fd, digest, size, begin, begins, MAX_CHUNK)
                     continue
                 content = _read(fd, size, 0)
-        except Trouble as said:
+        except BadBlob as said:
             yield read_messages.not_given(digest, said.verdict, said.text)
             continue
         if len(content) + _TABLE_ENTRY > room:
@@ -51,11 +53,13 @@ def contents(stock: Stock, digests: Sequence[bytes], offset: int) -> Generator[b
     yield read_messages.given(len(digests))
 
 
-def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> Generator[bytes, None, None]:
+def sums(
+    opener: BlobOpener, digest: bytes, alive: Callable[[], None]
+) -> Generator[bytes, None, None]:
     """Answers a SUMS: the hashes of all blocks, in order. alive is called after each of them."""
     found: list[bytes] = []
     try:
-        with _opened(stock, digest) as (fd, size):
+        with _opened(opener, digest) as (fd, size):
             for at in range(0, size, BLOCK_BYTES):
                 found.append(read_messages.block_sum(_read(fd, BLOCK_BYTES, at)))
                 alive()
@@ -63,18 +67,20 @@ def sums(stock: Stock, digest: bytes, alive: Callable[[], None]) -> Generator[by
                     yield read_messages.block_sums(size, found)
                     found = []
             yield read_messages.block_sums(size, found)
-    except Trouble as said:
+    except BadBlob as said:
         yield read_messages.not_given(digest, said.verdict, said.text)
     yield read_messages.given(1)
 
 
-def blocks(stock: Stock, digest: bytes, numbers: Sequence[int]) -> Generator[bytes, None, None]:
+def blocks(
+    opener: BlobOpener, digest: bytes, numbers: Sequence[int]
+) -> Generator[bytes, None, None]:
     """Answers a BLOCKS: these blocks, in this order."""
     try:
-        with _opened(stock, digest) as (fd, size):
+        with _opened(opener, digest) as (fd, size):
             begins = (number * BLOCK_BYTES for number in numbers)
             yield from _pieces(fd, digest, size, 0, begins, BLOCK_BYTES)
-    except Trouble as said:
+    except BadBlob as said:
         yield read_messages.not_given(digest, said.verdict, said.text)
     yield read_messages.given(1)
 
@@ -94,18 +100,18 @@ def _pieces(
                 break
             yield read_messages.piece(data)
     except OSError as problem:
-        status, why = BROKEN, words(problem)
+        status, why = BROKEN, error_line(problem)
     yield read_messages.blob_end(status, why)
 
 
 @contextmanager
-def _opened(stock: Stock, digest: bytes) -> Iterator[tuple[int, int]]:
-    """Opens a blob: (descriptor, size). Raises Trouble, also for an OSError while it is read."""
-    fd, size = stock.open(digest)
+def _opened(opener: BlobOpener, digest: bytes) -> Iterator[tuple[int, int]]:
+    """Opens a blob: (descriptor, size). Raises BadBlob, also for an OSError while it is read."""
+    fd, size = opener.open(digest)
     try:
         yield fd, size
     except OSError as problem:
-        raise trouble(problem) from None
+        raise bad_blob(problem) from None
     finally:
         forget(fd)
         os.close(fd)

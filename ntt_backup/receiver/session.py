@@ -36,7 +36,7 @@ class Receiver:
         self._terms = terms
         self._connection = Connection(reading, writing, terms.idle_timeout)
         self._dismissed = False  # The client has said BYE.
-        self._ground: Workspace | None = None
+        self._workspace: Workspace | None = None
         self._by_file = False
         self._session: WriteSession | ReadSession | None = None
         self._handlers: dict[int, Callable[[memoryview], None]] = {framing.HELLO: self._hello}
@@ -55,8 +55,8 @@ class Receiver:
         finally:
             if self._session is not None:
                 self._session.close()
-            if self._ground is not None:
-                self._ground.leave()
+            if self._workspace is not None:
+                self._workspace.leave()
         if refusal is not None:
             self._connection.say(write_messages.error(refusal.code, refusal.text))
         elif self._dismissed:
@@ -93,7 +93,11 @@ class Receiver:
 
     def _wait(self, reading: bool) -> None:
         self._connection.wait(reading, self._session is not None and self._session.working)
-        if not self._connection.ended and self._ground is not None and self._ground.superseded:
+        if (
+            not self._connection.ended
+            and self._workspace is not None
+            and self._workspace.superseded
+        ):
             raise Refusal("superseded", "a newer session of this worker has begun")
 
     def _take(self, kind: int, payload: memoryview) -> None:
@@ -133,13 +137,13 @@ class Receiver:
         # symlink.
         root = terms.root or root
         write = (root, owner, run, slot, self._connection.show_life)
-        ground = Workspace(root) if reading else WriteWorkspace(*write)
-        self._ground = ground
-        self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(ground.device)
-        if not isinstance(ground, WriteWorkspace):
-            self._session = ReadSession(ground, terms, self._connection)
+        workspace = Workspace(root) if reading else WriteWorkspace(*write)
+        self._workspace = workspace
+        self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(workspace.device)
+        if not isinstance(workspace, WriteWorkspace):
+            self._session = ReadSession(workspace, terms, self._connection)
         else:
-            self._session = WriteSession(ground, terms, self._connection, kind, by_file)
+            self._session = WriteSession(workspace, terms, self._connection, kind, by_file)
         self._handlers = {
             **self._session.handlers(),
             framing.PING: lambda payload: self._connection.say(
@@ -148,15 +152,15 @@ class Receiver:
             framing.BYE: self._bye,
             **({} if reading else {framing.PLACE: self._place}),
         }
-        self._ready(ground)
+        self._ready(workspace)
 
     def _place(self, payload: memoryview) -> None:
-        if isinstance(self._ground, WriteWorkspace):
-            self._ground.place()
-            self._ready(self._ground)
+        if isinstance(self._workspace, WriteWorkspace):
+            self._workspace.place()
+            self._ready(self._workspace)
 
-    def _ready(self, ground: Workspace) -> None:
-        free, total = ground.free()
+    def _ready(self, workspace: Workspace) -> None:
+        free, total = workspace.free()
         system = os.uname()
         fields: dict[str, write_messages.Field] = {
             "free_bytes": free,
@@ -164,7 +168,7 @@ class Receiver:
             "clock_us": int(time.time() * 1e6),
             "system": f"{system.sysname} {system.release}",
             "sync": "fsync" if self._by_file else "syncfs",
-            "placed": int(ground.placed),
+            "placed": int(workspace.placed),
         }
         self._connection.say(write_messages.fields(framing.READY, fields))
 

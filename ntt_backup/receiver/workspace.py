@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ntt_backup.blobdir.layout import BY_HASH
 from ntt_backup.blobdir.open import Misplaced, open_below
-from ntt_backup.blobdir.syscalls import words
+from ntt_backup.blobdir.syscalls import error_line
 
 
 class Refusal(Exception):
@@ -41,7 +41,7 @@ class Workspace:
             self._path = root.encode("utf-8", "surrogateescape")
             self.root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, ValueError) as problem:
-            said = words(problem) if isinstance(problem, OSError) else str(problem)
+            said = error_line(problem) if isinstance(problem, OSError) else str(problem)
             raise Refusal("root", said) from None
         with refused(BY_HASH):
             try:
@@ -92,4 +92,4 @@ def refused(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise gone(name) from None
     except OSError as problem:
-        raise Refusal("storage", words(problem)) from None
+        raise Refusal("storage", error_line(problem)) from None

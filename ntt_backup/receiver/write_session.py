@@ -19,7 +19,7 @@ from ntt_backup.blobdir.stage_writer import CREATE, StageWriter
 from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.codec import unpacked
 from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
-from ntt_backup.receiver.large_blob import LargeBlob, Offers, Sums
+from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers, Sums
 from ntt_backup.receiver.name_check import NameCheck
 from ntt_backup.receiver.workspace import gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
@@ -53,9 +53,14 @@ class WriteSession:
     """
 
     def __init__(
-        self, ground: WriteWorkspace, terms: Terms, connection: Connection, hash: int, by_file: bool
+        self,
+        workspace: WriteWorkspace,
+        terms: Terms,
+        connection: Connection,
+        hash: int,
+        by_file: bool,
     ) -> None:
-        self._ground = ground
+        self._workspace = workspace
         self._connection = connection
         self._codecs = terms.codecs
         self._by_file = by_file
@@ -64,14 +69,14 @@ class WriteSession:
         self._new_name = terms.hashes.get(BLAKE3)
         self._name_check: NameCheck | None = None
         if terms.b3sum is not None:
-            self._name_check = NameCheck(terms.b3sum, ground.stage, self._alive)
-        self._writer = StageWriter(ground.stage, ground.by_hash, self._new_name, by_file)
-        self._offers = Offers(ground.staging, self._begin_sums, self._alive)
+            self._name_check = NameCheck(terms.b3sum, workspace.stage, self._alive)
+        self._writer = StageWriter(workspace.stage, workspace.by_hash, self._new_name, by_file)
+        self._offers = ResumeOffers(workspace.staging, self._begin_sums, self._alive)
         may_replace = terms.checked_with != "none" or "replace" in terms.allow
-        self._sync = SyncThread(ground, by_file, connection.wake)
-        places = Publisher(ground.by_hash, ground.device, may_replace, by_file)
+        self._sync = SyncThread(workspace, by_file, connection.wake)
+        places = Publisher(workspace.by_hash, workspace.device, may_replace, by_file)
         self._commits = GroupCommit(
-            self._sync, places, ground.stage, hash, self._answer, self._fail
+            self._sync, places, workspace.stage, hash, self._answer, self._fail
         )
         self._counter = 0
         self._last_number = -1
@@ -117,7 +122,7 @@ class WriteSession:
             self._large.interrupt()
             self._large = None
         if self._batch is not None:
-            self._batch.discard(self._ground.stage, keep_partials=True)
+            self._batch.discard(self._workspace.stage, keep_partials=True)
             self._batch = None
         self._offers.withdraw()
 
@@ -166,7 +171,7 @@ class WriteSession:
         partial, sums = self._offers.take(announced)
         room = batch.partials < _MOST_PARTIALS
         if partial is None and announced.size > RESUMABLE and room:
-            partial = open_partial(self._ground.staging.incoming, announced.digest.hex())
+            partial = open_partial(self._workspace.staging.incoming, announced.digest.hex())
         name = batch.lay(batch.blobs - 1)
         try:
             if partial is not None:
@@ -174,7 +179,7 @@ class WriteSession:
                 partial.cut(announced.offset)
                 fd = partial.fd
             else:
-                fd = os.open(name, CREATE, 0o644, dir_fd=self._ground.stage)
+                fd = os.open(name, CREATE, 0o644, dir_fd=self._workspace.stage)
         except OSError as problem:
             self._dropping_large = True
             self._fail(problem)
@@ -215,7 +220,7 @@ class WriteSession:
                 self._fail(problem)
 
     def _commit(self, payload: memoryview) -> None:
-        if not self._ground.placed:
+        if not self._workspace.placed:
             raise gone()
         self._require_end(write_messages.read_number(payload))
         if self._batch is not None and self._name_check is not None:
@@ -237,7 +242,7 @@ class WriteSession:
         self._require_end(number)
         batch, self._batch, self._dropping = self._batch, None, None
         if batch is not None:
-            batch.discard(self._ground.stage, keep_partials=True)
+            batch.discard(self._workspace.stage, keep_partials=True)
             self._connection.say(write_messages.numbered(framing.ABORTED, number))
 
     def _ask_offset(self, payload: memoryview) -> None:
@@ -262,7 +267,7 @@ class WriteSession:
         self._commits.fail(batch, problem)
 
     def _answer(self, receipt: Receipt) -> None:
-        if receipt.outcome == SETTLED and not self._ground.in_place:
+        if receipt.outcome == SETTLED and not self._workspace.in_place:
             raise gone()
         self._connection.say(write_messages.receipt(receipt))
 
@@ -307,4 +312,4 @@ class WriteSession:
         large.close()
         self._large = None
         with contextlib.suppress(OSError):
-            batch.drop(position, self._ground.stage, batch.name(position))
+            batch.drop(position, self._workspace.stage, batch.name(position))

@@ -10,30 +10,30 @@ import os
 from typing import Final
 
 from ntt_backup.client.read_session import ReadSession
-from ntt_backup.restore.target_dir import Landing
+from ntt_backup.restore.target_dir import TargetWriter
 from ntt_backup.wire.read_messages import BLOCK_BYTES, BLOCK_SUM_BYTES, block_sum
 from ntt_backup.wire.write_messages import Large
 
 _ASKED_AT_ONCE: Final = 1024
 
 
-def mend(session: ReadSession, landing: Landing, digest: bytes) -> None:
+def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
     """Puts the blob together from local blocks and fetched ones.
 
     If even so it does not hash to its name, the remote's is wrong too.
     """
-    found = session.sums(digest, landing.not_given)
+    found = session.sums(digest, writer.not_given)
     if found is None:
         return
     size, sums = found
     count = -(-size // BLOCK_BYTES)
-    with landing.base(digest) as base:
+    with writer.base(digest) as base:
         differing = [
             number
             for number in range(count)
             if block_sum(_block(base, number)) != sums[number * BLOCK_SUM_BYTES :][:BLOCK_SUM_BYTES]
         ]
-        landing.begin(Large(digest, size, 0))
+        writer.begin(Large(digest, size, 0))
         wanted = iter(differing)
         done = 0
 
@@ -41,20 +41,20 @@ def mend(session: ReadSession, landing: Landing, digest: bytes) -> None:
             nonlocal done
             number = next(wanted)
             keep(number)
-            landing.piece(block)
+            writer.piece(block)
             done = number + 1
 
         def keep(end: int) -> None:
             for number in range(done, end):
-                landing.add(memoryview(_block(base, number)))
+                writer.add(memoryview(_block(base, number)))
 
         for first in range(0, len(differing), _ASKED_AT_ONCE):
             numbers = differing[first : first + _ASKED_AT_ONCE]
             if problem := session.blocks(digest, size, numbers, take):
-                landing.end(problem)
+                writer.end(problem)
                 return
         keep(count)
-    landing.end("")
+    writer.end("")
 
 
 def _block(fd: int, number: int) -> bytes:

@@ -27,8 +27,8 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.model import Failures
-from ntt_backup.restore.block_repair import mend
-from ntt_backup.restore.target_dir import Landing, Place
+from ntt_backup.restore.block_repair import repair
+from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
 from ntt_backup.wire.write_messages import RESUMABLE
 
 Entry = tuple[bytes, int | None]
@@ -120,23 +120,29 @@ def restore(
     destination has then is right.
     """
     pool = SessionPool(settings, "restore", wanted.words, on_outage)
-    place = Place(destination)
+    target = RestoreTarget(destination)
     try:
-        work = _Work(place, wanted, pool, workers=workers, trust_size=trust_size)
+        work = _Work(target, wanted, pool, workers=workers, trust_size=trust_size)
         pool.run(workers + 1, work.run, lambda: on_progress(work.state()))
-        place.sync()
+        target.sync()
         return work.state()
     finally:
-        place.close()
+        target.close()
 
 
 class _Work:
     """What the threads share: one lists, the others fetch."""
 
     def __init__(
-        self, place: Place, wanted: Wanted, pool: SessionPool, *, workers: int, trust_size: bool
+        self,
+        target: RestoreTarget,
+        wanted: Wanted,
+        pool: SessionPool,
+        *,
+        workers: int,
+        trust_size: bool,
     ) -> None:
-        self._place = place
+        self._target = target
         self._wanted = wanted
         self._pool = pool
         self._trust_size = trust_size
@@ -159,24 +165,24 @@ class _Work:
                 self.queue.put(batch)
             self.queue.close()
             return
-        landing = Landing(self._place, f"w{number}", self.fetched)
+        writer = TargetWriter(self._target, f"w{number}", self.fetched)
         try:
-            session.do(Fetching(self, landing).work)
+            session.do(Fetching(self, writer).work)
         finally:
-            landing.close()
+            writer.close()
 
-    def has(self, landing: Landing, entry: Entry) -> bool:
+    def has(self, writer: TargetWriter, entry: Entry) -> bool:
         """Returns whether the destination has this blob, and right."""
         self._pool.cancelled()
-        right = landing.is_right(*entry, trust_size=self._trust_size)
+        right = writer.is_right(*entry, trust_size=self._trust_size)
         with self._lock:
             self._done.right += right
         return right
 
-    def settle(self, landing: Landing, part: float | None) -> None:
+    def settle(self, writer: TargetWriter, part: float | None) -> None:
         """Publishes what has come, and counts it; part: of all the work."""
-        restored = landing.settle()
-        failures, landing.failures = landing.failures, []
+        restored = writer.publish()
+        failures, writer.failures = writer.failures, []
         with self._lock:
             self._done.restored += restored
             for failure in failures:
@@ -193,9 +199,9 @@ class _Work:
 class Fetching:
     """The batches of one thread. Its state outlives a session: `work` continues with another."""
 
-    def __init__(self, shared: _Work, landing: Landing) -> None:
+    def __init__(self, shared: _Work, writer: TargetWriter) -> None:
         self._shared = shared
-        self._landing = landing
+        self._writer = writer
         self._next: deque[Batch] = deque()
         self._under_way: deque[Batch] = deque()
         self._damaged: deque[bytes] = deque()
@@ -203,23 +209,23 @@ class Fetching:
 
     def work(self, session: ReadSession) -> None:
         """Fetches all that is left."""
-        landing, under_way = self._landing, self._under_way
-        landing.forget()
+        writer, under_way = self._writer, self._under_way
+        writer.forget()
         self._next.extendleft(reversed(under_way))
         under_way.clear()
         while True:
             while len(under_way) < _AHEAD and self._ask(session):
                 pass
             if under_way:
-                session.contents(landing)
-                self._shared.settle(landing, under_way.popleft().part)
+                session.contents(writer)
+                self._shared.settle(writer, under_way.popleft().part)
                 session.settled += 1
-                again = landing.again()
+                again = writer.again()
                 self._next.extendleft(Batch([(digest, None)], None) for digest in again)
             elif self._damaged:
-                mend(session, landing, self._damaged[0])
+                repair(session, writer, self._damaged[0])
                 self._damaged.popleft()
-                self._shared.settle(landing, None)
+                self._shared.settle(writer, None)
                 session.settled += 1
             elif not self._refill(wait=True):
                 return
@@ -232,12 +238,12 @@ class Fetching:
             return False
         batch = self._next[0]
         digests = [digest for digest, _ in batch.entries]
-        resumable = len(digests) == 1 and self._landing.has_part(digests[0])
+        resumable = len(digests) == 1 and self._writer.has_part(digests[0])
         if resumable and self._under_way:
             return False
         offset = 0
         if resumable:
-            offset = self._landing.resume(digests[0])
+            offset = self._writer.resume(digests[0])
             session.settled += offset > self._resumed  # That part is not asked for again.
             self._resumed = offset
         session.ask_contents(digests, offset)
@@ -246,16 +252,16 @@ class Fetching:
 
     def _refill(self, *, wait: bool) -> bool:
         """Takes a batch and leaves out what the destination has; returns whether there is work."""
-        shared, landing = self._shared, self._landing
+        shared, writer = self._shared, self._writer
         while (batch := shared.queue.take(wait=wait)) is not None:
-            lacking = [entry for entry in batch.entries if not shared.has(landing, entry)]
-            damaged = {digest for digest, _ in lacking if landing.has_base(digest)}
+            lacking = [entry for entry in batch.entries if not shared.has(writer, entry)]
+            damaged = {digest for digest, _ in lacking if writer.has_base(digest)}
             self._damaged.extend(damaged)
             absent = [entry for entry in lacking if entry[0] not in damaged]
             if absent:
                 self._next.append(Batch(absent, batch.part))
                 return True
-            shared.settle(landing, batch.part)
+            shared.settle(writer, batch.part)
             if damaged:
                 return wait
         return False

@@ -5,7 +5,7 @@ the whole batch, each file is published as `aa/bb/<blobid>`, or replaces a wrong
 blob is kept in `.ntt-restore/partial` until it is whole, also when the program is killed: the next
 call hashes it and resumes there. No link below the target is followed.
 
-A `Place` is the target, locked; each thread has a `Landing` of its own.
+A `RestoreTarget` is the target, locked; each thread has a `TargetWriter` of its own.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from ntt_backup.wire.write_messages import PRESENT, REFUSED, RESUMABLE
 SCRATCH: Final = ".ntt-restore"
 
 _CHUNK: Final = 1 << 20
-_WORTH_MENDING: Final = 1 << 20
+_WORTH_REPAIRING: Final = 1 << 20
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Place:
+class RestoreTarget:
     """The target, made if only its last part is missing, and locked against a second restore.
 
     Raises DestinationError, LockHeld.
@@ -117,16 +117,16 @@ class _Large:
     resumed: bool = False
 
 
-class Landing:
+class TargetWriter:
     """One thread's files on their way; see `client.read_session.Taker`. Raises DestinationError.
 
     on_bytes is told the length of content as it comes.
     """
 
-    def __init__(self, place: Place, name: str, on_bytes: Callable[[int], None]) -> None:
-        self._place = place
-        self._stage = place.stage(name)
-        self._blobs = BlobDirectory(place.fd, place.device)
+    def __init__(self, target: RestoreTarget, name: str, on_bytes: Callable[[int], None]) -> None:
+        self._target = target
+        self._stage = target.stage(name)
+        self._blobs = BlobDirectory(target.fd, target.device)
         self._on_bytes = on_bytes
         self._buffer = memoryview(bytearray(_CHUNK))
         self._staged: list[tuple[bytes, int, str]] = []
@@ -151,10 +151,10 @@ class Landing:
             return False
 
     def has_base(self, digest: bytes) -> bool:
-        """Whether a file that is worth mending has this blob's name."""
+        """Whether a file that is worth repairing has this blob's name."""
         try:
             with self.base(digest) as fd:
-                return os.fstat(fd).st_size >= _WORTH_MENDING
+                return os.fstat(fd).st_size >= _WORTH_REPAIRING
         except (OSError, DestinationError):
             return False
 
@@ -163,7 +163,7 @@ class Landing:
         """Gives a descriptor of the file that has this blob's name."""
         name = digest.hex()
         try:
-            with destination(self._place.root / name[:2] / name[2:4]):
+            with destination(self._target.root / name[:2] / name[2:4]):
                 fd, _ = self._blobs.open_blob(name)
         except NotAFile:
             raise DestinationError(f"{name} is no file any more") from None
@@ -173,7 +173,7 @@ class Landing:
     def has_part(self, digest: bytes) -> bool:
         """Whether an earlier attempt has left a part of this blob."""
         try:
-            os.stat(digest.hex(), dir_fd=self._place.partial, follow_symlinks=False)
+            os.stat(digest.hex(), dir_fd=self._target.partial, follow_symlinks=False)
         except OSError:
             return False
         return True
@@ -182,11 +182,11 @@ class Landing:
         """Returns how many bytes of a large blob an earlier attempt has left, to resume there."""
         self._abandon()
         name = digest.hex()
-        with destination(self._place.root):
-            fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._place.partial)
+        with destination(self._target.root):
+            fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
             hasher = self._hash(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
-        self._large = _Large(digest, fd, self._place.partial, name, hasher, size, resumed=True)
+        self._large = _Large(digest, fd, self._target.partial, name, hasher, size, resumed=True)
         return size
 
     def _hash(self, fd: int) -> blake3:
@@ -206,7 +206,7 @@ class Landing:
         name = self._next_name()
         flags = _WRITE | os.O_EXCL
         with (
-            destination(self._place.root),
+            destination(self._target.root),
             closing(os.open(name, flags, 0o644, dir_fd=self._stage)) as fd,
         ):
             write_all(fd, content)
@@ -218,9 +218,9 @@ class Landing:
             return
         self._abandon()
         lasting = large.size > RESUMABLE
-        directory = self._place.partial if lasting else self._stage
+        directory = self._target.partial if lasting else self._stage
         name = large.digest.hex() if lasting else self._next_name()
-        with destination(self._place.root):
+        with destination(self._target.root):
             fd = os.open(name, _WRITE | os.O_TRUNC, 0o644, dir_fd=directory)
         self._large = _Large(
             large.digest, fd, directory, name, blake3(), 0, resumed=large.offset > 0
@@ -236,7 +236,7 @@ class Landing:
         if large is not None:
             large.hasher.update(data)
             large.size += len(data)
-            with destination(self._place.root):
+            with destination(self._target.root):
                 write_all(large.fd, data)
 
     def end(self, problem: str) -> None:
@@ -247,7 +247,7 @@ class Landing:
         if problem:
             self.not_given(large.digest, read_messages.UNREADABLE, problem)
         elif (found := large.hasher.digest()) != large.digest:
-            with destination(self._place.root):
+            with destination(self._target.root):
                 os.unlink(large.name, dir_fd=large.directory)
             if large.resumed:
                 self._again.append(large.digest)  # The part of an earlier attempt may be wrong.
@@ -265,16 +265,16 @@ class Landing:
 
     # --- publishing -------------------------------------------------------------------------------
 
-    def settle(self) -> int:
+    def publish(self) -> int:
         """Publishes all that is whole; returns how many blobs that were."""
         staged, self._staged = sorted(self._staged), []
         if not staged:
             return 0
-        self._place.sync()
-        publisher = Publisher(self._place.fd, self._place.device, may_replace=True)
+        self._target.sync()
+        publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
         try:
             for digest, directory, name in staged:
-                path = self._place.root / digest[:1].hex() / digest[1:2].hex()
+                path = self._target.root / digest[:1].hex() / digest[1:2].hex()
                 with destination(path):
                     taken = publisher.publish(digest, directory, name.encode())
                     if taken is not None and taken[0] == REFUSED:
@@ -300,7 +300,7 @@ class Landing:
         self.failures.clear()
         for _, directory, name in self._staged:
             if directory == self._stage:
-                with destination(self._place.root):
+                with destination(self._target.root):
                     os.unlink(name, dir_fd=directory)
         self._staged.clear()
 

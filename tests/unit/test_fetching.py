@@ -10,7 +10,7 @@ from ntt_backup.client.pool import WorkQueue
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.restore.restore import Batch, Fetching, _Work
-from ntt_backup.restore.target_dir import Landing
+from ntt_backup.restore.target_dir import TargetWriter
 
 
 class Shared:
@@ -21,7 +21,7 @@ class Shared:
         self.queue.put(Batch([(bytes(32), 1 << 40)], 1.0))
         self.queue.close()
 
-    def has(self, landing: Landing, entry: object) -> bool:
+    def has(self, writer: TargetWriter, entry: object) -> bool:
         return False
 
 
@@ -53,8 +53,8 @@ class Lost:
 
 
 def test_a_part_that_was_kept_counts_as_progress_once() -> None:
-    landing = cast(Landing, Kept(0, 100, 100, 200, 200))
-    fetching = Fetching(cast(_Work, Shared()), landing)
+    writer = cast(TargetWriter, Kept(0, 100, 100, 200, 200))
+    fetching = Fetching(cast(_Work, Shared()), writer)
     done = []
     for _ in range(5):
         session = Lost()

@@ -37,7 +37,7 @@ class FakeSync:
         return True, self._ended.pop()
 
 
-class FakePlaces:
+class FakePublisher:
     """Takes down what is placed; fails for the numbers it is told."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Desk:
 
     def __init__(self, by_file: bool = False) -> None:
         self.sync = FakeSync(by_file)
-        self.places = FakePlaces()
+        self.publisher = FakePublisher()
         self.receipts: list[Receipt] = []
         self.failures: list[OSError] = []
         self.commits = GroupCommit(
             self.sync,  # type: ignore[arg-type]
-            self.places,  # type: ignore[arg-type]
+            self.publisher,  # type: ignore[arg-type]
             -1,  # No stage: what is discarded was never written.
             write_messages.SHA256,
             self.receipts.append,
@@ -91,9 +91,9 @@ def desk() -> Desk:
 
 def test_a_batch_needs_two_syncs(desk: Desk) -> None:
     desk.commit(1)
-    assert (desk.places.placed, desk.answered) == ([], [])
+    assert (desk.publisher.placed, desk.answered) == ([], [])
     desk.end_sync()
-    assert (desk.places.placed, desk.answered) == ([1], [])
+    assert (desk.publisher.placed, desk.answered) == ([1], [])
     assert desk.sync.busy
     desk.end_sync()
     assert desk.answered == [(1, write_messages.SETTLED)]
@@ -105,10 +105,10 @@ def test_a_sync_covers_only_what_was_there_when_it_began(desk: Desk) -> None:
     desk.commit(1)
     desk.commit(2)
     desk.end_sync()
-    assert desk.places.placed == [1]
+    assert desk.publisher.placed == [1]
     desk.commit(3)
     desk.end_sync()
-    assert (desk.places.placed, desk.answered) == ([1, 2], [(1, write_messages.SETTLED)])
+    assert (desk.publisher.placed, desk.answered) == ([1, 2], [(1, write_messages.SETTLED)])
     desk.end_sync()
     desk.end_sync()
     assert [number for number, _ in desk.answered] == [1, 2, 3]
@@ -132,7 +132,7 @@ def test_a_failed_sync_fails_all_without_a_receipt(desk: Desk) -> None:
     problem = OSError(errno.EIO, "Input/output error")
     desk.end_sync(problem)
     assert sorted(desk.answered) == [(1, write_messages.FAILED), (2, write_messages.FAILED)]
-    assert desk.places.placed == [1]
+    assert desk.publisher.placed == [1]
     assert desk.failures == [problem]
     assert not desk.sync.busy
     desk.commit(3)
@@ -142,7 +142,7 @@ def test_a_failed_sync_fails_all_without_a_receipt(desk: Desk) -> None:
 
 
 def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
-    desk.places.failing[2] = OSError(errno.ENOSPC, "")
+    desk.publisher.failing[2] = OSError(errno.ENOSPC, "")
     desk.commit(1, 2, 3)
     desk.end_sync()
     assert desk.answered == [(2, write_messages.FAILED)]
@@ -154,7 +154,7 @@ def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
 def test_directories_alone_are_synced_where_files_were_synced_one_by_one() -> None:
     desk = Desk(by_file=True)
     desk.commit(1, 2)
-    assert desk.places.placed == [1, 2]
+    assert desk.publisher.placed == [1, 2]
     assert desk.sync.started == [{"dir-1", "dir-2"}]
     assert desk.answered == []
     desk.end_sync()
