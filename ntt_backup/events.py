@@ -15,8 +15,8 @@ from pydantic import Field
 
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.messages import Count, ErrorFields, Message, Positive, doc, kinds
 from ntt_backup.model import OF_CHECKS, Failure, Reason, Receipt
+from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc, kinds
 
 _MEGA: Final = 10**6
 

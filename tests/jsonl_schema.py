@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ntt_backup.events import Event, WorkerEvent
-from ntt_backup.messages import kinds
+from ntt_backup.process.messages import kinds
 
 FILE = Path(__file__).parents[1] / "docs" / "jsonl.schema.json"
 COMMON = {

@@ -27,7 +27,7 @@ from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, is_blobid
-from ntt_backup.planner import cut
+from ntt_backup.upload.batching import cut
 
 # What is asked for again when the link drops, and a step of the progress of a download.
 _JOB_BLOBS: Final = 1000

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup import identity
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ask
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, identity
 from ntt_backup.errors import BackupError
 from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.model import Blob, total_size
-from ntt_backup.planner import cut
+from ntt_backup.upload.batching import cut
 
 CLASSES: Final = (
     ("under 1 KB", 10**3),

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import identity
 from ntt_backup.bench import link, sample
 from ntt_backup.bench.helpers import run_together
 from ntt_backup.bench.output import Progress
@@ -30,7 +29,7 @@ from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample as draw_from_catalog
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Transport
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, identity
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
-from ntt_backup import identity
 from ntt_backup.catalog import connection
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.cli.param_types import HEX_PREFIX
-from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, load
+from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, identity, load
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
 

@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from ntt_backup import identity
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.errors import (
     BackupError,
     ProtocolViolation,

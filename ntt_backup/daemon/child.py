@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from ntt_backup.events import decode
-from ntt_backup.messages import Message
+from ntt_backup.process.messages import Message
 from ntt_backup.process.pipeline import Child, write
 
 _LINE_BYTES: Final = 1 << 20

@@ -23,10 +23,10 @@ from typing import Final
 
 import sdnotify
 
-from ntt_backup import __version__, events, identity
+from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.throttle import Limit
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, identity
 from ntt_backup.daemon import preflight
 from ntt_backup.daemon.dump_child import DumpChild
 from ntt_backup.daemon.event_log import EventLog
@@ -36,7 +36,7 @@ from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
-from ntt_backup.messages import Fatal, Message, WorkerDied
+from ntt_backup.process.messages import Fatal, Message, WorkerDied
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.upload.worker_main import Orders
 

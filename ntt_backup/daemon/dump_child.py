@@ -15,8 +15,8 @@ from ntt_backup.config import Settings
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.daemon.dump_main import work
 from ntt_backup.events import DumpFailed, Event
-from ntt_backup.messages import DumpOver
 from ntt_backup.process.fork import Fork
+from ntt_backup.process.messages import DumpOver
 from ntt_backup.process.pipeline import Child
 
 RETRY_SECONDS: Final = 3600.0

@@ -20,7 +20,7 @@ from ntt_backup.config import Settings
 from ntt_backup.dump.job import dump
 from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
-from ntt_backup.messages import DumpOver, Message
+from ntt_backup.process.messages import DumpOver, Message
 from ntt_backup.upload.event_pipe import send
 
 _STDOUT: Final = 1

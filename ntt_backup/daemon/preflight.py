@@ -22,14 +22,14 @@ from typing import Final, Self
 
 import humanize
 
-from ntt_backup import __version__, identity
+from ntt_backup import __version__
 from ntt_backup.catalog import connection, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.dump.rehearsal import rehearse

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from ntt_backup import events
 from ntt_backup.daemon.rates import RateWindow, eta_seconds
-from ntt_backup.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 from uuid import UUID
 
-from ntt_backup import identity
 from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.ranges import RANGES
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.progress import Progress, Snapshot
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable

@@ -11,8 +11,8 @@ from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
-from ntt_backup.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.fork import Fork
+from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child
 from ntt_backup.upload.worker_main import GO, Orders, work
 

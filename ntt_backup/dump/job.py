@@ -26,13 +26,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import events, identity
+from ntt_backup import events
 from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import alone
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored

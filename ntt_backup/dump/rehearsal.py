@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import secrets
 
-from ntt_backup import identity
 from ntt_backup.catalog import connection, dump_history, privileges
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.remote_dir import DumpPlace

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ntt_backup import identity
 from ntt_backup.catalog import connection
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.remote_dir import DumpPlace

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ntt_backup import identity
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog import connection, dump_history
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
-from ntt_backup.config import RemoteConfig
+from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError

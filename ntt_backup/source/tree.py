@@ -12,14 +12,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from ntt_backup.blobdir.layout import (
-    Stray,
-    StrayKind,
-    is_blobid,
-    is_prefix,
-    kind_of,
-    relative_path,
-)
+from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, is_prefix, kind_of, relative_path
 from ntt_backup.blobdir.open import NotAFile, open_untouched
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.blobdir.walk import Tree

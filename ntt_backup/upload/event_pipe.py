@@ -6,7 +6,7 @@ import os
 import time
 from typing import Final
 
-from ntt_backup.messages import Message, Tick
+from ntt_backup.process.messages import Message, Tick
 from ntt_backup.process.pipeline import wait_for
 
 _TICK_SECONDS: Final = 0.5

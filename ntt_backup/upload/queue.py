@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ntt_backup.model import Batch, Blob
-from ntt_backup.planner import cut
+from ntt_backup.upload.batching import cut
 
 
 @dataclass(frozen=True, slots=True)

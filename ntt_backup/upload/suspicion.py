@@ -10,12 +10,35 @@ Pure.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 from ntt_backup.errors import StoreSuspect
 from ntt_backup.format import many
 from ntt_backup.model import OF_THE_STORE, Batch, Failure, Receipt
-from ntt_backup.planner import Suspicion
+
+# How many blobs must have been tried before the store is blamed for what cannot be read.
+ENOUGH_TRIED = 1000
+
+
+class Suspicion:
+    """Whether it is the store that is to blame, and not the blobs: more than max_share of a batch,
+    and of the last thousand blobs with it, cannot be read. Of fewer blobs nothing is said.
+    """
+
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
+        self._seen: deque[tuple[int, int]] = deque()
+
+    def falls(self, tried: int, unreadable: int) -> bool:
+        """Judge a batch, and remember it."""
+        self._seen.append((tried, unreadable))
+        lately = sum(one for one, _ in self._seen)
+        while lately - self._seen[0][0] >= ENOUGH_TRIED:
+            lately -= self._seen.popleft()[0]
+        bad = sum(one for _, one in self._seen)
+        shares = ((unreadable, tried), (bad, lately))
+        return lately >= ENOUGH_TRIED and all(some > self._max_share * of for some, of in shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,16 +33,11 @@ from ntt_backup.errors import (
     SourceError,
     StoreSuspect,
 )
-from ntt_backup.messages import BatchStart, Drained
 from ntt_backup.model import Batch, Receipt
-from ntt_backup.planner import (
-    GiveUp,
-    Retry,
-    after_link_loss,
-    after_rejection,
-)
+from ntt_backup.process.messages import BatchStart, Drained
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
+from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages

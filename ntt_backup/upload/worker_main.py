@@ -22,7 +22,7 @@ from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.messages import Fatal
+from ntt_backup.process.messages import Fatal
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe

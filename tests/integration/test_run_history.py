@@ -17,7 +17,7 @@ from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_history import RunHistory
-from ntt_backup.messages import Tick
+from ntt_backup.process.messages import Tick
 from tests.postgres import Postgres
 
 # Where nothing gives up, a test would wait for ever.

@@ -20,8 +20,8 @@ from ntt_backup.errors import (
     RemoteUnreachable,
 )
 from ntt_backup.events import BlobFailed
-from ntt_backup.messages import Message
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
+from ntt_backup.process.messages import Message
 from ntt_backup.upload.strategies.session import Rejection
 
 

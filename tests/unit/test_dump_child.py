@@ -13,7 +13,7 @@ from ntt_backup.config import Settings, load
 from ntt_backup.daemon import dump_child
 from ntt_backup.daemon.dump_child import RETRY_SECONDS, DumpChild
 from ntt_backup.events import DumpFailed, DumpSkipped, Event, Warning
-from ntt_backup.messages import DumpOver
+from ntt_backup.process.messages import DumpOver
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.event_pipe import send
 from tests.patience import PATIENCE

@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.model import (
-    Batch,
-    Blob,
-    Reason,
-    Receipt,
-    is_blobid,
-    relative_path,
-    total_size,
-)
+from ntt_backup.model import Batch, Blob, Reason, Receipt, is_blobid, relative_path, total_size
 
 GOOD = "0123456789abcdef" * 4
 blobids = st.text("0123456789abcdef", min_size=64, max_size=64)

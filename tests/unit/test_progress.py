@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ntt_backup import events
 from ntt_backup.daemon.progress import Progress
-from ntt_backup.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
 DRAINED = Drained()
 START = events.WorkerStart(strategy="tar")

@@ -17,7 +17,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.errors import WorkerFailed
-from ntt_backup.messages import Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import Orders
 from tests.environment import wait_until

@@ -1,4 +1,4 @@
-"""The planner's decisions: nothing is left out or taken twice, and every loop comes to an end."""
+"""Decisions on batches: nothing is left out or taken twice, and every loop comes to an end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, Reason
-from ntt_backup.planner import (
-    ENOUGH_TRIED,
+from ntt_backup.upload.batching import (
     GiveUp,
     Retry,
     Split,
-    Suspicion,
     after_link_loss,
     after_rejection,
     cut,
     split,
 )
+from ntt_backup.upload.suspicion import ENOUGH_TRIED, Suspicion
 
 AT_ONCE = Backoff(base=1, cap=60)
 

@@ -1,21 +1,16 @@
-"""Every decision that needs no database and no network: cutting, splitting.
+"""Decisions on batches: where one ends, and whether it is sent again, split or given up.
 
-These are the rules an operator argues about ("why was this batch split?"), so they are pure
-functions of plain values: they can be read in one sitting and tested with thousands of generated
-cases. The worker and the coordinator act on what is returned here and decide nothing themselves.
+These are the rules that an operator asks about ("why was this batch split?"). They are pure
+functions of plain values; whoever calls them decides nothing itself.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.model import Batch, Blob, Failure, Reason
-
-# How many blobs must have been tried before the store is blamed for what cannot be read.
-ENOUGH_TRIED = 1000
 
 
 def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -> bool:
@@ -35,12 +30,6 @@ def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
             return count
         size += blob.expected
     return len(blobs)
-
-
-class Waits(Protocol):
-    """Says how long to wait before a further attempt; see `client.backoff.Backoff`."""
-
-    def wait(self, attempt: int, random: Callable[[], float], /) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,7 @@ Decision = Retry | Split | GiveUp
 
 
 def after_rejection(
-    batch: Batch, detail: str, attempts: int, backoff: Waits, random: Callable[[], float]
+    batch: Batch, detail: str, attempts: int, backoff: Backoff, random: Callable[[], float]
 ) -> Decision:
     """What to do with a batch that the remote (or the local tar) refused for itself.
 
@@ -107,23 +96,3 @@ def split(batch: Batch, refusals: int) -> tuple[Batch, Batch]:
         replace(half, name=batch.name + "a", blobs=batch.blobs[:middle]),
         replace(half, name=batch.name + "b", blobs=batch.blobs[middle:]),
     )
-
-
-class Suspicion:
-    """Whether it is the store that is to blame, and not the blobs: more than max_share of a batch,
-    and of the last thousand blobs with it, cannot be read. Of fewer blobs nothing is said.
-    """
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-        self._seen: deque[tuple[int, int]] = deque()
-
-    def falls(self, tried: int, unreadable: int) -> bool:
-        """Judge a batch, and remember it."""
-        self._seen.append((tried, unreadable))
-        lately = sum(one for one, _ in self._seen)
-        while lately - self._seen[0][0] >= ENOUGH_TRIED:
-            lately -= self._seen.popleft()[0]
-        bad = sum(one for _, one in self._seen)
-        shares = ((unreadable, tried), (bad, lately))
-        return lately >= ENOUGH_TRIED and all(some > self._max_share * of for some, of in shares)
