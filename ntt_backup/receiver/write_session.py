@@ -19,7 +19,7 @@ from ntt_backup.blobdir.stage_writer import CREATE, StageWriter
 from ntt_backup.blobdir.staged_batch import StagedBatch
 from ntt_backup.receiver.codec import unpacked
 from ntt_backup.receiver.group_commit import GroupCommit, SyncThread
-from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers, Sums
+from ntt_backup.receiver.large_blob import LargeBlob, ResumeOffers
 from ntt_backup.receiver.name_check import NameCheck
 from ntt_backup.receiver.workspace import gone
 from ntt_backup.receiver.write_workspace import WriteWorkspace
@@ -38,6 +38,7 @@ from ntt_backup.wire.write_messages import (
 
 if TYPE_CHECKING:
     from ntt_backup.receiver.connection import Connection
+    from ntt_backup.receiver.large_blob import Sums
     from ntt_backup.receiver.terms import Terms
 
 # Each holds two descriptors until its batch is answered, and there may be eight such batches.
