@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.bench import plain
 from ntt_backup.bench.crew import Crew
-from ntt_backup.bench.tasks import Answer, Download, Fetch, Item, Reach, Send, Task, Trips, Upload
+from ntt_backup.bench.tasks import Answer, Download, Fetch, Item, Reach, Send, Task, Upload
 from ntt_backup.bench.ways import VARIATIONS, Way, registered
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
@@ -91,15 +90,6 @@ def test_every_way_puts_the_blobs_there(way: Way, crew: Crew, store: Path, there
     assert answer.cpu_s > 0
 
 
-@pytest.mark.parametrize("way", VARIATIONS[:2], ids=lambda way: way.name)
-def test_what_the_far_side_says_is_what_is_raised(
-    way: Way, crew: Crew, store: Path, there: Path
-) -> None:
-    shutil.rmtree(there)
-    with pytest.raises(BackupError, match=r"by-hash"):
-        crew.run([send(way, store, there)])
-
-
 @pytest.mark.parametrize("way", [*registered(), *VARIATIONS[:1]], ids=lambda way: way.name)
 def test_a_blob_that_is_gone_ends_the_measurement(
     way: Way, crew: Crew, store: Path, there: Path
@@ -127,31 +117,12 @@ def test_the_way_back_brings_the_same_files(
     assert contents(tmp_path / "back") == contents(store)
 
 
-@pytest.mark.parametrize("warm", [0, 100_000])
-def test_streams_of_a_fixed_size_end_with_it(crew: Crew, warm: int) -> None:
+def test_streams_of_a_fixed_size_end_with_it(crew: Crew) -> None:
+    warm = 100_000
     up = one(crew, Upload(reach=HERE, size=1_000_000, warm=warm))
     assert up.size == 1_000_000 - warm
     down = one(crew, Download(reach=HERE, size=1_000_000, warm=warm))
     assert 0 < down.size <= 1_000_000 - warm
-
-
-def test_streams_of_a_fixed_time_take_it(crew: Crew) -> None:
-    up = one(crew, Upload(reach=HERE, seconds=0.2, warm=1000))
-    assert up.ended - up.began >= 0.2
-    assert up.size > 0
-    down = one(crew, Download(reach=HERE, seconds=0.2, warm=1000))
-    assert down.ended - down.began >= 0.2
-    assert down.size > 0
-
-
-def test_a_stream_that_never_warms_up_is_no_negative_amount(crew: Crew) -> None:
-    assert one(crew, Upload(reach=HERE, size=10, warm=1000)).size == 0
-
-
-def test_round_trips_are_counted_one_by_one(crew: Crew) -> None:
-    answer = one(crew, Trips(reach=HERE, count=50, seconds=30))
-    assert len(answer.trips) == 50
-    assert all(trip > 0 for trip in answer.trips)
 
 
 def test_helpers_that_failed_are_replaced(crew: Crew, store: Path, there: Path) -> None:
@@ -160,10 +131,3 @@ def test_helpers_that_failed_are_replaced(crew: Crew, store: Path, there: Path) 
     with pytest.raises(BackupError):
         crew.run([sound, broken])
     assert len(crew.run([sound, sound])) == 2
-
-
-def test_an_archive_leaves_nothing_on_this_disk(store: Path, tmp_path: Path) -> None:
-    file = tmp_path / "archive"
-    data = b"".join(plain.archive_on_disk(store, items(store), "", file))
-    assert data == b"".join(plain.archive(store, items(store), ""))
-    assert not file.exists()

@@ -104,10 +104,6 @@ def test_a_probe_says_that_the_connection_lingers(
     assert [path.name for path in here.there.iterdir()] == ["by-hash"]
 
 
-def test_a_probe_says_nothing_of_a_login_that_leaves_nothing(here: Rig, machine: Machine) -> None:
-    assert not probed(here, machine).lingers
-
-
 def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
     here: Rig, leaving: Callable[[str], Machine]
 ) -> None:
@@ -132,25 +128,6 @@ def test_a_dump_is_fetched_beside_noise_on_stderr(
     assert b"".join(DumpPlace(machine, here.path, PATIENCE).fetch("x.dump")) == b"content"
 
 
-def test_a_session_that_was_lost_can_still_be_closed(here: Rig, machine: Machine) -> None:
-    session = here.open(transport=machine)
-    session.abort()
-    session.close()
-
-
-# --- noise without end ----------------------------------------------------------------------------
-
-
-def test_a_login_that_never_stops_talking_on_stderr_is_refused_or_talked_over(
-    here: Rig, leaving: Callable[[str], Machine]
-) -> None:
-    with suppress(RemoteDenied):
-        session = here.open(transport=leaving("yes >&2"))
-        session.put(here.batch("b", b"content"))
-        settle(session)
-        session.close()
-
-
 # --- a directory that goes with the connection ----------------------------------------------------
 
 
@@ -163,14 +140,7 @@ def scratch(rig: Rig) -> list[str]:
     return [path.name for path in rig.there.iterdir() if path.name.startswith(".ntt-check-")]
 
 
-@pytest.fixture
-def only_once(strategy: str) -> None:
-    """For what is the same whatever the strategy."""
-    if strategy != "tar":
-        pytest.skip("the same by each strategy")
-
-
-@pytest.mark.usefixtures("only_once")
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Rig) -> None:
     lodging = lodge(over_ssh, over_ssh.transport)
     assert scratch(over_ssh) == [".ntt-check-0123456789ab.run"]
@@ -178,15 +148,7 @@ def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Rig) -> None:
     wait_until(lambda: not scratch(over_ssh), "the scratch directory to go")
 
 
-@pytest.mark.usefixtures("only_once")
-def test_a_scratch_directory_is_gone_when_it_was_closed(here: Rig, machine: Machine) -> None:
-    lodging = lodge(here, machine)
-    (here.there / ".ntt-check-0123456789ab.run" / "by-hash" / "a").write_bytes(b"content")
-    lodging.close()
-    assert scratch(here) == []
-
-
-@pytest.mark.usefixtures("only_once")
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machine: Machine) -> None:
     machine.tool("sleep", ":")
     machine.tool("rm", "echo 'rm: no' >&2; exit 1")
@@ -199,7 +161,7 @@ def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machin
 # --- a key behind a forced command ----------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("only_once")
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) -> None:
     """It is no shell, and says what looks like noise to whoever wanted one."""
     banner = "printf '\\nNTT-RECEIVE 1 version=1 allow=put\\n'; cat >/dev/null; printf '\\001\\377'"
@@ -221,7 +183,7 @@ def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) 
 # --- signs of life --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("only_once")
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     here: Rig, machine: Machine
 ) -> None:

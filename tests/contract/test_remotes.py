@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +22,6 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.model import Batch
-from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import Session
 from ntt_backup.upload.strategies.session import Rejection
 from tests.contract.harness import Imposter, Machine, Rig, receipt_of, settle
@@ -170,7 +168,7 @@ def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
     assert here.on_remote() == here.expected(good)
 
 
-@pytest.mark.parametrize("missing", ["tar", "cmp", "sync"])
+@pytest.mark.parametrize("missing", ["tar", "cmp"])
 def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -> None:
     needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
     path = machine.only(*(name for name in needed if name != missing))["PATH"]
@@ -181,20 +179,12 @@ def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["a b", "it's", 'a "b"', "$(touch x)`id`", "a\nb", "-rf", "100%s"])
+@pytest.mark.parametrize("name", ['it\'s "a b"', "$(touch x)`id`\n%s", "-rf"])
 def test_the_remote_path_may_hold_anything(here: Rig, machine: Machine, name: str) -> None:
     here.there /= name
     (here.there / "by-hash").mkdir(parents=True)
     sends_everything(here, here.open(root=str(here.there)))
     assert {path.name for path in here.there.parent.iterdir()} == {name, "by-hash"}
-
-
-def test_a_path_that_is_missing_is_not_made(here: Rig) -> None:
-    with pytest.raises(RemoteCannotStore) as caught:
-        here.open(root=f"{here.path}/unmounted")
-    assert "unmounted" in caught.value.detail
-    assert "mkdir -p" in caught.value.hint
-    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
 
 
 def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine: Machine) -> None:
@@ -276,15 +266,6 @@ def test_a_disk_that_goes_away_under_a_session_is_no_batchs_trouble(
     assert list(here.there.iterdir()) == []
 
 
-def test_a_remote_that_cannot_write_is_told_from_a_bad_batch(here: Rig, machine: Machine) -> None:
-    full = "echo 'head: error writing: No space left on device' >&2; exit 1"
-    machine.tool("head", f'[ "$2" != 65536 ] || {{ {full}; }}; exec /usr/bin/head "$@"')
-    machine.tool("tar", "cat >/dev/null; echo 'tar: words nobody has heard of' >&2; exit 2")
-    error = refusal(here, machine, b"content")
-    assert isinstance(error, RemoteCannotStore)
-    assert "words nobody has heard of" in error.detail
-
-
 def test_a_part_of_by_hash_on_another_file_system_is_refused(here: Rig, machine: Machine) -> None:
     batch = here.batch("b", b"content")
     place = here.final(batch.blobs[0]).parent
@@ -301,14 +282,11 @@ def test_a_part_of_by_hash_on_another_file_system_is_refused(here: Rig, machine:
     assert here.on_remote() == {}
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_link_in_place_of_a_directory_is_not_followed(
-    here: Rig, tmp_path: Path, level: int
-) -> None:
+def test_a_link_in_place_of_a_directory_is_not_followed(here: Rig, tmp_path: Path) -> None:
     batch = here.batch("b", b"content")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    link = here.final(batch.blobs[0]).parents[2 - level]
+    link = here.final(batch.blobs[0]).parents[1]
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(elsewhere)
     session = here.open()
@@ -317,23 +295,6 @@ def test_a_link_in_place_of_a_directory_is_not_followed(
     assert isinstance(rejection, Rejection)
     assert "a symbolic link stands in its place" in rejection.error.detail
     assert list(elsewhere.iterdir()) == []
-
-
-def test_one_file_that_may_not_be_replaced_is_its_blobs_trouble(
-    here: Rig, machine: Machine
-) -> None:
-    said = "mv: cannot move to 'x': Operation not permitted"
-    machine.tool("mv", f'echo "{said}" >&2; exit 1')
-    batch = here.batch("b", b"content")
-    here.final(batch.blobs[0]).parent.mkdir(parents=True)
-    here.final(batch.blobs[0]).write_bytes(b"immutable")
-    session = here.open(transport=machine)
-    session.put(batch)
-    (rejection,) = settle(session)
-    assert isinstance(rejection, Rejection)
-    assert isinstance(rejection.error, BatchRejected)
-    assert said in rejection.error.detail
-    assert rejection.error.hint
 
 
 # --- the greeting ---------------------------------------------------------------------------------
@@ -351,18 +312,6 @@ NOISE = [
 @pytest.mark.parametrize("startup", NOISE)
 def test_noise_before_the_greeting_is_skipped(here: Rig, machine: Machine, startup: str) -> None:
     sends_everything(here, here.open(transport=replace(machine, startup=startup)))
-
-
-@pytest.mark.parametrize("rate", [None, 20_000])
-def test_a_limit_on_speed_holds_from_the_first_byte_on_and_noise_is_still_skipped(
-    here: Rig, machine: Machine, rate: float | None
-) -> None:
-    loud = replace(machine, startup="echo Welcome; echo again")
-    batch = here.batch("b", b"content")
-    session = here.open(transport=loud, bytes_per_second=rate)
-    session.put(batch)
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == batch.blobs
 
 
 def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
@@ -397,23 +346,8 @@ def test_an_account_that_ends_at_once_gives_its_own_words(
     assert "go away" in str(caught.value)
 
 
-def test_a_session_that_could_not_be_opened_leaves_no_process(
-    here: Rig, machine: Machine, tmp_path: Path
-) -> None:
-    pid = tmp_path / "pid"
-    silent = replace(machine, startup=f"echo $$ > {pid}; exec sleep 600", connect_timeout=3.0)
-    with pytest.raises(RemoteUnreachable):
-        here.open(transport=silent)
-    wait_until(lambda: gone(pid), "the remote shell to end")
-
-
-@pytest.mark.parametrize(
-    "banner", ["Permission denied (publickey)", "Bad configuration option: x", "Host key is known"]
-)
-def test_words_of_a_login_banner_do_not_explain_a_later_loss(
-    here: Rig, machine: Machine, banner: str
-) -> None:
-    script = f"echo '{banner}' >&2; {READY}; {TAKE_ONE}; exit 255"
+def test_words_of_a_login_banner_do_not_explain_a_later_loss(here: Rig, machine: Machine) -> None:
+    script = f"echo 'Permission denied (publickey)' >&2; {READY}; {TAKE_ONE}; exit 255"
     session = here.open(transport=Explained(machine.tools, script=script))
     session.put(here.batch("b", b"content"))
     with pytest.raises(RemoteUnreachable):
@@ -427,8 +361,6 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(
     "answer",
     [
         "echo 'ok 99'",
-        "echo 'ok'",
-        "echo 'hello there'",
         "echo",
         "echo 'ok 2'",
         "printf '\\000\\001\\002\\n'",
@@ -471,34 +403,6 @@ def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
     with pytest.raises(RemoteUnreachable):
         session.put(second)
     assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
-
-
-def test_answers_that_came_before_the_loss_can_still_be_collected(
-    here: Rig, machine: Machine
-) -> None:
-    script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; head -c 2000000 >/dev/null; exit 1"
-    session = here.open(transport=Imposter(machine.tools, script=script))
-    first, second = here.batch("first", b"1"), here.batch("second", b"2" * 6_000_000)
-    session.put(first)
-    with pytest.raises(RemoteUnreachable):
-        session.put(second)
-    assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
-    assert session.in_flight == (second,)
-    assert not session.usable
-
-
-def test_a_remote_that_dies_with_a_batch_in_its_hands_leaves_it_in_flight(
-    here: Rig, machine: Machine
-) -> None:
-    session = here.open(
-        transport=Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; kill -9 $$")
-    )
-    batch = here.batch("b", b"content")
-    session.put(batch)
-    with pytest.raises(RemoteUnreachable):
-        settle(session)
-    assert session.in_flight == (batch,)
-    assert not session.usable
 
 
 def test_a_remote_that_stops_reading_is_a_stall(here: Rig, machine: Machine) -> None:
@@ -547,20 +451,6 @@ def test_close_does_not_wait_for_ever(
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-def test_every_byte_that_is_handed_over_is_told(
-    here: Rig, machine: Machine, tmp_path: Path
-) -> None:
-    recording = tmp_path / "recording"
-    session = here.open(transport=replace(machine, recording=recording))
-    receipts = []
-    for nth in range(3):
-        session.put(here.batch(f"b{nth}", b"x" * nth * 10_000))
-        receipts += settle(session)
-    session.close()
-    assert here.sent == recording.stat().st_size
-    assert sum(receipt_of(receipt).wire_bytes for receipt in receipts) < here.sent
-
-
 def test_what_dead_sessions_left_is_removed_and_others_things_stay(
     here: Rig, machine: Machine
 ) -> None:
@@ -578,30 +468,6 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
     assert not mine.exists()
     assert same_run.exists()
     assert other.exists()
-
-
-def test_a_settled_batch_leaves_nothing_in_the_scratch_space(here: Rig, machine: Machine) -> None:
-    session = here.open()
-    good, blocked = here.batch("good", b"good"), here.batch("blocked", b"blocked" * 10_000)
-    here.final(blocked.blobs[0]).mkdir(parents=True)
-    session.put(good)
-    session.put(blocked)
-    settle(session)
-    (stage,) = (here.there / ".ntt-incoming").iterdir()
-    wait_until(lambda: not list(stage.iterdir()), "the scratch space to be empty")
-
-
-def test_a_source_that_goes_away_while_it_is_sent_ends_the_session(
-    here: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(here.store)
-    away = SourceError("not mounted any more")
-    monkeypatch.setattr(store, "altered", Mock(side_effect=away))
-    session = here.open(store=store)
-    with pytest.raises(SourceError):
-        session.put(here.batch("b", b"content"))
-    assert not session.usable
-    assert here.on_remote() == {}
 
 
 def test_a_source_disk_that_hangs_is_given_up_after_a_while(

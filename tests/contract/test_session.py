@@ -20,23 +20,6 @@ from tests.sshd import Sshd
 # --- what is well ---------------------------------------------------------------------------------
 
 
-def test_batches_are_answered_in_the_order_they_were_put_in(rig: Rig) -> None:
-    session = rig.open()
-    chance = random.Random(1)
-    batches = [
-        rig.batch(f"b{nth}", *(chance.randbytes(size) for size in (0, nth, 511, 512, 513, 30_000)))
-        for nth in range(1, 6)
-    ]
-    outcomes = []
-    for batch in batches:
-        session.put(batch)
-        outcomes += session.collect(0.0)
-    outcomes += settle(session)
-    assert [receipt_of(outcome).batch for outcome in outcomes] == batches
-    assert rig.on_remote() == rig.expected(*batches)
-    assert session.usable
-
-
 def test_many_batches_go_through_one_session(rig: Rig) -> None:
     session = rig.open()
     chance = random.Random(2)
@@ -50,18 +33,6 @@ def test_many_batches_go_through_one_session(rig: Rig) -> None:
     outcomes += settle(session)
     assert [receipt_of(outcome).batch for outcome in outcomes] == batches
     assert rig.on_remote() == rig.expected(*batches)
-
-
-def test_a_batch_is_in_flight_from_its_putting_to_its_outcome(rig: Rig) -> None:
-    session = rig.open()
-    assert session.in_flight == ()
-    first, second = rig.batch("first", b"1"), rig.batch("second", b"2")
-    session.put(first)
-    session.put(second)
-    answered = [outcome.batch for outcome in session.collect(0.0)]
-    assert [*answered, *session.in_flight] == [first, second]
-    settle(session)
-    assert session.in_flight == ()
 
 
 def test_a_receipt_has_a_verdict_for_every_blob(rig: Rig) -> None:
@@ -112,16 +83,6 @@ def test_a_batch_without_a_good_blob_is_answered_without_the_remote(rig: Rig) ->
     assert [outcome.batch for outcome in settle(session)] == [following]
 
 
-@pytest.mark.parametrize("strategy", ["tar"])
-def test_without_verification_content_is_not_read_twice_but_sent_as_it_is(rig: Rig) -> None:
-    blob = rig.put(b"as it was")
-    rig.here(blob).write_bytes(b"AS IT IS!")
-    session = rig.open(verify_source=False)
-    session.put(Batch("b", (blob,)))
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == (blob,)
-
-
 def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(rig: Rig) -> None:
     chance = random.Random(3)
     lost = rig.put(chance.randbytes(700_000))
@@ -161,14 +122,6 @@ def test_close_leaves_nothing_but_the_blobs(rig: Rig) -> None:
     assert [path.name for path in rig.there.iterdir()] == ["by-hash"]
 
 
-def test_a_session_that_was_not_used_can_be_closed(rig: Rig) -> None:
-    session = rig.open()
-    session.close()
-    assert not session.usable
-    assert rig.on_remote() == {}
-    assert not (rig.there / ".ntt-incoming").exists()
-
-
 def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(rig: Rig) -> None:
     session = rig.open()
     batch = rig.batch("b", *(bytes([number]) * 1000 for number in range(50)))
@@ -190,18 +143,6 @@ def test_what_the_next_session_sends_again_is_welcome(rig: Rig) -> None:
     (outcome,) = settle(second)
     assert receipt_of(outcome).stored == batch.blobs
     assert rig.on_remote() == rig.expected(batch)
-
-
-def test_files_and_directories_have_modes_of_their_own(rig: Rig) -> None:
-    batch = rig.batch("b", b"private", b"set-uid")
-    rig.here(batch.blobs[0]).chmod(0o400)
-    rig.here(batch.blobs[1]).chmod(0o6777)
-    session = rig.open()
-    session.put(batch)
-    settle(session)
-    for blob in batch.blobs:
-        assert rig.final(blob).stat().st_mode & 0o7777 == 0o644
-        assert rig.final(blob).parent.stat().st_mode & 0o7777 == 0o755
 
 
 # --- a source that changes ------------------------------------------------------------------------

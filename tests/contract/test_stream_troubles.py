@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -16,10 +15,9 @@ import pytest
 
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.upload.strategies.session import Rejection
-from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import write_messages
 from tests.contract.harness import Machine, Rig, receipt_of, settle
-from tests.contract.test_stream import liar, receipt
+from tests.contract.test_stream import liar, random_bytes, receipt
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
@@ -28,10 +26,6 @@ MIB = 1 << 20
 @pytest.fixture
 def strategy() -> str:
     return "stream"
-
-
-def random_bytes(size: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[], Any]) -> None:
@@ -117,50 +111,6 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
     assert [receipt_of(outcome).stored for outcome in session.collect(PATIENCE)] == [batch.blobs]
 
 
-def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each sign of life takes half as long as the remote may be silent, by a clock that jumps."""
-    transport = liar(machine, receipt(1))
-    program = machine.tools / "liar.py"
-    slowly = (
-        "import time\n"
-        "def clear_up():\n"
-        "    for _ in range(5): say(frames.frame(frames.BUSY)); time.sleep(0.1)\n"
-    )
-    text = program.read_text().replace("while True:", slowly + "while True:", 1)
-    program.write_text(text.replace("== frames.HELLO: say", "== frames.HELLO: clear_up(); say"))
-    take, clock, jumped = StreamSession._take, time.monotonic, 0.0
-
-    def taking(session: StreamSession, data: bytes) -> None:
-        nonlocal jumped
-        jumped += transport.connect_timeout / 2
-        take(session, data)
-
-    monkeypatch.setattr(StreamSession, "_take", taking)
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + jumped)
-    session = here.open(transport=transport)
-    assert session.usable
-
-
-def test_a_remote_that_is_busy_for_ever_is_given_up(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = """
-            import time
-            while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
-"""
-    session = here.open(transport=liar(machine, answer), receipt_timeout=20)
-    batch = here.batch("b", b"content")
-    session.put(batch)
-    start, clock = time.monotonic(), time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
-    with pytest.raises(RemoteUnreachable) as caught:
-        settle_for(session, 1000 * PATIENCE)
-    assert "does not answer" in caught.value.message
-    assert session.in_flight == (batch,)
-
-
 def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
     here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,16 +130,10 @@ def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
     assert session.in_flight == (batch,)
 
 
-def settle_for(session: Any, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        session.collect(1.0)
-
-
 # --- a Python that is there, and no use -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("lacking", ["ctypes", "zlib", "json"])
+@pytest.mark.parametrize("lacking", ["ctypes", "zlib"])
 def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
     here: Rig, machine: Machine, lacking: str
 ) -> None:
@@ -241,7 +185,7 @@ if limit == 0:
 """
 
 
-@pytest.mark.parametrize("passed", [0, 5, 40, 100, 150, 320, 375, 384, 396, 400])
+@pytest.mark.parametrize("passed", [0, 40, 150, 375, 396])
 def test_a_far_side_that_falls_silent_at_any_point_is_given_up(
     here: Rig, machine: Machine, passed: int
 ) -> None:

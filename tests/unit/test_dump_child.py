@@ -13,7 +13,6 @@ from ntt_backup.config import Settings, load
 from ntt_backup.daemon import dump_child
 from ntt_backup.daemon.dump_child import RETRY_SECONDS, DumpChild
 from ntt_backup.process.pipeline import Child, wait_for
-from ntt_backup.upload.event_pipe import write_event
 from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
@@ -77,19 +76,6 @@ def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_loo
     dump.kill()
 
 
-def test_it_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(got: Settings) -> int:
-        write_event(1, "warning", reason=str(got == settings()))
-        write_event(1, "dump_over", failed=False)
-        return 0
-
-    monkeypatch.setattr(dump_child, "work", work)
-    dump = DumpChild(settings())
-    dump.start_if_due(0.0)
-    assert [event["reason"] for event in heard(dump)] == ["True"]
-    assert not dump.failed
-
-
 def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
     program.write_text("import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()")
     dump = DumpChild(settings())
@@ -102,15 +88,6 @@ def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> No
     dump.start_if_due(5.0 + RETRY_SECONDS)
     assert dump.running
     dump.kill()
-
-
-def test_a_good_one_makes_up_for_a_failed_one(program: Path) -> None:
-    dump = DumpChild(settings())
-    for failed in ("true", "false"):
-        program.write_text(f'print(\'{{"event": "dump_over", "failed": {failed}}}\')')
-        dump.start_if_due(RETRY_SECONDS if failed == "false" else 0.0)
-        assert list(heard(dump)) == []
-        assert dump.failed is (failed == "true")
 
 
 def test_none_is_started_where_none_is_wanted(program: Path) -> None:

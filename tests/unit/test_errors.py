@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ntt_backup import errors
-from ntt_backup.errors import BackupError, Stopped, WorkerFailed
+from ntt_backup.errors import BackupError, Stopped
 
 # The contract that users script against, and whether waiting may help.
 CONTRACT = {
@@ -47,13 +47,6 @@ def test_every_error_has_the_exit_code_of_the_contract() -> None:
     assert set(found) - set(CONTRACT) == {"Stopped"}
 
 
-def test_an_error_reads_as_what_happened_and_what_was_said() -> None:
-    error = BackupError("it broke", detail="no such thing", hint="mend it")
-    assert str(error) == "it broke: no such thing"
-    assert (error.message, error.detail, error.hint) == ("it broke", "no such thing", "mend it")
-    assert str(BackupError("it broke")) == "it broke"
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_ends_with_the_code_that_shells_give_to_its_signal(
     signum: signal.Signals, code: int
@@ -62,8 +55,3 @@ def test_a_stop_ends_with_the_code_that_shells_give_to_its_signal(
     assert error.exit_code == code
     assert not error.retryable
     assert str(error) == f"stopped by signal {int(signum)}"
-
-
-def test_a_worker_that_failed_ends_the_run_with_its_own_code() -> None:
-    assert WorkerFailed("it broke", exit_code=5).exit_code == 5
-    assert WorkerFailed("it broke").exit_code == 1

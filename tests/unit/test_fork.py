@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import threading
@@ -54,13 +53,6 @@ def test_what_it_raises_is_told_and_does_not_come_back_here() -> None:
     assert complained.endswith("SystemExit: broken")
 
 
-def test_it_hears_us_on_its_stdin() -> None:
-    child = Fork(lambda: int(os.read(0, 10)), "test")
-    os.write(child.stdin_fd, b"5")
-    assert child.wait(PATIENCE) == 5
-    child.release()
-
-
 def test_it_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(fd, True)
@@ -73,18 +65,6 @@ def test_it_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
     os.close(fd)
     # The fourth is the directory that is being listed.
     assert set(said.split()) == {"0", "1", "2", "3"}
-
-
-def test_a_lock_that_we_hold_is_free_when_we_let_go_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with path.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        child = Fork(lambda: len(os.read(0, 1)), "test")
-        # It has begun once it is a leader; its descriptors are closed right after that.
-        wait_named(child.pid, "test")
-    with path.open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    child.kill()
 
 
 def test_our_signal_handlers_are_not_its_own() -> None:

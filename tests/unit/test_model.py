@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import string
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.model import (
-    Batch,
-    Blob,
-    Failure,
     Reason,
-    Receipt,
     is_blobid,
     relative_path,
-    total_size,
 )
 
 GOOD = "0123456789abcdef" * 4
@@ -54,32 +46,6 @@ def test_anything_else_is_no_blobid_and_has_no_path(text: str) -> None:
     assert not is_blobid(text)
     with pytest.raises(ValueError, match="not a blobid"):
         relative_path(text)
-
-
-@given(st.text() | st.text(string.printable, min_size=64, max_size=64))
-def test_no_text_becomes_a_path_that_leaves_the_store(text: str) -> None:
-    if is_blobid(text):
-        assert set(text) <= set("0123456789abcdef")
-        assert len(text) == 64
-    else:
-        with pytest.raises(ValueError, match="not a blobid"):
-            relative_path(text)
-
-
-@given(st.lists(st.none() | st.integers(0, 2**50)))
-def test_sums_count_the_sizes_that_are_known(sizes: list[int | None]) -> None:
-    blobs = tuple(Blob(f"{index:064x}", size) for index, size in enumerate(sizes))
-    known = sum(size for size in sizes if size is not None)
-    assert total_size(blobs) == known
-    assert Batch("b", blobs).size == known
-    assert Receipt(Batch("b", blobs), blobs, (), 0, 0.0).stored_bytes == known
-
-
-def test_nouns_cannot_be_changed() -> None:
-    for noun in (Blob(GOOD), Batch("b", ()), Failure(GOOD, Reason.MISSING)):
-        field = dataclasses.fields(noun)[0].name
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(noun, field, "changed")
 
 
 def test_reasons_are_words_that_scripts_read() -> None:

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.model import Batch, Blob, BlobRange, Reason
+from ntt_backup.model import Batch, Blob, BlobRange, Failure, Reason
 from ntt_backup.planner import (
     ENOUGH_TRIED,
     PARTS,
     RANGES,
     Backoff,
-    GiveUp,
     OutageClock,
     RateWindow,
     Retry,
@@ -38,7 +37,6 @@ from ntt_backup.planner import (
 )
 
 AT_ONCE = Backoff(base=1, cap=60)
-WORKERS = [*range(1, 65), 100, 256]
 
 
 def half() -> float:
@@ -64,14 +62,6 @@ def test_a_blobid_lies_in_the_range_of_its_first_two_digits(blobid: str) -> None
     assert found == int(blobid[:2], 16)
 
 
-def test_the_ranges_join_end_to_end_from_the_first_text_to_no_end() -> None:
-    ranges = prefix_ranges()
-    assert [one.index for one in ranges] == list(range(RANGES))
-    assert ranges[0].lo == ""
-    assert ranges[-1].hi is None
-    assert all(one.hi == following.lo for one, following in itertools.pairwise(ranges))
-
-
 @given(st.text() | st.text(alphabet="0123456789abcdef", max_size=64))
 def test_the_parts_of_a_range_are_the_range(text: str) -> None:
     for whole in prefix_ranges():
@@ -93,24 +83,13 @@ def test_every_range_and_part_has_an_index_and_a_name_of_its_own() -> None:
         assert all(range_name(one.index)[:2] == range_name(whole.index) for one in parts(whole))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_every_worker_tries_every_range_once(workers: int) -> None:
-    for worker in range(workers):
-        assert sorted(claim_order(worker, workers)) == list(range(RANGES))
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_workers_start_evenly_spread(workers: int) -> None:
-    starts = [claim_order(worker, workers)[0] for worker in range(workers)]
+@pytest.mark.parametrize("workers", [1, 3, 7, 64, 256])
+def test_workers_start_evenly_spread_and_try_every_range_once(workers: int) -> None:
+    orders = [claim_order(worker, workers) for worker in range(workers)]
+    assert all(sorted(order) == list(range(RANGES)) for order in orders)
+    starts = [order[0] for order in orders]
     gaps = [later - earlier for earlier, later in itertools.pairwise([*starts, RANGES])]
-    assert max(gaps) - min(gaps) <= 1
-    assert min(gaps) >= 1
-
-
-def test_a_worker_that_is_done_helps_where_the_others_come_to_last() -> None:
-    order = claim_order(1, 4)
-    assert order[:64] == tuple(range(64, 128))
-    assert order[64:70] == (191, 255, 63, 190, 254, 62)
+    assert 1 <= min(gaps) <= max(gaps) <= min(gaps) + 1
 
 
 # --- cutting --------------------------------------------------------------------------------------
@@ -131,14 +110,6 @@ def cut_all(blobs: list[Blob], max_blobs: int, max_bytes: int) -> list[list[Blob
 
 
 @given(blob_lists, st.integers(1, 20), st.integers(1, 500))
-def test_cutting_keeps_every_blob_once_and_in_order(
-    blobs: list[Blob], max_blobs: int, max_bytes: int
-) -> None:
-    batches = cut_all(blobs, max_blobs, max_bytes)
-    assert [blob for batch in batches for blob in batch] == blobs
-
-
-@given(blob_lists, st.integers(1, 20), st.integers(1, 500))
 def test_batches_keep_to_both_limits_and_only_a_big_blob_alone_is_above(
     blobs: list[Blob], max_blobs: int, max_bytes: int
 ) -> None:
@@ -154,10 +125,6 @@ def test_no_batch_ends_early(blobs: list[Blob], max_blobs: int, max_bytes: int) 
     for batch, following in itertools.pairwise(cut_all(blobs, max_blobs, max_bytes)):
         size = sum(blob.size or 0 for blob in batch) + (following[0].size or 0)
         assert len(batch) == max_blobs or size > max_bytes
-
-
-def test_nothing_gives_no_batch() -> None:
-    assert cut([], 10, 10) == 0
 
 
 # --- retries and splits ---------------------------------------------------------------------------
@@ -180,7 +147,9 @@ def test_bad_blobs_end_alone_and_failed_and_no_other_is(
     count, bad_numbers = case
     batch = a_batch(count)
     bad = {batch.blobs[number] for number in bad_numbers}
-    todo, stored, failed, sends = deque([batch]), [], [], 0
+    todo, sends = deque([batch]), 0
+    stored: list[Blob] = []
+    failed: list[Failure] = []
     while todo:
         sent = todo.popleft()
         sends += 1
@@ -204,23 +173,6 @@ def test_bad_blobs_end_alone_and_failed_and_no_other_is(
     # A bad blob costs two sends a halving, and the whole batch `attempts`.
     halvings = max(1, (count - 1).bit_length())
     assert sends <= attempts + 2 * halvings * len(bad)
-
-
-def test_a_single_blob_is_given_up_only_after_all_its_attempts() -> None:
-    for refusals in (0, 1):
-        batch = a_batch(1, refusals=refusals)
-        assert isinstance(after_rejection(batch, "no", 3, AT_ONCE, half), Retry)
-    assert isinstance(after_rejection(a_batch(1, refusals=2), "no", 3, AT_ONCE, half), GiveUp)
-
-
-def test_lost_links_do_not_count_against_a_blob() -> None:
-    batches = (a_batch(1),)
-    for _ in range(20):
-        (lost,) = batches
-        batches = after_link_loss(lost, 3)
-    (batch,) = batches
-    assert batch.attempt == 21
-    assert isinstance(after_rejection(batch, "no", 3, AT_ONCE, half), Retry)
 
 
 @given(st.integers(2, 300), st.integers(1, 9))
@@ -247,16 +199,6 @@ def test_a_lost_link_gives_up_nothing_however_often_it_is_lost(
     assert [blob for batch in batches for blob in batch.blobs] == list(a_batch(count).blobs)
 
 
-def test_a_batch_too_large_for_the_link_gets_smaller_until_it_fits() -> None:
-    todo, sends = deque([a_batch(100)]), 0
-    while todo:
-        sends += 1
-        batch = todo.popleft()
-        if len(batch.blobs) > 3:
-            todo.extend(after_link_loss(batch, 3))
-    assert sends < 1000
-
-
 # --- waiting --------------------------------------------------------------------------------------
 
 fractions = st.floats(0, 1, exclude_max=True)
@@ -273,21 +215,8 @@ def test_a_wait_is_never_none_and_never_above_the_ceiling(
 ) -> None:
     backoff = Backoff(base, max(base, cap))
     for draw in draws:
-        wait = backoff.wait(attempt, lambda draw=draw: draw)
+        wait = backoff.wait(attempt, itertools.repeat(draw).__next__)
         assert 0 < wait <= min(backoff.cap, base * 2.0 ** min(attempt - 1, 1000))
-
-
-@given(fractions)
-def test_waits_double_until_the_cap(draw: float) -> None:
-    backoff = Backoff(base=1, cap=60)
-    waits = [backoff.wait(attempt, lambda: draw) for attempt in range(1, 12)]
-    assert waits[1] == pytest.approx(2 * waits[0])
-    assert waits[5] == pytest.approx(32 * waits[0])
-    assert waits[6:] == [waits[6]] * 5
-
-
-def test_waits_differ_with_chance_so_that_workers_do_not_come_back_together() -> None:
-    assert AT_ONCE.wait(3, lambda: 0.1) != AT_ONCE.wait(3, lambda: 0.9)
 
 
 def test_an_outage_ends_the_patience_after_its_limit_and_not_before() -> None:
@@ -295,11 +224,6 @@ def test_an_outage_ends_the_patience_after_its_limit_and_not_before() -> None:
     assert clock.next_wait(1000.0) is not None
     assert clock.next_wait(1099.9) is not None
     assert clock.next_wait(1100.0) is None
-
-
-def test_without_a_limit_patience_has_no_end() -> None:
-    clock = OutageClock(AT_ONCE, limit=None, random=half)
-    assert all(clock.next_wait(now) is not None for now in range(0, 10**9, 10**7))
 
 
 def test_an_answer_ends_the_outage_so_the_next_one_counts_from_its_own_start() -> None:
@@ -311,24 +235,6 @@ def test_an_answer_ends_the_outage_so_the_next_one_counts_from_its_own_start() -
     assert clock.attempt == 0
     assert clock.next_wait(150.0) == first
     assert clock.next_wait(249.0) is not None
-
-
-def test_a_limit_of_zero_means_no_patience_at_all() -> None:
-    assert OutageClock(AT_ONCE, limit=0, random=half).next_wait(5.0) is None
-
-
-@given(
-    st.lists(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))),
-    st.floats(0, 1),
-)
-def test_a_store_is_suspected_only_where_more_than_the_share_of_a_thousand_is_bad(
-    batches: list[tuple[int, int]], share: float
-) -> None:
-    suspicion = Suspicion(share)
-    for number, (tried, bad) in enumerate(batches, 1):
-        if suspicion.falls(tried, bad):
-            assert sum(one for one, _ in batches[:number]) >= ENOUGH_TRIED
-            assert bad > share * tried
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1000, 5000])
@@ -404,15 +310,6 @@ def test_a_throttle_is_used_up_and_no_more_in_packets_worth_sending() -> None:
     assert bucket.sent / packets > 100_000
 
 
-def test_a_pause_of_all_gathers_one_burst() -> None:
-    bucket = Bucket(1e6, 2)
-    for now in (0.0, 3600.0):
-        before = bucket.sent
-        while bucket.take(now):
-            pass
-        assert 0 < bucket.sent - before <= bucket.throttle.burst
-
-
 @pytest.mark.parametrize("rate", [1024, 20_000, 1e6, 100e6])
 def test_nothing_is_sent_in_crumbs(rate: float) -> None:
     """ssh makes a packet of each, which costs some forty bytes more."""
@@ -430,26 +327,6 @@ def test_a_rate_is_that_of_the_last_minute() -> None:
     assert window.rate(599.0) == pytest.approx(5.0, rel=0.05)
     assert window.rate(630.0) == pytest.approx(2.5, rel=0.1)
     assert window.rate(1000.0) == 0
-
-
-def test_a_rate_is_not_diluted_by_a_minute_that_has_not_been_yet() -> None:
-    window = RateWindow(60)
-    assert window.rate(0.0) == 0
-    for second in range(11):
-        window.add(100.0 + second, 5.0)
-    assert window.rate(110.0) == pytest.approx(5.0, rel=0.15)
-
-
-@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 1e9)), max_size=80))
-def test_a_rate_is_never_negative_and_never_above_what_was_added(
-    steps: list[tuple[float, float]],
-) -> None:
-    window, now, total = RateWindow(60), 0.0, 0.0
-    for pause, amount in steps:
-        now += pause
-        window.add(now, amount)
-        total += amount
-        assert -1e-3 <= window.rate(now) <= total + 1e-3
 
 
 @pytest.mark.parametrize(

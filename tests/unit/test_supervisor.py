@@ -93,11 +93,6 @@ def test_one_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None
     assert 0 < sum(1 for _ in islice(worker.hear(), ENDLESS)) < ENDLESS
 
 
-def test_its_events_are_heard_in_order_and_a_good_end_is_no_death(start: Start) -> None:
-    tick = {"event": "tick", "state": "sending", "sent": 5}
-    assert listen(start(say(START, tick, STOP))) == [START, tick, STOP]
-
-
 def test_what_it_says_right_before_its_end_is_heard(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -118,24 +113,11 @@ def test_what_it_says_right_before_its_end_is_heard(
     assert heard + listen(worker) == [START, STOP]
 
 
-def test_events_that_come_in_pieces_are_put_together(start: Start) -> None:
-    script = "printf '{\"event\": \"wor'; sleep 0.05; printf 'ker_start\"}\\n'\n" + say(STOP)
-    assert [event["event"] for event in listen(start(script))] == ["worker_start", "worker_stop"]
-
-
-def test_a_flood_of_events_is_heard_to_its_end(start: Start) -> None:
-    script = 'yes \'{"event": "tick"}\' | head -n 100000\n' + say(STOP)
-    assert len(listen(start(script))) == 100_001
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
-        "echo hello",
         "echo",
         "echo 17",
-        "echo '[]'",
-        "echo null",
         "echo '{}'",
         "echo '{\"event\": 5}'",
         "printf '\\000\\377\\n'",
@@ -171,18 +153,6 @@ def test_an_end_without_a_good_bye_is_a_death(start: Start, end: str, status: in
     assert worker.fds == []
 
 
-def test_a_fatal_error_is_a_good_bye(start: Start) -> None:
-    fatal = {"event": "fatal", "exit_code": 6, "message": "full", "detail": "", "hint": ""}
-    assert listen(start(say(fatal) + "exit 6")) == [fatal]
-
-
-def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
-    worker = start(f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; exit 1")
-    listen(worker)
-    pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: gone(pid), "the orphan to end")
-
-
 def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
     worker = start(f"trap '' TERM INT; sleep 600 & echo $! > {tmp_path}/pid; echo; wait")
     wait_for(reading=worker.fds, timeout=PATIENCE)
@@ -201,26 +171,6 @@ def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch
     worker.kill()
     (died,) = listen(worker)
     assert died["status"] == -signal.SIGKILL
-
-
-def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:
-    worker = start("cut -d' ' -f5 /proc/$$/stat >&2; exit 1")
-    (died,) = listen(worker)
-    assert int(died["detail"]) != os.getpgid(0)
-
-
-def test_stop_is_a_word_on_its_stdin(start: Start) -> None:
-    worker = start(f'read -r go; read -r word; [ "$word" = stop ] || exit 1\n{say(STOP)}')
-    worker.stop()
-    assert listen(worker) == [STOP]
-
-
-def test_stopping_and_killing_what_has_ended_is_no_error(start: Start) -> None:
-    worker = start(say(STOP))
-    listen(worker)
-    worker.stop()
-    worker.kill()
-    assert worker.due is None
 
 
 # --- starting it again ----------------------------------------------------------------------------
@@ -248,13 +198,6 @@ def test_deaths_far_apart_do_not_add_up(start: Start) -> None:
         assert worker.restarts == nth
     worker.plan_restart(SOUND_SECONDS + 1, random=0.5)
     assert worker.restarts == 1
-
-
-def test_told_to_stop_it_is_not_started_again() -> None:
-    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
-    worker.plan_restart(100.0, random=0.5)
-    worker.stop()
-    assert worker.due is None
 
 
 def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
