@@ -4,7 +4,7 @@ What it answers when something is asked is for each test to put in the place of 
 statements that `say` frames.
 """
 
-LIAR = """
+LYING_RECEIVER = """
 import os
 from ntt_backup.wire import read_messages as asking, write_messages as frames
 from ntt_backup.wire.framing import Inbox

@@ -111,7 +111,7 @@ class Tampered(Store):
 
 
 @dataclass
-class Rig:
+class Harness:
     """A store here, a directory there, and the sessions between them.
 
     path is the remote directory as the remote names it; there is where it can be seen from here.

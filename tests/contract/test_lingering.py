@@ -22,7 +22,7 @@ from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.session import Probe, SessionPlan
 from ntt_backup.upload.strategies.tar_probe import Lodging
-from tests.contract.harness import Machine, Rig, settle
+from tests.contract.harness import Harness, Machine, settle
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 
@@ -51,11 +51,11 @@ def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", FOR_EVER)
 
 
-def plan_of(rig: Rig, transport: Transport) -> SessionPlan:
+def plan_of(harness: Harness, transport: Transport) -> SessionPlan:
     return SessionPlan(
         transport=transport,
-        store=Store(rig.store),
-        root=rig.path,
+        store=Store(harness.store),
+        root=harness.path,
         owner="0123456789ab",
         run_id="run",
         slot="0",
@@ -65,9 +65,9 @@ def plan_of(rig: Rig, transport: Transport) -> SessionPlan:
     )
 
 
-def probed(rig: Rig, transport: Transport) -> Probe:
+def probed(harness: Harness, transport: Transport) -> Probe:
     """A probe that has done all it can."""
-    probe = STRATEGIES[rig.strategy].probe(plan_of(rig, transport))
+    probe = STRATEGIES[harness.strategy].probe(plan_of(harness, transport))
     probe.facts(will_try_out=True)
     probe.try_out()
     probe.close()
@@ -78,7 +78,7 @@ def probed(rig: Rig, transport: Transport) -> Probe:
 
 
 def test_a_session_ends_beside_what_the_login_left(
-    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+    here: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     session = here.open(transport=leaving("sleep 1000"))
     session.put(here.batch("b", b"content"))
@@ -88,7 +88,7 @@ def test_a_session_ends_beside_what_the_login_left(
 
 
 def test_a_reader_ends_beside_what_the_login_left(
-    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+    here: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     machine = leaving("sleep 1000")
     reach = Reach(machine, here.path, "0123456789ab", "run", "0", RUN, lambda: None)
@@ -98,14 +98,14 @@ def test_a_reader_ends_beside_what_the_login_left(
 
 
 def test_a_probe_says_that_the_connection_lingers(
-    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+    here: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     assert probed(here, leaving("sleep 1000")).lingers
     assert [path.name for path in here.there.iterdir()] == ["by-hash"]
 
 
 def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
-    here: Rig, leaving: Callable[[str], Machine]
+    here: Harness, leaving: Callable[[str], Machine]
 ) -> None:
     place = DumpPlace(leaving("sleep 1000"), here.path, FOR_EVER)
     assert place.contents().dumps == ()
@@ -119,7 +119,7 @@ def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
 
 
 def test_a_dump_is_fetched_beside_noise_on_stderr(
-    here: Rig, leaving: Callable[[str], Machine]
+    here: Harness, leaving: Callable[[str], Machine]
 ) -> None:
     machine = leaving("(while :; do echo noise; sleep 0.01; done) >&2")
     (here.there / "pgdump").mkdir()
@@ -131,17 +131,17 @@ def test_a_dump_is_fetched_beside_noise_on_stderr(
 # --- a directory that goes with the connection ----------------------------------------------------
 
 
-def lodge(rig: Rig, transport: Transport) -> Lodging:
+def lodge(harness: Harness, transport: Transport) -> Lodging:
     stem = ".ntt-check-0123456789ab"
-    return Lodging(transport, rig.path, stem, f"{rig.path}/{stem}.run")
+    return Lodging(transport, harness.path, stem, f"{harness.path}/{stem}.run")
 
 
-def scratch(rig: Rig) -> list[str]:
-    return [path.name for path in rig.there.iterdir() if path.name.startswith(".ntt-check-")]
+def scratch(harness: Harness) -> list[str]:
+    return [path.name for path in harness.there.iterdir() if path.name.startswith(".ntt-check-")]
 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
-def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Rig) -> None:
+def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Harness) -> None:
     lodging = lodge(over_ssh, over_ssh.transport)
     assert scratch(over_ssh) == [".ntt-check-0123456789ab.run"]
     lodging.abort()
@@ -149,7 +149,9 @@ def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Rig) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
-def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machine: Machine) -> None:
+def test_a_scratch_directory_that_cannot_be_removed_is_told_of(
+    here: Harness, machine: Machine
+) -> None:
     machine.tool("sleep", ":")
     machine.tool("rm", "echo 'rm: no' >&2; exit 1")
     lodging = lodge(here, machine)
@@ -162,7 +164,7 @@ def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machin
 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
-def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) -> None:
+def test_a_receiver_that_nobody_asked_for_is_named(here: Harness, machine: Machine) -> None:
     """It is no shell, and says what looks like noise to whoever wanted one."""
     banner = "printf '\\nNTT-RECEIVE 1 version=1 allow=put\\n'; cat >/dev/null; printf '\\001\\377'"
     forced = replace(machine, startup=f"{banner}; exit 1")
@@ -185,7 +187,7 @@ def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     project = Path(__file__).resolve().parents[2]
     program = machine.tools / "alive.py"

@@ -10,8 +10,8 @@ import pytest
 
 from ntt_backup.client.read_session import Reach, ReadingSession
 from ntt_backup.config.models import RunSettings
-from tests.contract.harness import PATIENT, Machine, Rig, receipt_of, settle
-from tests.contract.test_reading_liars import Taken
+from tests.contract.harness import PATIENT, Harness, Machine, receipt_of, settle
+from tests.contract.test_lying_receivers import Taken
 from tests.patience import PATIENCE
 
 SUITE = "bullseye"
@@ -47,7 +47,7 @@ def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_receiver_under_an_older_python_stores_and_sends_blobs(
-    here: Rig, machine: Machine, old_python: str
+    here: Harness, machine: Machine, old_python: str
 ) -> None:
     machine.tool("python3", f'exec {old_python} "$@"')
     batch = here.batch("b", b"", b"text " * 10_000, os.urandom(3 << 20))

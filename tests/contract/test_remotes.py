@@ -24,7 +24,7 @@ from ntt_backup.errors import (
 from ntt_backup.model import Batch
 from ntt_backup.upload.strategies import Session
 from ntt_backup.upload.strategies.session import Rejection
-from tests.contract.harness import Imposter, Machine, Rig, receipt_of, settle
+from tests.contract.harness import Harness, Imposter, Machine, receipt_of, settle
 from tests.environment import wait_until
 
 READY = 'printf "\\nNTT-TAR 2 ready exact\\n"'
@@ -45,13 +45,15 @@ class Explained(Imposter):
         return explain(status, stderr)
 
 
-def sends_everything(rig: Rig, session: Session) -> None:
+def sends_everything(harness: Harness, session: Session) -> None:
     """Several batches go out before the first answer is asked for, and all arrive."""
-    batches = [rig.batch(f"b{n}", *(bytes([n]) * k for k in (1, 511, 40_000))) for n in range(4)]
+    batches = [
+        harness.batch(f"b{n}", *(bytes([n]) * k for k in (1, 511, 40_000))) for n in range(4)
+    ]
     for batch in batches:
         session.put(batch)
     assert [receipt_of(outcome).batch for outcome in settle(session)] == batches
-    assert rig.on_remote() == rig.expected(*batches)
+    assert harness.on_remote() == harness.expected(*batches)
 
 
 def gone(pid: Path) -> bool:
@@ -62,7 +64,7 @@ def gone(pid: Path) -> bool:
 
 
 def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     machine.python_tool(
         "head",
@@ -75,13 +77,13 @@ def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
     sends_everything(here, here.open(transport=machine))
 
 
-def test_without_hard_links_files_are_moved_into_place(here: Rig, machine: Machine) -> None:
+def test_without_hard_links_files_are_moved_into_place(here: Harness, machine: Machine) -> None:
     machine.tool("cp", 'echo "cp: cannot create hard link: Operation not supported" >&2; exit 1')
     sends_everything(here, here.open(transport=machine))
 
 
 def test_without_hard_links_too_what_is_right_stays_and_what_is_wrong_is_replaced(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     machine.tool("cp", "exit 1")
     batch = here.batch("b", b"right", b"wrong before")
@@ -97,7 +99,7 @@ def test_without_hard_links_too_what_is_right_stays_and_what_is_wrong_is_replace
 
 
 def test_a_sync_that_knows_no_file_systems_syncs_everything(
-    here: Rig, machine: Machine, tmp_path: Path
+    here: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
     unknown = "echo \"sync: invalid option -- 'f'\" >&2; exit 1"
@@ -106,7 +108,7 @@ def test_a_sync_that_knows_no_file_systems_syncs_everything(
     assert called.read_text().split() == ["all"] * 4
 
 
-def test_a_disk_that_cannot_be_synced_is_found_out_at_once(here: Rig, machine: Machine) -> None:
+def test_a_disk_that_cannot_be_synced_is_found_out_at_once(here: Harness, machine: Machine) -> None:
     machine.tool("sync", f"[ $# = 0 ] || {{ {BAD_SYNC}; }}")
     with pytest.raises(RemoteCannotStore) as caught:
         here.open(transport=machine)
@@ -114,7 +116,7 @@ def test_a_disk_that_cannot_be_synced_is_found_out_at_once(here: Rig, machine: M
 
 
 def test_what_could_not_be_synced_has_no_receipt(
-    here: Rig, machine: Machine, tmp_path: Path
+    here: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     first = tmp_path / "first"
     machine.tool("sync", f'mkdir "{first}" 2>/dev/null || {{ {BAD_SYNC}; }}')
@@ -137,8 +139,8 @@ def test_what_could_not_be_synced_has_no_receipt(
         ("tar: something nobody has heard of", BatchRejected),
     ],
 )
-def test_what_tar_says_there_decides_what_becomes_of_the_batch(
-    here: Rig, machine: Machine, said: str, kind: type[BackupError]
+def test_the_words_of_the_remote_tar_decide_the_error_of_a_batch(
+    here: Harness, machine: Machine, said: str, kind: type[BackupError]
 ) -> None:
     machine.tool("tar", f"cat >/dev/null; echo '{said}' >&2; exit 2")
     session = here.open(transport=machine)
@@ -153,7 +155,7 @@ def test_what_tar_says_there_decides_what_becomes_of_the_batch(
 
 
 def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
-    here: Rig, machine: Machine, tmp_path: Path
+    here: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     once = tmp_path / "once"
     machine.tool("tar", f'if mkdir "{once}" 2>/dev/null; then exit 3; fi; exec /bin/tar "$@"')
@@ -169,7 +171,7 @@ def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
 
 
 @pytest.mark.parametrize("missing", ["tar", "cmp"])
-def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -> None:
+def test_a_missing_program_is_named(here: Harness, machine: Machine, missing: str) -> None:
     needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
     path = machine.only(*(name for name in needed if name != missing))["PATH"]
     bare = replace(machine, startup=f"PATH={path}")
@@ -180,14 +182,16 @@ def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -
 
 
 @pytest.mark.parametrize("name", ['it\'s "a b"', "$(touch x)`id`\n%s", "-rf"])
-def test_the_remote_path_may_hold_anything(here: Rig, machine: Machine, name: str) -> None:
+def test_the_remote_path_may_hold_anything(here: Harness, machine: Machine, name: str) -> None:
     here.there /= name
     (here.there / "by-hash").mkdir(parents=True)
     sends_everything(here, here.open(root=str(here.there)))
     assert {path.name for path in here.there.parent.iterdir()} == {name, "by-hash"}
 
 
-def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine: Machine) -> None:
+def test_the_remotes_own_umask_and_tar_options_change_nothing(
+    here: Harness, machine: Machine
+) -> None:
     odd = replace(machine, startup="umask 077; export TAR_OPTIONS=--no-such-option")
     session = here.open(transport=odd)
     batch = here.batch("b", b"content")
@@ -201,7 +205,7 @@ def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine
 # --- what a receipt rests on ----------------------------------------------------------------------
 
 
-def refusal(here: Rig, machine: Machine, *contents: bytes) -> BackupError:
+def refusal(here: Harness, machine: Machine, *contents: bytes) -> BackupError:
     """What the remote says about a batch of these contents."""
     session = here.open(transport=machine)
     session.put(here.batch("b", *contents))
@@ -212,7 +216,7 @@ def refusal(here: Rig, machine: Machine, *contents: bytes) -> BackupError:
 
 @pytest.mark.parametrize("fails", ["exit 137", ":", "/usr/bin/find . -type f -name 0 ; exit 137"])
 def test_a_search_that_fails_or_sees_nothing_is_no_receipt(
-    here: Rig, machine: Machine, fails: str
+    here: Harness, machine: Machine, fails: str
 ) -> None:
     machine.tool("cp", "exit 1")
     machine.tool("find", fails)
@@ -220,7 +224,7 @@ def test_a_search_that_fails_or_sees_nothing_is_no_receipt(
 
 
 def test_files_that_went_missing_before_they_were_linked_are_no_receipt(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     machine.tool("cp", 'for one in */*/*; do rm "$one"; break; done; exec /bin/cp "$@"')
     error = refusal(here, machine, b"one", b"two", b"three")
@@ -228,7 +232,7 @@ def test_files_that_went_missing_before_they_were_linked_are_no_receipt(
     assert "2 of 3 files" in error.detail
 
 
-def test_scratch_space_that_was_swept_away_is_an_outage(here: Rig, machine: Machine) -> None:
+def test_scratch_space_that_was_swept_away_is_an_outage(here: Harness, machine: Machine) -> None:
     machine.tool("cp", f'rm -rf "{here.there}/.ntt-incoming"; exit 1')
     session = here.open(transport=machine)
     batch = here.batch("b", b"content")
@@ -240,7 +244,7 @@ def test_scratch_space_that_was_swept_away_is_an_outage(here: Rig, machine: Mach
     assert not session.usable
 
 
-def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(here: Rig) -> None:
+def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(here: Harness) -> None:
     (here.there / "by-hash").rmdir()
     with pytest.raises(RemoteUnreachable) as caught:
         here.open()
@@ -250,7 +254,7 @@ def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(here:
 
 
 def test_a_disk_that_goes_away_under_a_session_is_no_batchs_trouble(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     session = here.open()
     first, second = here.batch("first", b"1"), here.batch("second", b"2")
@@ -266,7 +270,9 @@ def test_a_disk_that_goes_away_under_a_session_is_no_batchs_trouble(
     assert list(here.there.iterdir()) == []
 
 
-def test_a_part_of_by_hash_on_another_file_system_is_refused(here: Rig, machine: Machine) -> None:
+def test_a_part_of_by_hash_on_another_file_system_is_refused(
+    here: Harness, machine: Machine
+) -> None:
     batch = here.batch("b", b"content")
     place = here.final(batch.blobs[0]).parent
     machine.tool("cp", 'echo "cp: Invalid cross-device link" >&2; exit 1')
@@ -282,7 +288,7 @@ def test_a_part_of_by_hash_on_another_file_system_is_refused(here: Rig, machine:
     assert here.on_remote() == {}
 
 
-def test_a_link_in_place_of_a_directory_is_not_followed(here: Rig, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_directory_is_not_followed(here: Harness, tmp_path: Path) -> None:
     batch = here.batch("b", b"content")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -310,11 +316,13 @@ NOISE = [
 
 
 @pytest.mark.parametrize("startup", NOISE)
-def test_noise_before_the_greeting_is_skipped(here: Rig, machine: Machine, startup: str) -> None:
+def test_noise_before_the_greeting_is_skipped(
+    here: Harness, machine: Machine, startup: str
+) -> None:
     sends_everything(here, here.open(transport=replace(machine, startup=startup)))
 
 
-def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
+def test_noise_without_end_is_refused(here: Harness, machine: Machine) -> None:
     with pytest.raises(RemoteDenied) as caught:
         here.open(transport=replace(machine, startup="exec yes"))
     assert "says too much" in caught.value.message
@@ -326,7 +334,7 @@ def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
     [("exec sleep 600", 0.3), ("cat >/dev/null", 0.3), ("echo Password:; exec sleep 600", 3.0)],
 )
 def test_silence_ends_with_what_was_waited_for(
-    here: Rig, machine: Machine, startup: str, patience: float
+    here: Harness, machine: Machine, startup: str, patience: float
 ) -> None:
     silent = replace(machine, startup=startup, connect_timeout=patience)
     with pytest.raises(RemoteUnreachable) as caught:
@@ -339,14 +347,16 @@ def test_silence_ends_with_what_was_waited_for(
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_an_account_that_ends_at_once_gives_its_own_words(
-    here: Rig, machine: Machine, where: str
+    here: Harness, machine: Machine, where: str
 ) -> None:
     with pytest.raises(BackupError) as caught:
         here.open(transport=replace(machine, startup=f"echo 'go away' {where}; exit 7"))
     assert "go away" in str(caught.value)
 
 
-def test_words_of_a_login_banner_do_not_explain_a_later_loss(here: Rig, machine: Machine) -> None:
+def test_words_of_a_login_banner_do_not_explain_a_later_loss(
+    here: Harness, machine: Machine
+) -> None:
     script = f"echo 'Permission denied (publickey)' >&2; {READY}; {TAKE_ONE}; exit 255"
     session = here.open(transport=Explained(machine.tools, script=script))
     session.put(here.batch("b", b"content"))
@@ -369,7 +379,7 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(here: Rig, machine:
     ],
 )
 def test_nonsense_ends_the_session_and_forgets_no_batch(
-    here: Rig, machine: Machine, answer: str
+    here: Harness, machine: Machine, answer: str
 ) -> None:
     mad = Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; {answer}; cat >/dev/null")
     session = here.open(transport=mad)
@@ -392,7 +402,7 @@ def test_nonsense_ends_the_session_and_forgets_no_batch(
 
 
 def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
-    here: Rig, machine: Machine, tmp_path: Path
+    here: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
     script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; exec <&-; touch {gone}; exec sleep 600"
@@ -405,7 +415,7 @@ def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
     assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
 
 
-def test_a_remote_that_stops_reading_is_a_stall(here: Rig, machine: Machine) -> None:
+def test_a_remote_that_stops_reading_is_a_stall(here: Harness, machine: Machine) -> None:
     stuck = Imposter(machine.tools, script=f"{READY}; exec sleep 600")
     session = here.open(transport=stuck, stall_timeout=1)
     batch = here.batch("b", b"more than a pipe takes" * 200_000)
@@ -417,7 +427,7 @@ def test_a_remote_that_stops_reading_is_a_stall(here: Rig, machine: Machine) -> 
 
 
 def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     stuck = Imposter(machine.tools, script=f"{READY}; cat >/dev/null")
     session = here.open(transport=stuck, receipt_timeout=1)
@@ -430,7 +440,7 @@ def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
     assert session.in_flight == (batch,)
 
 
-def test_abort_leaves_no_process(here: Rig, machine: Machine, tmp_path: Path) -> None:
+def test_abort_leaves_no_process(here: Harness, machine: Machine, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     session = here.open(transport=replace(machine, startup=f"echo $$ > {pid}"))
     session.put(here.batch("b", b"content" * 1000))
@@ -439,7 +449,7 @@ def test_abort_leaves_no_process(here: Rig, machine: Machine, tmp_path: Path) ->
 
 
 def test_close_does_not_wait_for_ever(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    here: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", 0.2)
     pid = tmp_path / "pid"
@@ -452,7 +462,7 @@ def test_close_does_not_wait_for_ever(
 
 
 def test_what_dead_sessions_left_is_removed_and_others_things_stay(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     incoming = here.there / ".ntt-incoming"
     mine, same_run, other = (
@@ -471,7 +481,7 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
 
 
 def test_a_source_disk_that_hangs_is_given_up_after_a_while(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    here: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = here.open(stall_timeout=1)
     machine.tool("tar", "exec sleep 600")
@@ -484,7 +494,7 @@ def test_a_source_disk_that_hangs_is_given_up_after_a_while(
     assert session.in_flight == (batch,)
 
 
-def test_a_source_that_is_away_is_no_batchs_trouble(here: Rig) -> None:
+def test_a_source_that_is_away_is_no_batchs_trouble(here: Harness) -> None:
     session = here.open()
     batch = here.batch("b", b"content")
     here.store.rename(here.store.with_name("elsewhere"))

@@ -13,37 +13,41 @@ from ntt_backup.errors import BatchRejected, RemoteCannotStore, RemoteUnreachabl
 from ntt_backup.model import Batch, Blob
 from ntt_backup.process.pipeline import PIPE_BYTES
 from ntt_backup.upload.strategies.session import Rejection
-from tests.contract.harness import Rig, Tampered, reasons, receipt_of, settle
+from tests.contract.harness import Harness, Tampered, reasons, receipt_of, settle
 from tests.environment import wait_until
 from tests.sshd import Sshd
 
 # --- what is well ---------------------------------------------------------------------------------
 
 
-def test_many_batches_go_through_one_session(rig: Rig) -> None:
-    session = rig.open()
+def test_many_batches_go_through_one_session(harness: Harness) -> None:
+    session = harness.open()
     chance = random.Random(2)
     batches, outcomes = [], []
     for nth in range(40):
         sizes = [chance.choice((0, 1, 512, 5000, 20_000)) for _ in range(chance.randrange(1, 30))]
-        batches.append(rig.batch(f"b{nth}", *map(chance.randbytes, sizes)))
+        batches.append(harness.batch(f"b{nth}", *map(chance.randbytes, sizes)))
         session.put(batches[-1])
         while len(session.in_flight) >= 4:
             outcomes += session.collect(1.0)
     outcomes += settle(session)
     assert [receipt_of(outcome).batch for outcome in outcomes] == batches
-    assert rig.on_remote() == rig.expected(*batches)
+    assert harness.on_remote() == harness.expected(*batches)
 
 
-def test_a_receipt_has_a_verdict_for_every_blob(rig: Rig) -> None:
-    good = [rig.put(b"good"), rig.put(b"")]
-    missing, cut_short, corrupt = rig.put(b"missing"), rig.put(b"cut short"), rig.put(b"corrupt")
-    rig.here(missing).unlink()
-    rig.here(cut_short).write_bytes(b"cut")
-    rig.here(corrupt).write_bytes(b"CORRUPT")
+def test_a_receipt_has_a_verdict_for_every_blob(harness: Harness) -> None:
+    good = [harness.put(b"good"), harness.put(b"")]
+    missing, cut_short, corrupt = (
+        harness.put(b"missing"),
+        harness.put(b"cut short"),
+        harness.put(b"corrupt"),
+    )
+    harness.here(missing).unlink()
+    harness.here(cut_short).write_bytes(b"cut")
+    harness.here(corrupt).write_bytes(b"CORRUPT")
     odd = Blob("../../etc/passwd")
     batch = Batch("b", (good[0], missing, cut_short, odd, corrupt, good[1]))
-    session = rig.open()
+    session = harness.open()
     session.put(batch)
     (outcome,) = settle(session)
     receipt = receipt_of(outcome)
@@ -55,76 +59,76 @@ def test_a_receipt_has_a_verdict_for_every_blob(rig: Rig) -> None:
         odd.blobid: "bad-blobid",
     }
     assert receipt.wire_bytes > 0
-    assert rig.on_remote() == rig.expected(Batch("", tuple(good)))
+    assert harness.on_remote() == harness.expected(Batch("", tuple(good)))
 
 
-def test_a_size_that_the_catalog_does_not_know_is_in_the_receipt(rig: Rig) -> None:
-    blob = rig.put(b"twelve bytes")
-    session = rig.open()
+def test_a_size_that_the_catalog_does_not_know_is_in_the_receipt(harness: Harness) -> None:
+    blob = harness.put(b"twelve bytes")
+    session = harness.open()
     session.put(Batch("b", (Blob(blob.blobid, None),)))
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == (Blob(blob.blobid, 12),)
 
 
-def test_a_batch_without_a_good_blob_is_answered_without_the_remote(rig: Rig) -> None:
-    session = rig.open()
-    before = rig.sent
-    rig.put(b"a sign of life")
-    lost = rig.put(b"lost")
-    rig.here(lost).unlink()
+def test_a_batch_without_a_good_blob_is_answered_without_the_remote(harness: Harness) -> None:
+    session = harness.open()
+    before = harness.sent
+    harness.put(b"a sign of life")
+    lost = harness.put(b"lost")
+    harness.here(lost).unlink()
     session.put(Batch("bad", (lost,)))
     assert session.in_flight == ()
     (outcome,) = session.collect(0.0)
     receipt = receipt_of(outcome)
-    assert (receipt.stored, receipt.wire_bytes, rig.sent) == ((), 0, before)
+    assert (receipt.stored, receipt.wire_bytes, harness.sent) == ((), 0, before)
     assert reasons(receipt.failed) == {lost.blobid: "missing"}
-    following = rig.batch("good", b"good")
+    following = harness.batch("good", b"good")
     session.put(following)
     assert [outcome.batch for outcome in settle(session)] == [following]
 
 
-def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(rig: Rig) -> None:
+def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(harness: Harness) -> None:
     chance = random.Random(3)
-    lost = rig.put(chance.randbytes(700_000))
-    rig.here(lost).unlink()
-    small = rig.batch("small", *(chance.randbytes(5_000) for _ in range(200)))
-    mixed = rig.batch("mixed", chance.randbytes(5_000_000), b"", b"12 and a half")
+    lost = harness.put(chance.randbytes(700_000))
+    harness.here(lost).unlink()
+    small = harness.batch("small", *(chance.randbytes(5_000) for _ in range(200)))
+    mixed = harness.batch("mixed", chance.randbytes(5_000_000), b"", b"12 and a half")
     mixed = Batch("mixed", (*mixed.blobs, lost))
-    session = rig.open()
+    session = harness.open()
     session.put(small)
     session.put(mixed)
     stored = sum(receipt_of(outcome).stored_bytes for outcome in settle(session))
-    assert rig.carried[-1] == stored == small.size + mixed.size - lost.expected
-    steps = [after - before for before, after in pairwise([0, *rig.carried])]
+    assert harness.carried[-1] == stored == small.size + mixed.size - lost.expected
+    steps = [after - before for before, after in pairwise([0, *harness.carried])]
     assert min(steps) >= 0
     # What the pipe takes at once is all that can be told at once, however fast it goes.
     assert max(steps) <= PIPE_BYTES < stored / 5
 
 
-def test_content_that_came_to_nothing_is_taken_back(rig: Rig) -> None:
-    batches = [rig.batch(name, name.encode() * 100_000) for name in ("first", "second")]
-    session = rig.open()
+def test_content_that_came_to_nothing_is_taken_back(harness: Harness) -> None:
+    batches = [harness.batch(name, name.encode() * 100_000) for name in ("first", "second")]
+    session = harness.open()
     for batch in batches:
         session.put(batch)
-    assert rig.content == sum(batch.size for batch in batches)
+    assert harness.content == sum(batch.size for batch in batches)
     session.abort()
     answered = session.collect(0.0)
-    assert rig.content == sum(receipt_of(outcome).stored_bytes for outcome in answered)
+    assert harness.content == sum(receipt_of(outcome).stored_bytes for outcome in answered)
 
 
-def test_close_leaves_nothing_but_the_blobs(rig: Rig) -> None:
-    session = rig.open()
-    batch = rig.batch("b", b"one", b"two")
+def test_close_leaves_nothing_but_the_blobs(harness: Harness) -> None:
+    session = harness.open()
+    batch = harness.batch("b", b"one", b"two")
     session.put(batch)
     settle(session)
     session.close()
     assert not session.usable
-    assert [path.name for path in rig.there.iterdir()] == ["by-hash"]
+    assert [path.name for path in harness.there.iterdir()] == ["by-hash"]
 
 
-def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(rig: Rig) -> None:
-    session = rig.open()
-    batch = rig.batch("b", *(bytes([number]) * 1000 for number in range(50)))
+def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(harness: Harness) -> None:
+    session = harness.open()
+    batch = harness.batch("b", *(bytes([number]) * 1000 for number in range(50)))
     session.put(batch)
     session.abort()
     session.abort()
@@ -133,16 +137,16 @@ def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(rig: Rig) 
     assert [*answered, *session.in_flight] == [batch]
 
 
-def test_what_the_next_session_sends_again_is_welcome(rig: Rig) -> None:
-    batch = rig.batch("b", *(bytes([number]) * 3000 for number in range(50)))
-    first = rig.open()
+def test_what_the_next_session_sends_again_is_welcome(harness: Harness) -> None:
+    batch = harness.batch("b", *(bytes([number]) * 3000 for number in range(50)))
+    first = harness.open()
     first.put(batch)
     first.abort()
-    second = rig.open()
+    second = harness.open()
     second.put(batch)
     (outcome,) = settle(second)
     assert receipt_of(outcome).stored == batch.blobs
-    assert rig.on_remote() == rig.expected(batch)
+    assert harness.on_remote() == harness.expected(batch)
 
 
 # --- a source that changes ------------------------------------------------------------------------
@@ -173,7 +177,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("size", [100, 300_000])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_blob_that_changes_after_its_inspection_never_arrives(
-    here: Rig, change: str, size: int
+    here: Harness, change: str, size: int
 ) -> None:
     earlier = here.batch("earlier", b"earlier")
     victim = here.put(b"v" * size)
@@ -202,7 +206,7 @@ def test_a_blob_that_changes_after_its_inspection_never_arrives(
 
 
 @pytest.mark.parametrize("strategy", ["tar"])
-def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Rig) -> None:
+def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Harness) -> None:
     grows, shrinks = here.put(b"g" * 512), here.put(b"s" * 1024)
 
     def swap() -> None:
@@ -222,14 +226,14 @@ def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Rig) -
 # --- a remote that has something there already ----------------------------------------------------
 
 
-def arrange(rig: Rig, blob: Blob) -> Path:
+def arrange(harness: Harness, blob: Blob) -> Path:
     """The place of a blob on the remote, with its directory."""
-    path = rig.final(blob)
+    path = harness.final(blob)
     path.parent.mkdir(parents=True)
     return path
 
 
-def test_right_content_that_is_there_already_is_left_alone(here: Rig) -> None:
+def test_right_content_that_is_there_already_is_left_alone(here: Harness) -> None:
     batch = here.batch("b", b"there already", b"new")
     place = arrange(here, batch.blobs[0])
     place.write_bytes(b"there already")
@@ -253,7 +257,7 @@ def test_right_content_that_is_there_already_is_left_alone(here: Rig) -> None:
     ids=["other content", "an empty file", "a symlink", "a dangling symlink"],
 )
 def test_what_does_not_match_its_name_is_replaced(
-    here: Rig, wrong: Callable[[Path], object]
+    here: Harness, wrong: Callable[[Path], object]
 ) -> None:
     batch = here.batch("b", b"right")
     wrong(arrange(here, batch.blobs[0]))
@@ -264,7 +268,7 @@ def test_what_does_not_match_its_name_is_replaced(
     assert here.on_remote() == here.expected(batch)
 
 
-def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Rig) -> None:
+def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Harness) -> None:
     batch, following = here.batch("b", b"good", b"blocked"), here.batch("next", b"next")
     place = arrange(here, batch.blobs[1])
     place.mkdir()
@@ -285,7 +289,7 @@ def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Rig)
 
 
 def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
-    over_ssh: Rig, remote: Sshd
+    over_ssh: Harness, remote: Sshd
 ) -> None:
     full = remote.full_directory()
     over_ssh.path, over_ssh.there = full.path, full.local
@@ -309,7 +313,7 @@ def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
 
 
 def test_a_remote_that_is_killed_is_noticed_and_no_batch_is_forgotten(
-    over_ssh: Rig, remote: Sshd
+    over_ssh: Harness, remote: Sshd
 ) -> None:
     session = over_ssh.open()
     batches = [over_ssh.batch(f"b{nth}", bytes([nth]) * 50_000) for nth in range(3)]

@@ -1,7 +1,7 @@
 """What the sender of the `stream` strategy does with blobs that go wrong and far sides that lie.
 
-The receiver is the real one unless a test needs a liar: then a few lines of Python speak the
-protocol just well enough (`liar`).
+The receiver is the real one unless a test needs one that lies: then a few lines of Python speak the
+protocol just well enough (`lying_receiver`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection, SessionPlan
 from ntt_backup.wire import write_messages
-from tests.contract.harness import Machine, Rig, reasons, receipt_of, settle
+from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def random_bytes(size: int, seed: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1])
-def test_blobs_around_the_size_of_a_pack_arrive(here: Rig, size: int) -> None:
+def test_blobs_around_the_size_of_a_pack_arrive(here: Harness, size: int) -> None:
     batch = here.batch("b", b"before", random_bytes(size), b"after")
     session = here.open()
     session.put(batch)
@@ -57,7 +57,7 @@ def test_blobs_around_the_size_of_a_pack_arrive(here: Rig, size: int) -> None:
     assert here.on_remote() == here.expected(batch)
 
 
-def test_a_large_blob_that_does_not_match_its_name_never_gets_it(here: Rig) -> None:
+def test_a_large_blob_that_does_not_match_its_name_never_gets_it(here: Harness) -> None:
     good, corrupt, also = here.put(b"good"), here.put(random_bytes(3 * MIB)), here.put(b"also good")
     content = bytearray(here.here(corrupt).read_bytes())
     content[MIB] ^= 1
@@ -79,7 +79,7 @@ def test_a_large_blob_that_does_not_match_its_name_never_gets_it(here: Rig) -> N
     ids=["cut short", "rewritten"],
 )
 def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
-    here: Rig, change: Callable[[Path], object]
+    here: Harness, change: Callable[[Path], object]
 ) -> None:
     large, small = here.put(random_bytes(8 * MIB)), here.put(b"small")
     changed: list[bool] = []
@@ -100,21 +100,21 @@ def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
     assert here.on_remote() == here.expected(Batch("", (small,)))
 
 
-def plan_of(rig: Rig) -> SessionPlan:
+def plan_of(harness: Harness) -> SessionPlan:
     return SessionPlan(
-        transport=rig.transport,
-        store=Store(rig.store),
-        root=rig.path,
+        transport=harness.transport,
+        store=Store(harness.store),
+        root=harness.path,
         owner="0123456789ab",
         run_id="run",
         slot="0",
         run=RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE),
         pace=None,
-        on_bytes=rig._count,
+        on_bytes=harness._count,
     )
 
 
-def interrupted(here: Rig, size: int) -> Batch:
+def interrupted(here: Harness, size: int) -> Batch:
     """A batch of one blob whose sending was broken off."""
     batch = here.batch("b", random_bytes(size))
     first = here.open(codec="none")
@@ -123,7 +123,7 @@ def interrupted(here: Rig, size: int) -> Batch:
     return batch
 
 
-def test_a_large_blob_goes_on_where_its_last_durable_byte_was(here: Rig) -> None:
+def test_a_large_blob_goes_on_where_its_last_durable_byte_was(here: Harness) -> None:
     size = 96 * MIB
     batch = interrupted(here, size)
     already = here.sent
@@ -135,7 +135,7 @@ def test_a_large_blob_goes_on_where_its_last_durable_byte_was(here: Rig) -> None
     assert here.sent - already < size // 2
 
 
-def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(here: Rig) -> None:
+def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(here: Harness) -> None:
     size = 96 * MIB
     batch = interrupted(here, size)
     partial = here.there / ".ntt-incoming" / "partial" / batch.blobs[0].blobid
@@ -164,7 +164,7 @@ def well_equipped(machine: Machine) -> Machine:
 
 
 @pytest.mark.parametrize("codec", ["zlib", "zstd-1", "zstd-3"])
-def test_every_codec_carries_everything(here: Rig, well_equipped: Machine, codec: str) -> None:
+def test_every_codec_carries_everything(here: Harness, well_equipped: Machine, codec: str) -> None:
     batch = here.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
     session = here.open(transport=well_equipped, codec=codec)
     session.put(batch)
@@ -175,7 +175,7 @@ def test_every_codec_carries_everything(here: Rig, well_equipped: Machine, codec
 
 @pytest.mark.parametrize("codec", ["auto", "none"])
 def test_text_goes_compressed_unless_that_is_switched_off(
-    here: Rig, well_equipped: Machine, codec: str
+    here: Harness, well_equipped: Machine, codec: str
 ) -> None:
     batch = here.batch("b", *(TEXT[n : n + 20_000] for n in range(0, 2_000_000, 20_000)))
     session = here.open(transport=well_equipped, codec=codec)
@@ -188,7 +188,7 @@ def test_text_goes_compressed_unless_that_is_switched_off(
 # --- the store goes away --------------------------------------------------------------------------
 
 
-def test_a_store_that_is_away_is_no_batchs_trouble_and_the_session_goes_on(here: Rig) -> None:
+def test_a_store_that_is_away_is_no_batchs_trouble_and_the_session_goes_on(here: Harness) -> None:
     session = here.open()
     batch = here.batch("b", b"content", random_bytes(3 * MIB))
     away = here.store.with_name("elsewhere")
@@ -211,7 +211,7 @@ def says(machine: Machine, line: str) -> Machine:
     return machine
 
 
-def test_a_python_that_is_too_old_is_named(here: Rig, machine: Machine) -> None:
+def test_a_python_that_is_too_old_is_named(here: Harness, machine: Machine) -> None:
     with pytest.raises(Unsupported) as caught:
         here.open(transport=says(machine, "NTT-LOADER 1 python=3.6.8"))
     assert "3.6.8" in caught.value.detail
@@ -219,7 +219,7 @@ def test_a_python_that_is_too_old_is_named(here: Rig, machine: Machine) -> None:
 
 
 def test_a_receiver_of_another_protocol_is_named_with_both_versions(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     banner = "NTT-RECEIVE 9 version=7.0.0 python=3.14.0 hash=sha256 codec=zlib allow=put"
     with pytest.raises(RemoteDenied) as caught:
@@ -229,7 +229,7 @@ def test_a_receiver_of_another_protocol_is_named_with_both_versions(
 
 
 def test_a_codec_that_the_remote_does_not_have_is_refused_by_name_only(
-    here: Rig, machine: Machine
+    here: Harness, machine: Machine
 ) -> None:
     banner = "NTT-RECEIVE 1 version=1 python=3.11.0 hash=sha256 codec=zlib allow=put"
     with pytest.raises(Unsupported) as caught:
@@ -249,7 +249,7 @@ def without_python(machine: Machine) -> Machine:
     return Bare(machine.tools, startup=f"PATH={machine.only(*needed.split())['PATH']}")
 
 
-def test_a_remote_without_python_is_told_so(here: Rig, machine: Machine) -> None:
+def test_a_remote_without_python_is_told_so(here: Harness, machine: Machine) -> None:
     with pytest.raises(Unsupported) as caught:
         here.open(transport=without_python(machine))
     assert "no python3" in caught.value.message
@@ -258,7 +258,7 @@ def test_a_remote_without_python_is_told_so(here: Rig, machine: Machine) -> None
 
 # --- far sides that lie ---------------------------------------------------------------------------
 
-LIAR = """
+LYING_RECEIVER = """
 import os, sys
 from ntt_backup.wire import write_messages as frames
 from ntt_backup.wire.framing import Inbox
@@ -280,14 +280,14 @@ while True:
 """
 
 
-def liar(
+def lying_receiver(
     machine: Machine, answer: str, ready: dict[str, int | str] | None = None, other: str = ""
 ) -> Machine:
     """A remote that answers a COMMIT with Python of the test's own; other is what it does with any
     frame.
     """
-    program = machine.tools / "liar.py"
-    text = LIAR.replace("{ready!r}", repr(ready or READY))
+    program = machine.tools / "lying.py"
+    text = LYING_RECEIVER.replace("{ready!r}", repr(ready or READY))
     program.write_text(text.replace("{answer}", answer).replace("{other}", other))
     project = Path(__file__).resolve().parents[2]
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
@@ -325,9 +325,9 @@ def failed(text: str) -> str:
     ],
 )
 def test_an_answer_that_cannot_be_ends_the_session(
-    here: Rig, machine: Machine, answer: str
+    here: Harness, machine: Machine, answer: str
 ) -> None:
-    session = here.open(transport=liar(machine, answer))
+    session = here.open(transport=lying_receiver(machine, answer))
     batch, second = here.batch("b", b"one", b"two"), here.batch("second", b"3", b"4")
     session.put(batch)
     session.put(second)
@@ -348,10 +348,10 @@ def test_an_answer_that_cannot_be_ends_the_session(
         ("", BatchRejected),
     ],
 )
-def test_a_batch_that_failed_there_is_rejected_with_its_words(
-    here: Rig, machine: Machine, text: str, kind: type[Exception]
+def test_a_batch_that_failed_on_the_remote_is_rejected_with_its_words(
+    here: Harness, machine: Machine, text: str, kind: type[Exception]
 ) -> None:
-    session = here.open(transport=liar(machine, failed(text)))
+    session = here.open(transport=lying_receiver(machine, failed(text)))
     batch = here.batch("b", b"one", b"two")
     session.put(batch)
     (outcome,) = settle(session)
@@ -361,14 +361,14 @@ def test_a_batch_that_failed_there_is_rejected_with_its_words(
     assert session.usable
 
 
-def test_verdicts_are_told_apart(here: Rig, machine: Machine) -> None:
+def test_verdicts_are_told_apart(here: Harness, machine: Machine) -> None:
     answer = receipt(
         1,
         (0, write_messages.PRESENT, ""),
         (1, write_messages.REPLACED, ""),
         (2, write_messages.REFUSED, "a directory"),
     )
-    session = here.open(transport=liar(machine, answer))
+    session = here.open(transport=lying_receiver(machine, answer))
     batch = here.batch("b", b"1", b"2", b"3", b"4")
     session.put(batch)
     (outcome,) = settle(session)
@@ -378,8 +378,12 @@ def test_verdicts_are_told_apart(here: Rig, machine: Machine) -> None:
     assert failure.detail == "a directory"
 
 
-def test_a_blob_altered_on_its_way_has_its_batch_sent_again(here: Rig, machine: Machine) -> None:
-    session = here.open(transport=liar(machine, receipt(1, (1, write_messages.MISMATCH, ""))))
+def test_a_blob_altered_on_its_way_has_its_batch_sent_again(
+    here: Harness, machine: Machine
+) -> None:
+    session = here.open(
+        transport=lying_receiver(machine, receipt(1, (1, write_messages.MISMATCH, "")))
+    )
     batch = here.batch("b", b"one", b"two")
     session.put(batch)
     (outcome,) = settle(session)
@@ -402,9 +406,11 @@ def test_a_blob_altered_on_its_way_has_its_batch_sent_again(here: Rig, machine: 
     ],
 )
 def test_an_error_ends_the_session_with_its_words(
-    here: Rig, machine: Machine, code: str, kind: type[Exception]
+    here: Harness, machine: Machine, code: str, kind: type[Exception]
 ) -> None:
-    session = here.open(transport=liar(machine, f"say(frames.error({code!r}, 'words of it'))"))
+    session = here.open(
+        transport=lying_receiver(machine, f"say(frames.error({code!r}, 'words of it'))")
+    )
     session.put(here.batch("b", b"one"))
     with pytest.raises(kind) as caught:
         settle(session)
@@ -412,7 +418,7 @@ def test_an_error_ends_the_session_with_its_words(
     assert not session.usable
 
 
-def test_a_remote_without_by_hash_is_an_outage(here: Rig) -> None:
+def test_a_remote_without_by_hash_is_an_outage(here: Harness) -> None:
     (here.there / "by-hash").rmdir()
     with pytest.raises(RemoteUnreachable) as caught:
         here.open()
@@ -423,7 +429,7 @@ def test_a_remote_without_by_hash_is_an_outage(here: Rig) -> None:
 # --- the look before a run ------------------------------------------------------------------------
 
 
-def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Rig) -> None:
+def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Harness) -> None:
     name, probe, facts = open_probe("auto", plan_of(here), will_try_out=True)
     assert name == "stream"
     assert facts.placed
@@ -436,7 +442,7 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Rig) -> None:
     assert [path.name for path in here.there.iterdir()] == ["by-hash"]
 
 
-def test_a_probe_looks_without_by_hash_and_makes_it_when_told(here: Rig) -> None:
+def test_a_probe_looks_without_by_hash_and_makes_it_when_told(here: Harness) -> None:
     (here.there / "by-hash").rmdir()
     _, probe, facts = open_probe("stream", plan_of(here), will_try_out=True)
     assert not facts.placed
@@ -447,7 +453,7 @@ def test_a_probe_looks_without_by_hash_and_makes_it_when_told(here: Rig) -> None
     probe.close()
 
 
-def test_auto_is_tar_where_the_remote_has_no_python(here: Rig, machine: Machine) -> None:
+def test_auto_is_tar_where_the_remote_has_no_python(here: Harness, machine: Machine) -> None:
     plan = replace(plan_of(here), transport=without_python(machine))
     name, probe, _ = open_probe("auto", plan, will_try_out=True)
     assert name == "tar"

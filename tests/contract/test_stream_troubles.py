@@ -16,8 +16,8 @@ import pytest
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import write_messages
-from tests.contract.harness import Machine, Rig, receipt_of, settle
-from tests.contract.test_stream import liar, random_bytes, receipt
+from tests.contract.harness import Harness, Machine, receipt_of, settle
+from tests.contract.test_stream import lying_receiver, random_bytes, receipt
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
@@ -43,7 +43,9 @@ def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[]
     monkeypatch.setattr(os, "readv", failing)
 
 
-def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(here: Rig) -> None:
+def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(
+    here: Harness,
+) -> None:
     batch = here.batch("b", b"small", random_bytes(8 * MIB))
     session = here.open()
     away = here.store.with_name("elsewhere")
@@ -65,13 +67,13 @@ FAILS = (
 
 
 @pytest.mark.parametrize("size", [300_000, 3 * MIB], ids=["small", "large"])
-def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
-    here: Rig, machine: Machine, size: int
+def test_a_batch_that_fails_on_the_remote_while_it_is_sent_is_ended(
+    here: Harness, machine: Machine, size: int
 ) -> None:
     """The receiver answers at once and drops the rest; it must learn where that rest ends."""
     # Says FAILED for the first batch when it begins, and takes note of all frames that come.
     book = machine.tools / "book"
-    transport = liar(
+    transport = lying_receiver(
         machine,
         f"if number == 2: {receipt(1)}",
         other=f"""
@@ -100,10 +102,10 @@ def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
 
 
 def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    here: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker may have been held up elsewhere, longer than any remote may be silent."""
-    session = here.open(transport=liar(machine, receipt(1)))
+    session = here.open(transport=lying_receiver(machine, receipt(1)))
     batch = here.batch("b", b"content")
     session.put(batch)
     clock = time.monotonic
@@ -112,14 +114,14 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
 
 
 def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    here: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = """
         if kind == frames.BATCH:
             import time
             while True: say(frames.frame(frames.BUSY)); time.sleep(0.01)
 """
-    transport = liar(machine, receipt(1), other=busy)
+    transport = lying_receiver(machine, receipt(1), other=busy)
     session = here.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)
     start, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
@@ -135,7 +137,7 @@ def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
 
 @pytest.mark.parametrize("lacking", ["ctypes", "zlib"])
 def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
-    here: Rig, machine: Machine, lacking: str
+    here: Harness, machine: Machine, lacking: str
 ) -> None:
     """As python3-minimal does; auto then takes tar."""
     without = machine.tools / "sitecustomize.py"
@@ -152,7 +154,7 @@ def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
 
 
 @pytest.mark.parametrize("what", ["by-hash", "the root", "the root, for another"])
-def test_a_disk_that_goes_away_under_a_session_gives_no_receipt(here: Rig, what: str) -> None:
+def test_a_disk_that_goes_away_under_a_session_gives_no_receipt(here: Harness, what: str) -> None:
     """The receiver still has it open, and could write there without anybody ever seeing it."""
     session = here.open()
     first, second = here.batch("first", b"1"), here.batch("second", b"2")
@@ -186,8 +188,8 @@ if limit == 0:
 
 
 @pytest.mark.parametrize("passed", [0, 40, 150, 375, 396])
-def test_a_far_side_that_falls_silent_at_any_point_is_given_up(
-    here: Rig, machine: Machine, passed: int
+def test_a_remote_that_falls_silent_at_any_point_is_given_up(
+    here: Harness, machine: Machine, passed: int
 ) -> None:
     """In its banners, in READY, before and within the offset of a large blob, and in receipts."""
     script = machine.tools / "mute.py"

@@ -43,7 +43,7 @@ def heard(dump: DumpChild, now: float = 0.0) -> Iterator[dict[str, Any]]:
         yield from dump.hear(now)
 
 
-def test_its_events_are_passed_on_and_its_end_is_not(program: Path) -> None:
+def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(program: Path) -> None:
     program.write_text(
         'print(\'{"event": "dump_skipped", "pid": 1, "name": "x"}\')\n'
         "print('a library says something'); print('[1]'); print('{}')\n"
@@ -76,7 +76,7 @@ def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_loo
     dump.kill()
 
 
-def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
+def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
     program.write_text("import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()")
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
@@ -90,7 +90,7 @@ def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> No
     dump.kill()
 
 
-def test_none_is_started_where_none_is_wanted(program: Path) -> None:
+def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -> None:
     dump = DumpChild(settings(**{"run.skip_pgdump": True}))
     dump.start_if_due(1e9)
     assert not dump.running

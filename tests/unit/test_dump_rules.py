@@ -108,7 +108,7 @@ def test_a_newer_dump_removes_at_most_one_for_each_count(
         ([a_dump(fingerprint="new"), a_dump()], "new", timedelta(), False, "changed"),
     ],
 )
-def test_when_a_dump_is_made(
+def test_a_dump_is_due_when_it_is_the_first_old_changed_or_asked_for(
     known: list[Stored], fingerprint: str, after: timedelta, force: bool, why: str
 ) -> None:
     assert due(known, fingerprint, NOON + after, WEEK, force=force) == why
@@ -136,7 +136,7 @@ def test_dumps_sort_by_number_and_then_by_name() -> None:
         "20260304T120000Z-0000000G.dump",
     ],
 )
-def test_other_names_are_not_ours(text: str) -> None:
+def test_a_name_of_another_form_is_no_dump(text: str) -> None:
     assert not record.is_name(text)
 
 

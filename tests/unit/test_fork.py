@@ -35,7 +35,7 @@ def outcome(body: Callable[[], int]) -> tuple[int | None, str, str]:
     return status, said.decode(), child.stderr.text
 
 
-def test_it_runs_a_function_and_ends_with_its_result() -> None:
+def test_a_fork_runs_a_function_and_ends_with_its_result() -> None:
     def body() -> int:
         os.write(1, b"said")
         os.write(2, b"complained")
@@ -44,7 +44,7 @@ def test_it_runs_a_function_and_ends_with_its_result() -> None:
     assert outcome(body) == (7, "said", "complained")
 
 
-def test_what_it_raises_is_told_and_does_not_come_back_here() -> None:
+def test_an_error_in_a_fork_is_told_and_does_not_return_to_the_parent() -> None:
     def body() -> int:
         raise SystemExit("broken")
 
@@ -53,7 +53,7 @@ def test_what_it_raises_is_told_and_does_not_come_back_here() -> None:
     assert complained.endswith("SystemExit: broken")
 
 
-def test_it_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
+def test_a_fork_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(fd, True)
 
@@ -67,7 +67,7 @@ def test_it_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
     assert set(said.split()) == {"0", "1", "2", "3"}
 
 
-def test_our_signal_handlers_are_not_its_own() -> None:
+def test_a_fork_does_not_keep_the_signal_handlers_of_its_parent() -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         child = Fork(lambda: len(os.read(0, 1)), "test")
@@ -79,7 +79,7 @@ def test_our_signal_handlers_are_not_its_own() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_it_leads_a_session_and_has_its_name() -> None:
+def test_a_fork_leads_a_session_and_has_its_name() -> None:
     child = Fork(lambda: len(os.read(0, 1)), "ntt-worker 12")
     wait_named(child.pid, "ntt-worker 12")
     assert os.getsid(child.pid) == child.pid

@@ -86,14 +86,14 @@ STOP = {"event": "worker_stop", "pid": 1}
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def test_one_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
+def test_a_worker_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
     """It may talk faster than it can be heard; signals and the other workers have their turn."""
     worker = start('exec yes \'{"event": "tick"}\'')
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     assert 0 < sum(1 for _ in islice(worker.hear(), ENDLESS)) < ENDLESS
 
 
-def test_what_it_says_right_before_its_end_is_heard(
+def test_events_that_a_worker_sends_right_before_its_end_are_read(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It speaks and ends after a look at its stdout, and before one at its status."""
@@ -153,7 +153,7 @@ def test_an_end_without_a_good_bye_is_a_death(start: Start, end: str, status: in
     assert worker.fds == []
 
 
-def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
+def test_kill_ends_a_worker_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
     worker = start(f"trap '' TERM INT; sleep 600 & echo $! > {tmp_path}/pid; echo; wait")
     wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.kill()
@@ -162,7 +162,7 @@ def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> N
     wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "the child to end")
 
 
-def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_ends_a_worker_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of us that has just been made, and has not come so far."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(os, "setsid", signal.pause)
@@ -176,7 +176,7 @@ def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch
 # --- starting it again ----------------------------------------------------------------------------
 
 
-def test_it_is_started_again_a_bounded_number_of_times_with_growing_waits() -> None:
+def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() -> None:
     worker = SupervisedWorker(ORDERS, Backoff(1, 60))
     waits = []
     for nth in range(1, RESTARTS + 1):

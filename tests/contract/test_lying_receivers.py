@@ -13,7 +13,7 @@ from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.wire import read_messages
 from tests.contract.harness import Machine
-from tests.lying_receiver import LIAR
+from tests.lying_receiver import LYING_RECEIVER
 from tests.patience import PATIENCE
 
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
@@ -37,11 +37,11 @@ class Taken:
 
 
 @pytest.fixture
-def liar(tmp_path: Path) -> Callable[..., ReadingSession]:
+def lying_receiver(tmp_path: Path) -> Callable[..., ReadingSession]:
     def make(answer: str, stall_timeout: float = PATIENCE) -> ReadingSession:
         machine = Machine(tmp_path)
-        program = tmp_path / "liar.py"
-        program.write_text(LIAR.replace("{answer}", answer))
+        program = tmp_path / "lying.py"
+        program.write_text(LYING_RECEIVER.replace("{answer}", answer))
         project = Path(__file__).resolve().parents[2]
         machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
         run = RunSettings(stall_timeout=stall_timeout)
@@ -66,8 +66,10 @@ def liar(tmp_path: Path) -> Callable[..., ReadingSession]:
         "os._exit(0)",
     ],
 )
-def test_names_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
-    session = liar(answer)
+def test_names_that_cannot_be_end_a_listing_session(
+    lying_receiver: Callable[[str], ReadingSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     with pytest.raises(RemoteUnreachable):
         list(session.names(A, B, most=1))
 
@@ -83,8 +85,10 @@ def test_names_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str
         "say(asking.given(2))",
     ],
 )
-def test_verdicts_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
-    session = liar(answer)
+def test_verdicts_that_cannot_be_end_a_hashing_session(
+    lying_receiver: Callable[[str], ReadingSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     session.ask_verdicts([A, B])
     with pytest.raises(RemoteUnreachable):
         session.verdicts()
@@ -109,8 +113,10 @@ def test_verdicts_that_cannot_be(liar: Callable[[str], ReadingSession], answer: 
         "say(asking.large(A, 3, 4))",
     ],
 )
-def test_contents_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
-    session = liar(answer)
+def test_contents_that_cannot_be_are_not_taken(
+    lying_receiver: Callable[[str], ReadingSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     session.ask_contents([A, B])
     taken = Taken()
     with pytest.raises(RemoteUnreachable):
@@ -129,10 +135,10 @@ def test_contents_that_cannot_be(liar: Callable[[str], ReadingSession], answer: 
         "say(asking.piece(b'abc'))",
     ],
 )
-def test_hashes_of_blocks_that_cannot_be(
-    liar: Callable[[str], ReadingSession], answer: str
+def test_hashes_of_blocks_that_cannot_be_end_the_session(
+    lying_receiver: Callable[[str], ReadingSession], answer: str
 ) -> None:
-    session = liar(answer)
+    session = lying_receiver(answer)
     with pytest.raises(RemoteUnreachable):
         session.sums(A, lambda digest, verdict, text: None)
 
@@ -147,8 +153,10 @@ def test_hashes_of_blocks_that_cannot_be(
         "say(asking.verdicts(asking.Verdicts(1, 1, 0, [])))",
     ],
 )
-def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: str) -> None:
-    session = liar(answer)
+def test_blocks_that_cannot_be_end_the_session(
+    lying_receiver: Callable[[str], ReadingSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     taken: list[int] = []
     with pytest.raises(RemoteUnreachable):
         session.blocks(
@@ -157,17 +165,19 @@ def test_blocks_that_cannot_be(liar: Callable[[str], ReadingSession], answer: st
     assert len(taken) <= 2
 
 
-def test_silence_has_an_end(liar: Callable[..., ReadingSession]) -> None:
-    session = liar("pass", stall_timeout=1)
+def test_a_remote_that_says_nothing_is_given_up_after_the_stall_timeout(
+    lying_receiver: Callable[..., ReadingSession],
+) -> None:
+    session = lying_receiver("pass", stall_timeout=1)
     session.ask_verdicts([A])
     with pytest.raises(RemoteUnreachable, match="does not answer"):
         session.verdicts()
 
 
-def test_what_is_not_allowed_is_said_before_it_is_tried(
-    liar: Callable[[str], ReadingSession],
+def test_a_right_that_the_remote_does_not_allow_is_named_before_it_is_used(
+    lying_receiver: Callable[[str], ReadingSession],
 ) -> None:
-    session = liar("pass")
+    session = lying_receiver("pass")
     session.require("get")
     with pytest.raises(Unsupported) as caught:
         session.require("put")
