@@ -26,19 +26,18 @@ from typing import Any
 
 from rich.console import Console
 
+from ntt_backup.bench.machine import describe, now
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.errors import BackupError, Stopped
 from ntt_backup.process.interrupts import Interrupts
 from tests.bench import plan, results
 from tests.bench.contender import Contender, Failed, Job
-from tests.bench.lab import Lab, LabError, lab, missing
-from tests.bench.machine import describe_machine
+from tests.bench.lab import Lab, LabError, lab, missing, workspace
 from tests.bench.measure import measure
 from tests.bench.peers import CEILING, CONTENDERS, OURS
 from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
-from tests.bench.slots import NoSlot, slot
-from tests.bench.stores import Store, cached
+from tests.bench.stores import Store, make
 
 
 @dataclass
@@ -46,14 +45,12 @@ class Bench:
     """One run of the whole: what is wanted, and where it works."""
 
     home: Path
-    stores: Path
     postgres: Postgres
     contenders: tuple[Contender, ...]
     rounds: int
     limit: float
     patience: float
     workers: int | None
-    cipher: str | None
     bare: bool
     started: float
     jobs: int = 0
@@ -62,8 +59,8 @@ class Bench:
 
     def case(self, case: Case) -> Outcome:
         """Measure one case. Raises LabError."""
-        store = cached(case.recipe, self.stores)
-        with lab(case.link, self.home, cipher=self.cipher, bare=self.bare) as link:
+        store = make(case.recipe, self.home / "stores" / case.recipe.name)
+        with lab(case.link, self.home, bare=self.bare) as link:
             measured = measure(link)
             outcome = Outcome(case, store, measured, [])
             self._say(results.title(outcome))
@@ -132,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with interrupts.installed():
         try:
             return _bench(options, interrupts)
-        except (LabError, NoSlot, ValueError) as error:
+        except (LabError, ValueError) as error:
             print(f"bench: {error}", file=sys.stderr)
             return 2
         except Stopped as stopped:
@@ -153,29 +150,26 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
         raise LabError("nothing is left to measure")
     outcomes: list[Outcome] = []
     started = time.monotonic()
-    with slot(options.disk) as workspace:
-        _require_passable(workspace.home)
-        machine = describe_machine(contenders, workspace.home)
+    with workspace(options.disk) as directory:
+        _require_passable(directory)
+        machine = _machine(contenders, directory)
         _describe(machine)
-        home = workspace.home / "postgres"
+        home = directory / "postgres"
         home.mkdir(mode=0o711)
         postgres = Postgres(home, interrupts)
         try:
             postgres.start()
             bench = Bench(
-                home=workspace.home,
-                stores=options.cache or workspace.home / "stores",
+                home=directory,
                 postgres=postgres,
                 contenders=contenders,
                 rounds=options.rounds,
                 limit=options.limit or wanted.limit,
                 patience=wanted.patience,
                 workers=options.workers,
-                cipher=options.cipher,
                 bare=options.bare,
                 started=started,
             )
-            bench.stores.mkdir(parents=True, exist_ok=True)
             for case in cases:
                 outcomes.append(bench.case(case))
         finally:
@@ -214,6 +208,21 @@ def _require_passable(home: Path) -> None:
             raise LabError(f"{closed[0]} is closed to other users; name another --disk")
 
 
+def _machine(contenders: Sequence[Contender], directory: Path) -> dict[str, Any]:
+    """The machine and the programs: figures without them cannot be compared with any others."""
+    machine = describe()
+    theirs = {one.name: one.version() for one in contenders if one.version()}
+    stat = ["stat", "--file-system", "--format=%T", str(directory)]
+    system = subprocess.run(stat, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "started": now(),
+        **machine,
+        "directory": str(directory),
+        "file_system": system,
+        "versions": {**machine["versions"], **theirs},
+    }
+
+
 def _describe(machine: dict[str, Any]) -> None:
     load = " ".join(f"{value:.1f}" for value in machine["load"])
     print(f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}; load {load}")
@@ -246,11 +255,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=_positive, default=plan.ROUNDS, metavar="N", help="3 by default")
     add("--json", type=Path, metavar="FILE", help="write all figures and samples there")
     add("--disk", type=Path, default=Path("/dev/shm"), metavar="DIR", help="work there")
-    add("--cache", type=Path, metavar="DIR", help="keep the stores there; not kept by default")
     add("--limit", type=float, metavar="SECONDS", help="give a run up after that long")
     add("--workers", type=_positive, metavar="N", help="ours, instead of its default")
     add("--bare", action="store_true", help="a remote whose Python has neither BLAKE3 nor zstd")
-    add("--cipher", metavar="NAME", help="for every ssh; by default what each picks itself")
     return parser.parse_args(arguments)
 
 

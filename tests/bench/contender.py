@@ -3,8 +3,6 @@
 A job is: the store's blobs are not at the remote; get them there. The clock covers one command from
 its start to its end, so whoever is slow to start pays for it. Afterwards the result is compared:
 whoever is fast because something is missing gets no figure.
-
-Called by `peers` and the runner.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -22,8 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ntt_backup.demo.postgres import Postgres
-from tests.bench.lab import Lab
-from tests.bench.slots import descendants, kill
+from tests.bench.lab import Lab, kill_tree
 from tests.bench.stores import Store
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -82,9 +78,7 @@ class Job:
                 code = process.wait()
             finally:
                 if process.poll() is None:
-                    for pid in [process.pid, *descendants(process.pid)]:
-                        kill(pid, signal.SIGKILL)
-                    process.wait()
+                    kill_tree(process)
         if code != 0:
             said = complaints.read_text(errors="replace").strip()[-_SAID:]
             raise Failed(f"{argv[0]} ended with {code}: {said}")

@@ -1,7 +1,7 @@
 """What durability costs by the batch and by the file: the same code, the same blobs, a real disk.
 
-The obvious way to make files durable is an fsync each; `stream` syncs a whole batch once. Both are
-in the receiver (the second for file systems where one sync for all is not to be trusted), so the
+A file can be made durable by an fsync of its own; `stream` syncs a whole batch once. Both are in
+the receiver (the second for file systems where one sync for all is not to be trusted), so the
 comparison is one option apart: no link, no catalog, a session over two pipes.
 
 Start it as `python -m tests.bench.durable DIRECTORY`, with a directory on the disk in question.
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="ntt-durable-", dir=options.directory) as place:
-        store = stores.cached(stores.Recipe("small", options.blobs), Path(place))
+        store = stores.make(stores.Recipe("small", options.blobs), Path(place) / "source")
         blobs = [Blob(path.name, path.stat().st_size) for path in sorted(store.root.glob("*/*/*"))]
         rates: dict[str, list[float]] = {way: [] for way in _WAYS}
         for number in range(1, options.rounds + 1):

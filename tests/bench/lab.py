@@ -6,8 +6,8 @@ bucket at either end, so four streams get together what one gets. A limit in a p
 connection's own, and four workers would look four times as fast. The delay stands in front, see
 `delay`. Everything stays on this machine: 127.0.0.1, and 10.231.x.x inside the veth pair.
 
-A lab that is killed is removed by the next one, see `slots`. Called by the runner. Namespaces need
-root; `loopback` does not.
+Namespaces need root; `loopback` does not. What a killed lab leaves has names that begin with
+`ntt-bench-`: a directory, a namespace, and the processes with that directory in their arguments.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,12 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tests.bench.slots import Slot, descendants, end_tree, kill, slot
-
 Link = Literal["loopback", "slow", "fast"]
 
 HOST = "127.0.0.1"
 ALIAS = "lab"
+PREFIX = "ntt-bench-"
 _START_SECONDS = 60.0
 _QUIET_SECONDS = 20.0
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ class Lab:
         while sessions := descendants(self.sshd.pid):
             if time.monotonic() > deadline:
                 for pid in sessions:
-                    kill(pid, signal.SIGKILL)
+                    kill(pid)
             time.sleep(0.01)
 
 
@@ -140,27 +140,36 @@ def missing(link: Link) -> str | None:
 
 
 @contextmanager
-def lab(
-    link: Link, directory: Path, *, cipher: str | None = None, bare: bool = False
-) -> Iterator[Lab]:
+def workspace(directory: Path) -> Iterator[Path]:
+    """An empty directory below another one that users may pass through, not list; it goes at the
+    end.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix=PREFIX, dir=directory, ignore_cleanup_errors=True
+    ) as made:
+        home = Path(made).resolve()
+        home.chmod(0o711)
+        yield home
+
+
+@contextmanager
+def lab(link: Link, directory: Path, *, bare: bool = False) -> Iterator[Lab]:
     """Give a link whose remote stores below directory, an existing one; all of it goes at the end.
 
-    cipher: what every ssh client of the lab uses; its own default where None. bare: the remote has
-    only the system's Python, else one with BLAKE3 and zstd. Raises LabError.
+    bare: the remote has only the system's Python, else one with BLAKE3 and zstd. Raises LabError.
     """
     if why := missing(link):
         raise LabError(f"no link {link}: {why}")
     with ExitStack() as stack:
-        taken = stack.enter_context(slot(directory))
-        home = taken.home
+        home = stack.enter_context(workspace(directory))
         _make_keys(home)
         sshd_port = free_port()
         address: str = HOST
         inside: list[str] = []
         if shape := SHAPES[link]:
-            address, inside = _network(taken, shape)
+            address, inside = _network(stack, shape)
         sshd = _start_sshd(home, address, sshd_port, inside, bare)
-        stack.callback(end_tree, sshd)
+        stack.callback(kill_tree, sshd)
         _await_greeting(address, sshd_port, sshd, home / "sshd.log")
         port = sshd_port
         if shape:
@@ -168,18 +177,18 @@ def lab(
             argv = [sys.executable, "-m", "tests.bench.delay", str(port), f"{address}:{sshd_port}"]
             argv += [str(shape.round_trip_ms / 2), "--mark", str(home)]
             proxy = subprocess.Popen(argv, cwd=_PROJECT, start_new_session=True)
-            stack.callback(end_tree, proxy)
+            stack.callback(kill_tree, proxy)
             _await_greeting(HOST, port, proxy, home / "sshd.log")
-        _write_client(home, port, cipher)
+        _write_client(home, port)
         yield Lab(link, port, home, home / "remote", sshd)
 
 
-def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
+def _network(stack: ExitStack, shape: Shape) -> tuple[str, list[str]]:
     """Make the namespace and its link; the address inside, and the argv that runs there."""
-    ours, theirs = f"10.231.{slot.number}.1", f"10.231.{slot.number}.2"
-    outer, inner, name = slot.veth, "veth", slot.namespace
+    number = random.randrange(1, 255)
+    ours, theirs = f"10.231.{number}.1", f"10.231.{number}.2"
+    outer, inner, name = f"nttbench{number}", "veth", f"{PREFIX}{number}"
     inside = ["nsenter", f"--net=/run/netns/{name}"]
-    slot.network.touch()
     bucket = f"root tbf rate {shape.mbit}mbit burst {shape.burst_kb}kb latency 50ms".split()
     for argv in (
         ["ip", "netns", "add", name],
@@ -194,6 +203,9 @@ def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        if argv[1] == "netns":
+            delete = ["ip", "netns", "delete", name]  # The link goes with it.
+            stack.callback(subprocess.run, delete, capture_output=True, check=False)
     return theirs, inside
 
 
@@ -203,7 +215,7 @@ def _make_keys(home: Path) -> None:
         subprocess.run([*argv, home / name], check=True)
 
 
-def _write_client(home: Path, port: int, cipher: str | None) -> None:
+def _write_client(home: Path, port: int) -> None:
     public = (home / "host_key.pub").read_text()
     (home / "known_hosts").write_text(f"[{HOST}]:{port} {public}")
     (home / "ssh_config").write_text(
@@ -217,7 +229,7 @@ def _write_client(home: Path, port: int, cipher: str | None) -> None:
         f'    UserKnownHostsFile "{home / "known_hosts"}"\n'
         "    GlobalKnownHostsFile /dev/null\n"
         "    StrictHostKeyChecking yes\n"
-        "    BatchMode yes\n" + (f"    Ciphers {cipher}\n" if cipher else "")
+        "    BatchMode yes\n"
     )
 
 
@@ -273,6 +285,34 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as probe:
             probe.bind((HOST, port))
             return port
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that pid has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process of ours and all that it has started."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        kill(pid)
+    process.wait()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _which(tool: str) -> str | None:

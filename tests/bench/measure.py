@@ -1,7 +1,4 @@
-"""What a link of the lab really gives, measured before each case: a claim is no measurement.
-
-Called by the runner; shown with the figures, so that a reader can see what they were taken on.
-"""
+"""What a link of the lab really gives, measured before each case: a claim is no measurement."""
 
 from __future__ import annotations
 

@@ -5,32 +5,24 @@ zeros or repeats compress away on the wire; both have fooled people. Here a stor
 its `Recipe` alone: sizes are drawn by the production distribution, log-uniform within a class, and
 content is BLAKE3's output stream, which nothing compresses. Only the kind `text` compresses, as
 text does (zstd to about a third): words by a Zipf law, in an order that never repeats.
-
-Called by the runner; `python -m tests.bench.stores KIND DIRECTORY --megabytes 100` makes one.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 import random
-import shutil
 import sys
-import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from blake3 import blake3
 
 Kind = Literal["small", "mix", "large", "text"]
 
-# Cached stores of another version are not taken: raise it with every change of what is made.
-VERSION = 1
 # Share of the blobs, smallest and largest size in bytes.
 PRODUCTION = (
     (0.278, 16, 1_000),  # shorter ones are rare: there are only so many, and each is one blob
@@ -70,7 +62,7 @@ class Recipe:
         """The name of its directory; another one for any other content."""
         parts = [self.kind, *([f"{self.blobs}n"] if self.blobs is not None else [])]
         parts += [f"{self.bytes}b"] if self.bytes is not None else []
-        return "-".join([*parts, f"seed{self.seed}", f"v{VERSION}"])
+        return "-".join([*parts, f"seed{self.seed}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +108,9 @@ def _belongs(kind: Kind, low: int, high: int) -> bool:
     return kind != "large" or low >= 1_000_000
 
 
-def cached(recipe: Recipe, directory: Path) -> Store:
-    """The store of this recipe below directory; made there, unless an earlier call has."""
-    home = directory / recipe.name
-    if not (home / "manifest.json").exists():
-        draft = directory / f".{recipe.name}.draft"
-        for unfinished in (draft, home):
-            if unfinished.exists():
-                shutil.rmtree(unfinished)
-        manifest = make(recipe, draft / "store")
-        (draft / "manifest.json").write_text(json.dumps(manifest))
-        draft.rename(home)
-    figures = json.loads((home / "manifest.json").read_text())
-    return Store(recipe, home / "store", figures["blobs"], figures["bytes"], figures["directories"])
-
-
-def make(recipe: Recipe, root: Path) -> dict[str, object]:
-    """Write the store into root, a new directory; the manifest: its recipe and what it holds."""
+def make(recipe: Recipe, home: Path) -> Store:
+    """Write the store below home, a new directory."""
+    root = home / "store"
     root.mkdir(parents=True)
     seen: set[str] = set()
     directories: set[str] = set()
@@ -145,13 +123,7 @@ def make(recipe: Recipe, root: Path) -> dict[str, object]:
         if blobid not in seen:  # the shortest may meet
             total += size
         seen.add(blobid)
-    return {
-        **asdict(recipe),
-        "version": VERSION,
-        "blobs": len(seen),
-        "bytes": total,
-        "directories": len(directories),
-    }
+    return Store(recipe, root, len(seen), total, len(directories))
 
 
 def _write(root: Path, directories: set[str], pieces: Iterator[bytes]) -> str:
@@ -228,25 +200,3 @@ class _Words:
             piece = b"".join(map(self._table.__getitem__, slots))[:left]
             left -= len(piece)
             yield piece
-
-
-def main() -> None:
-    """Make one store, or find it made, and say what it holds."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.stores", description=main.__doc__)
-    parser.add_argument("kind", choices=get_args(Kind))
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--blobs", type=int, metavar="N")
-    parser.add_argument("--megabytes", type=float, metavar="MB", help="10^6 bytes each")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    if options.blobs is None and options.megabytes is None:
-        parser.error("say how much: --blobs or --megabytes")
-    total = None if options.megabytes is None else int(options.megabytes * 1e6)
-    started = time.perf_counter()
-    store = cached(Recipe(options.kind, options.blobs, total, options.seed), options.directory)
-    took = time.perf_counter() - started
-    print(f"{store.root}: {store.blobs:,} blobs, {store.bytes / 1e6:,.1f} MB, {took:.1f} s")
-
-
-if __name__ == "__main__":
-    main()
