@@ -30,12 +30,12 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def here(tmp_path: Path, strategy: str) -> Iterator[Harness]:
+def local(tmp_path: Path, strategy: str) -> Iterator[Harness]:
     """A harness whose remote is a directory of this machine."""
-    store, there = tmp_path / "store", tmp_path / "remote"
+    store, remote_dir = tmp_path / "store", tmp_path / "remote"
     store.mkdir()
-    (there / "by-hash").mkdir(parents=True)
-    harness = Harness(strategy, store, Local(), str(there), there)
+    (remote_dir / "by-hash").mkdir(parents=True)
+    harness = Harness(strategy, store, Local(), str(remote_dir), remote_dir)
     yield harness
     harness.close()
 
@@ -56,5 +56,5 @@ def over_ssh(tmp_path: Path, strategy: str, remote: Sshd) -> Iterator[Harness]:
 @pytest.fixture(params=["local", "ssh"])
 def harness(request: pytest.FixtureRequest, strategy: str) -> Harness:
     """The same over either transport."""
-    made: Harness = request.getfixturevalue("here" if request.param == "local" else "over_ssh")
+    made: Harness = request.getfixturevalue("local" if request.param == "local" else "over_ssh")
     return made

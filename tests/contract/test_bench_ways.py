@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
+def remote_dir(tmp_path: Path) -> Path:
     root = tmp_path / "remote"
     (root / "by-hash").mkdir(parents=True)
     return root
@@ -58,12 +58,12 @@ def items(store: Path) -> list[Item]:
     return [Item(blobid=path.name, size=path.stat().st_size) for path in files]
 
 
-def send(way: Way, store: Path, there: Path, slot: str = "0") -> Send:
+def send(way: Way, store: Path, remote_dir: Path, slot: str = "0") -> Send:
     wanted = items(store)
     return Send(
         reach=HERE,
         store=store,
-        root=str(there),
+        root=str(remote_dir),
         slot=slot,
         run=RUN,
         strategy=way.strategy,
@@ -80,11 +80,15 @@ def one(crew: Crew, task: Task) -> Answer:
 
 
 @pytest.mark.parametrize("way", [*registered(), *VARIATIONS], ids=lambda way: way.name)
-def test_every_way_puts_the_blobs_there(way: Way, crew: Crew, store: Path, there: Path) -> None:
+def test_every_way_puts_the_blobs_there(
+    way: Way, crew: Crew, store: Path, remote_dir: Path
+) -> None:
     if lacking := [tool for tool in way.tools if shutil.which(tool) is None]:
         pytest.skip(f"no {', '.join(lacking)}")
-    answer = one(crew, send(way, store, there))
-    assert contents(there) == {f"by-hash/{name}": data for name, data in contents(store).items()}
+    answer = one(crew, send(way, store, remote_dir))
+    assert contents(remote_dir) == {
+        f"by-hash/{name}": data for name, data in contents(store).items()
+    }
     assert answer.size == sum(item.size for item in items(store))
     assert answer.ended > answer.began
     assert answer.cpu_s > 0
@@ -92,9 +96,9 @@ def test_every_way_puts_the_blobs_there(way: Way, crew: Crew, store: Path, there
 
 @pytest.mark.parametrize("way", [*registered(), *VARIATIONS[:1]], ids=lambda way: way.name)
 def test_a_blob_that_is_gone_ends_the_measurement(
-    way: Way, crew: Crew, store: Path, there: Path
+    way: Way, crew: Crew, store: Path, remote_dir: Path
 ) -> None:
-    task = send(way, store, there)
+    task = send(way, store, remote_dir)
     gone = task.batches[1][0].blobid
     (store / relative_path(gone)).unlink()
     with pytest.raises(BackupError) as caught:
@@ -104,14 +108,15 @@ def test_a_blob_that_is_gone_ends_the_measurement(
 
 
 def test_the_way_back_brings_the_same_files(
-    crew: Crew, store: Path, there: Path, tmp_path: Path
+    crew: Crew, store: Path, remote_dir: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(store, there / "by-hash", dirs_exist_ok=True)
+    shutil.copytree(store, remote_dir / "by-hash", dirs_exist_ok=True)
     (tmp_path / "back").mkdir()
     prefixes = sorted(path.name for path in store.iterdir())
     halves = [prefixes[::2], prefixes[1::2]]
     tasks = [
-        Fetch(reach=HERE, root=str(there), prefixes=half, into=tmp_path / "back") for half in halves
+        Fetch(reach=HERE, root=str(remote_dir), prefixes=half, into=tmp_path / "back")
+        for half in halves
     ]
     crew.run(tasks)
     assert contents(tmp_path / "back") == contents(store)
@@ -125,8 +130,8 @@ def test_streams_of_a_fixed_size_end_with_it(crew: Crew) -> None:
     assert 0 < down.size <= 1_000_000 - warm
 
 
-def test_helpers_that_failed_are_replaced(crew: Crew, store: Path, there: Path) -> None:
-    broken = send(VARIATIONS[0], store, there / "missing")
+def test_helpers_that_failed_are_replaced(crew: Crew, store: Path, remote_dir: Path) -> None:
+    broken = send(VARIATIONS[0], store, remote_dir / "missing")
     sound = Upload(reach=HERE, size=1000)
     with pytest.raises(BackupError):
         crew.run([sound, broken])

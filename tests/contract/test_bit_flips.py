@@ -109,10 +109,10 @@ def content(harness: Harness, chance: random.Random) -> list[Batch]:
 @pytest.mark.parametrize("hashed", ["sha256", "blake3"])
 @pytest.mark.parametrize("codec", ["none", "auto"])
 def test_what_arrives_is_right_whatever_flips(
-    here: Harness, tmp_path: Path, hashed: str, codec: str
+    local: Harness, tmp_path: Path, hashed: str, codec: str
 ) -> None:
     chance = random.Random(f"{hashed} {codec}")
-    batches = content(here, chance)
+    batches = content(local, chance)
     book = tmp_path / "book"
     length = 1_100_000 if codec == "none" else 1_060_000
     flips = [("up", chance.randrange(length)) for _ in range(5)]
@@ -126,11 +126,11 @@ def test_what_arrives_is_right_whatever_flips(
     settings: dict[str, Any] = {"codec": codec, "receipt_timeout": 2, "stall_timeout": 2}
     transport = Flipping(book, python)
 
-    troubles = deliver(here, batches, lambda: here.open(transport=transport, **settings))
+    troubles = deliver(local, batches, lambda: local.open(transport=transport, **settings))
 
     assert troubles >= 1
-    assert here.on_remote() == here.expected(*batches)
+    assert local.on_remote() == local.expected(*batches)
     wait_until(
-        lambda: [path.name for path in here.there.iterdir()] == ["by-hash"],
+        lambda: [path.name for path in local.remote_dir.iterdir()] == ["by-hash"],
         "the end of the sessions that were given up",
     )

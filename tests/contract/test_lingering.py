@@ -78,54 +78,54 @@ def probed(harness: Harness, transport: Transport) -> Probe:
 
 
 def test_a_session_ends_beside_what_the_login_left(
-    here: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
-    session = here.open(transport=leaving("sleep 1000"))
-    session.put(here.batch("b", b"content"))
+    session = local.open(transport=leaving("sleep 1000"))
+    session.put(local.batch("b", b"content"))
     settle(session)
     session.close()
-    assert not (here.there / ".ntt-incoming").exists()
+    assert not (local.remote_dir / ".ntt-incoming").exists()
 
 
 def test_a_reader_ends_beside_what_the_login_left(
-    here: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     machine = leaving("sleep 1000")
-    reach = Reach(machine, here.path, "0123456789ab", "run", "0", RUN, lambda: None)
+    reach = Reach(machine, local.path, "0123456789ab", "run", "0", RUN, lambda: None)
     session = ReadingSession(reach)
     assert len(list(session.names(bytes(32), b"\xff" * 32))) == 1
     session.close()
 
 
 def test_a_probe_says_that_the_connection_lingers(
-    here: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
-    assert probed(here, leaving("sleep 1000")).lingers
-    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
+    assert probed(local, leaving("sleep 1000")).lingers
+    assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
 
 
 def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
-    here: Harness, leaving: Callable[[str], Machine]
+    local: Harness, leaving: Callable[[str], Machine]
 ) -> None:
-    place = DumpPlace(leaving("sleep 1000"), here.path, FOR_EVER)
+    place = DumpPlace(leaving("sleep 1000"), local.path, FOR_EVER)
     assert place.contents().dumps == ()
     upload = place.upload("0" * 8, None, PATIENCE)
     upload.send(b"content")
     assert upload.finish()[0] == 7
-    temporary = here.there / "pgdump" / f".incoming-{'0' * 8}"
+    temporary = local.remote_dir / "pgdump" / f".incoming-{'0' * 8}"
     temporary.rename(temporary.with_name("x.dump"))
     assert b"".join(place.fetch("x.dump")) == b"content"
     place.forget("0" * 8)
 
 
 def test_a_dump_is_fetched_beside_noise_on_stderr(
-    here: Harness, leaving: Callable[[str], Machine]
+    local: Harness, leaving: Callable[[str], Machine]
 ) -> None:
     machine = leaving("(while :; do echo noise; sleep 0.01; done) >&2")
-    (here.there / "pgdump").mkdir()
-    (here.there / "pgdump" / "x.dump").write_bytes(b"content")
+    (local.remote_dir / "pgdump").mkdir()
+    (local.remote_dir / "pgdump" / "x.dump").write_bytes(b"content")
     machine.tool("cat", 'sleep 1; exec /bin/cat "$@"')
-    assert b"".join(DumpPlace(machine, here.path, PATIENCE).fetch("x.dump")) == b"content"
+    assert b"".join(DumpPlace(machine, local.path, PATIENCE).fetch("x.dump")) == b"content"
 
 
 # --- a directory that goes with the connection ----------------------------------------------------
@@ -137,7 +137,9 @@ def lodge(harness: Harness, transport: Transport) -> Lodging:
 
 
 def scratch(harness: Harness) -> list[str]:
-    return [path.name for path in harness.there.iterdir() if path.name.startswith(".ntt-check-")]
+    return [
+        path.name for path in harness.remote_dir.iterdir() if path.name.startswith(".ntt-check-")
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
@@ -150,11 +152,11 @@ def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Harness) -> N
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_scratch_directory_that_cannot_be_removed_is_told_of(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.tool("sleep", ":")
     machine.tool("rm", "echo 'rm: no' >&2; exit 1")
-    lodging = lodge(here, machine)
+    lodging = lodge(local, machine)
     with pytest.raises(RemoteDenied) as caught:
         lodging.close()
     assert "the removal of a scratch directory" in caught.value.message
@@ -164,14 +166,14 @@ def test_a_scratch_directory_that_cannot_be_removed_is_told_of(
 
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
-def test_a_receiver_that_nobody_asked_for_is_named(here: Harness, machine: Machine) -> None:
+def test_a_receiver_that_nobody_asked_for_is_named(local: Harness, machine: Machine) -> None:
     """It is no shell, and says what looks like noise to whoever wanted one."""
     banner = "printf '\\nNTT-RECEIVE 1 version=1 allow=put\\n'; cat >/dev/null; printf '\\001\\377'"
     forced = replace(machine, startup=f"{banner}; exit 1")
     for question in (
         lambda: ask(forced, "echo", {}, doing="a first word", timeout=PATIENCE),
-        lambda: here.open(transport=forced),
-        lambda: lodge(here, forced),
+        lambda: local.open(transport=forced),
+        lambda: lodge(local, forced),
     ):
         with pytest.raises(RemoteDenied) as caught:
             question()
@@ -179,7 +181,7 @@ def test_a_receiver_that_nobody_asked_for_is_named(here: Harness, machine: Machi
         assert "shell" in caught.value.hint
         assert str(caught.value).isprintable()
     with pytest.raises(DumpImpossible):
-        DumpPlace(forced, here.path, PATIENCE).contents()
+        DumpPlace(forced, local.path, PATIENCE).contents()
 
 
 # --- signs of life --------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def test_a_receiver_that_nobody_asked_for_is_named(here: Harness, machine: Machi
 
 @pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     project = Path(__file__).resolve().parents[2]
     program = machine.tools / "alive.py"
@@ -201,7 +203,7 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     )
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
     run = RunSettings(stall_timeout=3600, receipt_timeout=1)
-    reach = Reach(machine, here.path, "0123456789ab", "run", "0", run, lambda: None)
+    reach = Reach(machine, local.path, "0123456789ab", "run", "0", run, lambda: None)
     session = ReadingSession(reach)
     with pytest.raises(RemoteUnreachable) as caught:
         list(session.names(bytes(32), b"\xff" * 32))

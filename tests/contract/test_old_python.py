@@ -47,18 +47,18 @@ def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_receiver_under_an_older_python_stores_and_sends_blobs(
-    here: Harness, machine: Machine, old_python: str
+    local: Harness, machine: Machine, old_python: str
 ) -> None:
     machine.tool("python3", f'exec {old_python} "$@"')
-    batch = here.batch("b", b"", b"text " * 10_000, os.urandom(3 << 20))
-    session = here.open(transport=machine)
+    batch = local.batch("b", b"", b"text " * 10_000, os.urandom(3 << 20))
+    session = local.open(transport=machine)
     session.put(batch)
     (outcome,) = settle(session)
     session.close()
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
-    reach = Reach(machine, here.path, "0" * 12, "run", "0", RunSettings(**PATIENT), lambda: None)
+    reach = Reach(machine, local.path, "0" * 12, "run", "0", RunSettings(**PATIENT), lambda: None)
     reading, taken = ReadingSession(reach), Taken()
     digests = [bytes.fromhex(blob.blobid) for blob in batch.blobs]
     reading.ask_contents(digests)

@@ -64,7 +64,7 @@ def gone(pid: Path) -> bool:
 
 
 def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.python_tool(
         "head",
@@ -74,54 +74,56 @@ def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
         "    os.write(1, data[:left])\n"
         "    left -= min(left, len(data))\n",
     )
-    sends_everything(here, here.open(transport=machine))
+    sends_everything(local, local.open(transport=machine))
 
 
-def test_without_hard_links_files_are_moved_into_place(here: Harness, machine: Machine) -> None:
+def test_without_hard_links_files_are_moved_into_place(local: Harness, machine: Machine) -> None:
     machine.tool("cp", 'echo "cp: cannot create hard link: Operation not supported" >&2; exit 1')
-    sends_everything(here, here.open(transport=machine))
+    sends_everything(local, local.open(transport=machine))
 
 
 def test_without_hard_links_too_what_is_right_stays_and_what_is_wrong_is_replaced(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.tool("cp", "exit 1")
-    batch = here.batch("b", b"right", b"wrong before")
+    batch = local.batch("b", b"right", b"wrong before")
     for blob, content in zip(batch.blobs, (b"right", b"something else"), strict=True):
-        here.final(blob).parent.mkdir(parents=True)
-        here.final(blob).write_bytes(content)
-    inode = here.final(batch.blobs[0]).stat().st_ino
-    session = here.open(transport=machine)
+        local.final(blob).parent.mkdir(parents=True)
+        local.final(blob).write_bytes(content)
+    inode = local.final(batch.blobs[0]).stat().st_ino
+    session = local.open(transport=machine)
     session.put(batch)
     settle(session)
-    assert here.on_remote() == here.expected(batch)
-    assert here.final(batch.blobs[0]).stat().st_ino == inode
+    assert local.on_remote() == local.expected(batch)
+    assert local.final(batch.blobs[0]).stat().st_ino == inode
 
 
 def test_a_sync_that_knows_no_file_systems_syncs_everything(
-    here: Harness, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
     unknown = "echo \"sync: invalid option -- 'f'\" >&2; exit 1"
     machine.tool("sync", f'[ $# = 0 ] || {{ {unknown}; }}; echo all >> "{called}"')
-    sends_everything(here, here.open(transport=machine))
+    sends_everything(local, local.open(transport=machine))
     assert called.read_text().split() == ["all"] * 4
 
 
-def test_a_disk_that_cannot_be_synced_is_found_out_at_once(here: Harness, machine: Machine) -> None:
+def test_a_disk_that_cannot_be_synced_is_found_out_at_once(
+    local: Harness, machine: Machine
+) -> None:
     machine.tool("sync", f"[ $# = 0 ] || {{ {BAD_SYNC}; }}")
     with pytest.raises(RemoteCannotStore) as caught:
-        here.open(transport=machine)
+        local.open(transport=machine)
     assert "Input/output error" in caught.value.detail
 
 
 def test_what_could_not_be_synced_has_no_receipt(
-    here: Harness, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     first = tmp_path / "first"
     machine.tool("sync", f'mkdir "{first}" 2>/dev/null || {{ {BAD_SYNC}; }}')
-    session = here.open(transport=machine)
-    session.put(here.batch("b", b"content"))
+    session = local.open(transport=machine)
+    session.put(local.batch("b", b"content"))
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert isinstance(rejection.error, RemoteCannotStore)
@@ -140,75 +142,75 @@ def test_what_could_not_be_synced_has_no_receipt(
     ],
 )
 def test_the_words_of_the_remote_tar_decide_the_error_of_a_batch(
-    here: Harness, machine: Machine, said: str, kind: type[BackupError]
+    local: Harness, machine: Machine, said: str, kind: type[BackupError]
 ) -> None:
     machine.tool("tar", f"cat >/dev/null; echo '{said}' >&2; exit 2")
-    session = here.open(transport=machine)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=machine)
+    batch = local.batch("b", b"content")
     session.put(batch)
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert (rejection.batch, type(rejection.error)) == (batch, kind)
     assert said in rejection.error.detail
-    assert here.on_remote() == {}
+    assert local.on_remote() == {}
     assert session.usable
 
 
 def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
-    here: Harness, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     once = tmp_path / "once"
     machine.tool("tar", f'if mkdir "{once}" 2>/dev/null; then exit 3; fi; exec /bin/tar "$@"')
-    bad, good = here.batch("bad", b"b" * 3_000_000), here.batch("good", b"g" * 30_000)
-    session = here.open(transport=machine)
+    bad, good = local.batch("bad", b"b" * 3_000_000), local.batch("good", b"g" * 30_000)
+    session = local.open(transport=machine)
     session.put(bad)
     session.put(good)
     rejection, receipt = settle(session)
     assert isinstance(rejection, Rejection)
     assert rejection.batch == bad
     assert receipt_of(receipt).batch == good
-    assert here.on_remote() == here.expected(good)
+    assert local.on_remote() == local.expected(good)
 
 
 @pytest.mark.parametrize("missing", ["tar", "cmp"])
-def test_a_missing_program_is_named(here: Harness, machine: Machine, missing: str) -> None:
+def test_a_missing_program_is_named(local: Harness, machine: Machine, missing: str) -> None:
     needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
     path = machine.only(*(name for name in needed if name != missing))["PATH"]
     bare = replace(machine, startup=f"PATH={path}")
     with pytest.raises(RemoteCannotStore) as caught:
-        here.open(transport=bare)
+        local.open(transport=bare)
     assert missing in caught.value.detail
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ['it\'s "a b"', "$(touch x)`id`\n%s", "-rf"])
-def test_the_remote_path_may_hold_anything(here: Harness, machine: Machine, name: str) -> None:
-    here.there /= name
-    (here.there / "by-hash").mkdir(parents=True)
-    sends_everything(here, here.open(root=str(here.there)))
-    assert {path.name for path in here.there.parent.iterdir()} == {name, "by-hash"}
+def test_the_remote_path_may_hold_anything(local: Harness, machine: Machine, name: str) -> None:
+    local.remote_dir /= name
+    (local.remote_dir / "by-hash").mkdir(parents=True)
+    sends_everything(local, local.open(root=str(local.remote_dir)))
+    assert {path.name for path in local.remote_dir.parent.iterdir()} == {name, "by-hash"}
 
 
 def test_the_remotes_own_umask_and_tar_options_change_nothing(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     odd = replace(machine, startup="umask 077; export TAR_OPTIONS=--no-such-option")
-    session = here.open(transport=odd)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=odd)
+    batch = local.batch("b", b"content")
     session.put(batch)
     settle(session)
-    assert here.on_remote() == here.expected(batch)
-    assert here.final(batch.blobs[0]).stat().st_mode & 0o7777 == 0o644
-    assert here.final(batch.blobs[0]).parent.stat().st_mode & 0o7777 == 0o755
+    assert local.on_remote() == local.expected(batch)
+    assert local.final(batch.blobs[0]).stat().st_mode & 0o7777 == 0o644
+    assert local.final(batch.blobs[0]).parent.stat().st_mode & 0o7777 == 0o755
 
 
 # --- what a receipt rests on ----------------------------------------------------------------------
 
 
-def refusal(here: Harness, machine: Machine, *contents: bytes) -> BackupError:
+def refusal(local: Harness, machine: Machine, *contents: bytes) -> BackupError:
     """What the remote says about a batch of these contents."""
-    session = here.open(transport=machine)
-    session.put(here.batch("b", *contents))
+    session = local.open(transport=machine)
+    session.put(local.batch("b", *contents))
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     return rejection.error
@@ -216,26 +218,26 @@ def refusal(here: Harness, machine: Machine, *contents: bytes) -> BackupError:
 
 @pytest.mark.parametrize("fails", ["exit 137", ":", "/usr/bin/find . -type f -name 0 ; exit 137"])
 def test_a_search_that_fails_or_sees_nothing_is_no_receipt(
-    here: Harness, machine: Machine, fails: str
+    local: Harness, machine: Machine, fails: str
 ) -> None:
     machine.tool("cp", "exit 1")
     machine.tool("find", fails)
-    assert isinstance(refusal(here, machine, b"one", b"two"), BatchRejected)
+    assert isinstance(refusal(local, machine, b"one", b"two"), BatchRejected)
 
 
 def test_files_that_went_missing_before_they_were_linked_are_no_receipt(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.tool("cp", 'for one in */*/*; do rm "$one"; break; done; exec /bin/cp "$@"')
-    error = refusal(here, machine, b"one", b"two", b"three")
+    error = refusal(local, machine, b"one", b"two", b"three")
     assert isinstance(error, BatchRejected)
     assert "2 of 3 files" in error.detail
 
 
-def test_scratch_space_that_was_swept_away_is_an_outage(here: Harness, machine: Machine) -> None:
-    machine.tool("cp", f'rm -rf "{here.there}/.ntt-incoming"; exit 1')
-    session = here.open(transport=machine)
-    batch = here.batch("b", b"content")
+def test_scratch_space_that_was_swept_away_is_an_outage(local: Harness, machine: Machine) -> None:
+    machine.tool("cp", f'rm -rf "{local.remote_dir}/.ntt-incoming"; exit 1')
+    session = local.open(transport=machine)
+    batch = local.batch("b", b"content")
     session.put(batch)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
@@ -244,58 +246,58 @@ def test_scratch_space_that_was_swept_away_is_an_outage(here: Harness, machine: 
     assert not session.usable
 
 
-def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(here: Harness) -> None:
-    (here.there / "by-hash").rmdir()
+def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(local: Harness) -> None:
+    (local.remote_dir / "by-hash").rmdir()
     with pytest.raises(RemoteUnreachable) as caught:
-        here.open()
+        local.open()
     assert "by-hash" in caught.value.detail
     assert "mounted" in caught.value.hint
-    assert list(here.there.iterdir()) == []
+    assert list(local.remote_dir.iterdir()) == []
 
 
 def test_a_disk_that_goes_away_under_a_session_is_no_batchs_trouble(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
-    session = here.open()
-    first, second = here.batch("first", b"1"), here.batch("second", b"2")
+    session = local.open()
+    first, second = local.batch("first", b"1"), local.batch("second", b"2")
     session.put(first)
     settle(session)
-    here.there.rename(here.there.with_name("unmounted"))
-    here.there.mkdir()
+    local.remote_dir.rename(local.remote_dir.with_name("unmounted"))
+    local.remote_dir.mkdir()
     session.put(second)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
     assert caught.value.message == "remote.path is gone"
     assert session.in_flight == (second,)
-    assert list(here.there.iterdir()) == []
+    assert list(local.remote_dir.iterdir()) == []
 
 
 def test_a_part_of_by_hash_on_another_file_system_is_refused(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
-    batch = here.batch("b", b"content")
-    place = here.final(batch.blobs[0]).parent
+    batch = local.batch("b", b"content")
+    place = local.final(batch.blobs[0]).parent
     machine.tool("cp", 'echo "cp: Invalid cross-device link" >&2; exit 1')
     machine.tool(
         "df", f'echo head; [ "$2" != "{place}" ] || set -- "" /mnt/x; echo "d 1 1 1 1% $2"'
     )
-    session = here.open(transport=machine)
+    session = local.open(transport=machine)
     session.put(batch)
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert isinstance(rejection.error, RemoteCannotStore)
     assert "another file system" in rejection.error.detail
-    assert here.on_remote() == {}
+    assert local.on_remote() == {}
 
 
-def test_a_link_in_place_of_a_directory_is_not_followed(here: Harness, tmp_path: Path) -> None:
-    batch = here.batch("b", b"content")
+def test_a_link_in_place_of_a_directory_is_not_followed(local: Harness, tmp_path: Path) -> None:
+    batch = local.batch("b", b"content")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    link = here.final(batch.blobs[0]).parents[1]
+    link = local.final(batch.blobs[0]).parents[1]
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(elsewhere)
-    session = here.open()
+    session = local.open()
     session.put(batch)
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
@@ -317,14 +319,14 @@ NOISE = [
 
 @pytest.mark.parametrize("startup", NOISE)
 def test_noise_before_the_greeting_is_skipped(
-    here: Harness, machine: Machine, startup: str
+    local: Harness, machine: Machine, startup: str
 ) -> None:
-    sends_everything(here, here.open(transport=replace(machine, startup=startup)))
+    sends_everything(local, local.open(transport=replace(machine, startup=startup)))
 
 
-def test_noise_without_end_is_refused(here: Harness, machine: Machine) -> None:
+def test_noise_without_end_is_refused(local: Harness, machine: Machine) -> None:
     with pytest.raises(RemoteDenied) as caught:
-        here.open(transport=replace(machine, startup="exec yes"))
+        local.open(transport=replace(machine, startup="exec yes"))
     assert "says too much" in caught.value.message
     assert caught.value.hint
 
@@ -334,11 +336,11 @@ def test_noise_without_end_is_refused(here: Harness, machine: Machine) -> None:
     [("exec sleep 600", 0.3), ("cat >/dev/null", 0.3), ("echo Password:; exec sleep 600", 3.0)],
 )
 def test_silence_ends_with_what_was_waited_for(
-    here: Harness, machine: Machine, startup: str, patience: float
+    local: Harness, machine: Machine, startup: str, patience: float
 ) -> None:
     silent = replace(machine, startup=startup, connect_timeout=patience)
     with pytest.raises(RemoteUnreachable) as caught:
-        here.open(transport=silent)
+        local.open(transport=silent)
     assert "did not answer in time: starting our loop" in caught.value.message
     assert "waited" in caught.value.detail
     assert ("Password:" in caught.value.detail) is ("Password" in startup)
@@ -347,19 +349,19 @@ def test_silence_ends_with_what_was_waited_for(
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_an_account_that_ends_at_once_gives_its_own_words(
-    here: Harness, machine: Machine, where: str
+    local: Harness, machine: Machine, where: str
 ) -> None:
     with pytest.raises(BackupError) as caught:
-        here.open(transport=replace(machine, startup=f"echo 'go away' {where}; exit 7"))
+        local.open(transport=replace(machine, startup=f"echo 'go away' {where}; exit 7"))
     assert "go away" in str(caught.value)
 
 
 def test_words_of_a_login_banner_do_not_explain_a_later_loss(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     script = f"echo 'Permission denied (publickey)' >&2; {READY}; {TAKE_ONE}; exit 255"
-    session = here.open(transport=Explained(machine.tools, script=script))
-    session.put(here.batch("b", b"content"))
+    session = local.open(transport=Explained(machine.tools, script=script))
+    session.put(local.batch("b", b"content"))
     with pytest.raises(RemoteUnreachable):
         settle(session)
 
@@ -379,17 +381,17 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(
     ],
 )
 def test_nonsense_ends_the_session_and_forgets_no_batch(
-    here: Harness, machine: Machine, answer: str
+    local: Harness, machine: Machine, answer: str
 ) -> None:
     mad = Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; {answer}; cat >/dev/null")
-    session = here.open(transport=mad)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=mad)
+    batch = local.batch("b", b"content")
     answered: list[Batch] = []
 
     def mad_enough() -> bool:
         answered.extend(outcome.batch for outcome in session.collect(0.1))
         if not session.in_flight:
-            session.put(here.batch("more", b"more"))
+            session.put(local.batch("more", b"more"))
         return False
 
     session.put(batch)
@@ -402,12 +404,12 @@ def test_nonsense_ends_the_session_and_forgets_no_batch(
 
 
 def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
-    here: Harness, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
     script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; exec <&-; touch {gone}; exec sleep 600"
-    session = here.open(transport=Imposter(machine.tools, script=script))
-    first, second = here.batch("first", b"1"), here.batch("second", b"2" * 6_000_000)
+    session = local.open(transport=Imposter(machine.tools, script=script))
+    first, second = local.batch("first", b"1"), local.batch("second", b"2" * 6_000_000)
     session.put(first)
     wait_until(gone.exists, "the remote to read no more")
     with pytest.raises(RemoteUnreachable):
@@ -415,10 +417,10 @@ def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
     assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
 
 
-def test_a_remote_that_stops_reading_is_a_stall(here: Harness, machine: Machine) -> None:
+def test_a_remote_that_stops_reading_is_a_stall(local: Harness, machine: Machine) -> None:
     stuck = Imposter(machine.tools, script=f"{READY}; exec sleep 600")
-    session = here.open(transport=stuck, stall_timeout=1)
-    batch = here.batch("b", b"more than a pipe takes" * 200_000)
+    session = local.open(transport=stuck, stall_timeout=1)
+    batch = local.batch("b", b"more than a pipe takes" * 200_000)
     with pytest.raises(RemoteUnreachable) as caught:
         session.put(batch)
     assert "stalled" in caught.value.message
@@ -427,11 +429,11 @@ def test_a_remote_that_stops_reading_is_a_stall(here: Harness, machine: Machine)
 
 
 def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     stuck = Imposter(machine.tools, script=f"{READY}; cat >/dev/null")
-    session = here.open(transport=stuck, receipt_timeout=1)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=stuck, receipt_timeout=1)
+    batch = local.batch("b", b"content")
     session.put(batch)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
@@ -440,21 +442,21 @@ def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
     assert session.in_flight == (batch,)
 
 
-def test_abort_leaves_no_process(here: Harness, machine: Machine, tmp_path: Path) -> None:
+def test_abort_leaves_no_process(local: Harness, machine: Machine, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    session = here.open(transport=replace(machine, startup=f"echo $$ > {pid}"))
-    session.put(here.batch("b", b"content" * 1000))
+    session = local.open(transport=replace(machine, startup=f"echo $$ > {pid}"))
+    session.put(local.batch("b", b"content" * 1000))
     session.abort()
     wait_until(lambda: gone(pid), "the remote shell to end")
 
 
 def test_close_does_not_wait_for_ever(
-    here: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", 0.2)
     pid = tmp_path / "pid"
     stuck = Imposter(machine.tools, script=f"echo $$ > {pid}; {READY}; exec sleep 600")
-    here.open(transport=stuck).close()
+    local.open(transport=stuck).close()
     wait_until(lambda: gone(pid), "the remote shell to end")
 
 
@@ -462,9 +464,9 @@ def test_close_does_not_wait_for_ever(
 
 
 def test_what_dead_sessions_left_is_removed_and_others_things_stay(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
-    incoming = here.there / ".ntt-incoming"
+    incoming = local.remote_dir / ".ntt-incoming"
     mine, same_run, other = (
         incoming / "0123456789ab.earlier.0.77",
         incoming / "0123456789ab.run.9.78",
@@ -473,7 +475,7 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
     for directory in (mine, same_run, other):
         directory.mkdir(parents=True)
         (directory / "leftover").write_bytes(b"half a batch")
-    session = here.open()
+    session = local.open()
     session.close()
     assert not mine.exists()
     assert same_run.exists()
@@ -481,12 +483,12 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
 
 
 def test_a_source_disk_that_hangs_is_given_up_after_a_while(
-    here: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = here.open(stall_timeout=1)
+    session = local.open(stall_timeout=1)
     machine.tool("tar", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{machine.tools}:{os.environ['PATH']}")
-    batch = here.batch("b", b"content")
+    batch = local.batch("b", b"content")
     with pytest.raises(SourceError) as caught:
         session.put(batch)
     assert "tar read nothing for 1 s" in caught.value.detail
@@ -494,14 +496,14 @@ def test_a_source_disk_that_hangs_is_given_up_after_a_while(
     assert session.in_flight == (batch,)
 
 
-def test_a_source_that_is_away_is_no_batchs_trouble(here: Harness) -> None:
-    session = here.open()
-    batch = here.batch("b", b"content")
-    here.store.rename(here.store.with_name("elsewhere"))
+def test_a_source_that_is_away_is_no_batchs_trouble(local: Harness) -> None:
+    session = local.open()
+    batch = local.batch("b", b"content")
+    local.store.rename(local.store.with_name("elsewhere"))
     with pytest.raises(SourceError) as caught:
         session.put(batch)
     assert caught.value.exit_code == 2
     assert session.in_flight == ()
-    here.store.with_name("elsewhere").rename(here.store)
+    local.store.with_name("elsewhere").rename(local.store)
     session.put(batch)
     assert [outcome.batch for outcome in settle(session)] == [batch]

@@ -42,9 +42,9 @@ def test_a_receipt_has_a_verdict_for_every_blob(harness: Harness) -> None:
         harness.put(b"cut short"),
         harness.put(b"corrupt"),
     )
-    harness.here(missing).unlink()
-    harness.here(cut_short).write_bytes(b"cut")
-    harness.here(corrupt).write_bytes(b"CORRUPT")
+    harness.source_path(missing).unlink()
+    harness.source_path(cut_short).write_bytes(b"cut")
+    harness.source_path(corrupt).write_bytes(b"CORRUPT")
     odd = Blob("../../etc/passwd")
     batch = Batch("b", (good[0], missing, cut_short, odd, corrupt, good[1]))
     session = harness.open()
@@ -75,7 +75,7 @@ def test_a_batch_without_a_good_blob_is_answered_without_the_remote(harness: Har
     before = harness.sent
     harness.put(b"a sign of life")
     lost = harness.put(b"lost")
-    harness.here(lost).unlink()
+    harness.source_path(lost).unlink()
     session.put(Batch("bad", (lost,)))
     assert session.in_flight == ()
     (outcome,) = session.collect(0.0)
@@ -90,7 +90,7 @@ def test_a_batch_without_a_good_blob_is_answered_without_the_remote(harness: Har
 def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(harness: Harness) -> None:
     chance = random.Random(3)
     lost = harness.put(chance.randbytes(700_000))
-    harness.here(lost).unlink()
+    harness.source_path(lost).unlink()
     small = harness.batch("small", *(chance.randbytes(5_000) for _ in range(200)))
     mixed = harness.batch("mixed", chance.randbytes(5_000_000), b"", b"12 and a half")
     mixed = Batch("mixed", (*mixed.blobs, lost))
@@ -123,7 +123,7 @@ def test_close_leaves_nothing_but_the_blobs(harness: Harness) -> None:
     settle(session)
     session.close()
     assert not session.usable
-    assert [path.name for path in harness.there.iterdir()] == ["by-hash"]
+    assert [path.name for path in harness.remote_dir.iterdir()] == ["by-hash"]
 
 
 def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(harness: Harness) -> None:
@@ -177,50 +177,50 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("size", [100, 300_000])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_blob_that_changes_after_its_inspection_never_arrives(
-    here: Harness, change: str, size: int
+    local: Harness, change: str, size: int
 ) -> None:
-    earlier = here.batch("earlier", b"earlier")
-    victim = here.put(b"v" * size)
-    neighbours = [here.put(b"before"), here.put(b"after")]
+    earlier = local.batch("earlier", b"earlier")
+    victim = local.put(b"v" * size)
+    neighbours = [local.put(b"before"), local.put(b"after")]
     batch = Batch("changing", (neighbours[0], victim, neighbours[1]))
-    store = Tampered(here.store)
-    session = here.open(store=store)
+    store = Tampered(local.store)
+    session = local.open(store=store)
     session.put(earlier)
-    store.then = lambda: CHANGES[change](here.here(victim))
+    store.then = lambda: CHANGES[change](local.source_path(victim))
     with pytest.raises(BatchRejected):
         session.put(batch)
     assert batch not in session.in_flight
     outcomes = settle(session) if session.usable else session.collect(0.0)
     assert [*(outcome.batch for outcome in outcomes), *session.in_flight] == [earlier]
-    assert victim.blobid not in {Path(name).name for name in here.on_remote()}
+    assert victim.blobid not in {Path(name).name for name in local.on_remote()}
 
-    again = session if session.usable else here.open()
+    again = session if session.usable else local.open()
     again.put(batch)
     (outcome,) = settle(again)
     assert receipt_of(outcome).stored == tuple(neighbours)
     assert set(reasons(receipt_of(outcome).failed)) == {victim.blobid}
-    assert here.content == earlier.size * (earlier not in session.in_flight) + sum(
+    assert local.content == earlier.size * (earlier not in session.in_flight) + sum(
         blob.expected for blob in neighbours
     )
-    assert victim.blobid not in {Path(name).name for name in here.on_remote()}
+    assert victim.blobid not in {Path(name).name for name in local.on_remote()}
 
 
 @pytest.mark.parametrize("strategy", ["tar"])
-def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Harness) -> None:
-    grows, shrinks = here.put(b"g" * 512), here.put(b"s" * 1024)
+def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(local: Harness) -> None:
+    grows, shrinks = local.put(b"g" * 512), local.put(b"s" * 1024)
 
     def swap() -> None:
-        here.here(grows).write_bytes(b"g" * 1024)
-        here.here(shrinks).write_bytes(b"s" * 512)
+        local.source_path(grows).write_bytes(b"g" * 1024)
+        local.source_path(shrinks).write_bytes(b"s" * 512)
 
-    store = Tampered(here.store)
+    store = Tampered(local.store)
     store.then = swap
-    session = here.open(store=store)
+    session = local.open(store=store)
     with pytest.raises(BatchRejected):
         session.put(Batch("b", (grows, shrinks)))
     if session.usable:
         settle(session)
-    assert here.on_remote() == {}
+    assert local.on_remote() == {}
 
 
 # --- a remote that has something there already ----------------------------------------------------
@@ -233,17 +233,17 @@ def arrange(harness: Harness, blob: Blob) -> Path:
     return path
 
 
-def test_right_content_that_is_there_already_is_left_alone(here: Harness) -> None:
-    batch = here.batch("b", b"there already", b"new")
-    place = arrange(here, batch.blobs[0])
+def test_right_content_that_is_there_already_is_left_alone(local: Harness) -> None:
+    batch = local.batch("b", b"there already", b"new")
+    place = arrange(local, batch.blobs[0])
     place.write_bytes(b"there already")
     before = place.stat()
-    session = here.open()
+    session = local.open()
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == batch.blobs
     assert (place.stat().st_ino, place.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
 @pytest.mark.parametrize(
@@ -257,23 +257,23 @@ def test_right_content_that_is_there_already_is_left_alone(here: Harness) -> Non
     ids=["other content", "an empty file", "a symlink", "a dangling symlink"],
 )
 def test_what_does_not_match_its_name_is_replaced(
-    here: Harness, wrong: Callable[[Path], object]
+    local: Harness, wrong: Callable[[Path], object]
 ) -> None:
-    batch = here.batch("b", b"right")
-    wrong(arrange(here, batch.blobs[0]))
-    session = here.open()
+    batch = local.batch("b", b"right")
+    wrong(arrange(local, batch.blobs[0]))
+    session = local.open()
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
-def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Harness) -> None:
-    batch, following = here.batch("b", b"good", b"blocked"), here.batch("next", b"next")
-    place = arrange(here, batch.blobs[1])
+def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(local: Harness) -> None:
+    batch, following = local.batch("b", b"good", b"blocked"), local.batch("next", b"next")
+    place = arrange(local, batch.blobs[1])
     place.mkdir()
     (place / "precious").write_bytes(b"kept")
-    session = here.open()
+    session = local.open()
     session.put(batch)
     session.put(following)
     about_batch, receipt = settle(session)
@@ -292,7 +292,7 @@ def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
     over_ssh: Harness, remote: Sshd
 ) -> None:
     full = remote.full_directory()
-    over_ssh.path, over_ssh.there = full.path, full.local
+    over_ssh.path, over_ssh.remote_dir = full.path, full.local
     remote.run(f"mkdir {full.path}/by-hash").check_returncode()
     small = over_ssh.batch("small", b"small")
     large = over_ssh.batch("large", *(random.Random(n).randbytes(3_000_000) for n in range(8)))

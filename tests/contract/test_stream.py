@@ -48,26 +48,30 @@ def random_bytes(size: int, seed: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1])
-def test_blobs_around_the_size_of_a_pack_arrive(here: Harness, size: int) -> None:
-    batch = here.batch("b", b"before", random_bytes(size), b"after")
-    session = here.open()
+def test_blobs_around_the_size_of_a_pack_arrive(local: Harness, size: int) -> None:
+    batch = local.batch("b", b"before", random_bytes(size), b"after")
+    session = local.open()
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
-def test_a_large_blob_that_does_not_match_its_name_never_gets_it(here: Harness) -> None:
-    good, corrupt, also = here.put(b"good"), here.put(random_bytes(3 * MIB)), here.put(b"also good")
-    content = bytearray(here.here(corrupt).read_bytes())
+def test_a_large_blob_that_does_not_match_its_name_never_gets_it(local: Harness) -> None:
+    good, corrupt, also = (
+        local.put(b"good"),
+        local.put(random_bytes(3 * MIB)),
+        local.put(b"also good"),
+    )
+    content = bytearray(local.source_path(corrupt).read_bytes())
     content[MIB] ^= 1
-    here.here(corrupt).write_bytes(content)
-    session = here.open()
+    local.source_path(corrupt).write_bytes(content)
+    session = local.open()
     session.put(Batch("b", (good, corrupt, also)))
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == (good, also)
     assert reasons(receipt_of(outcome).failed) == {corrupt.blobid: "corrupt-source"}
-    assert here.on_remote() == here.expected(Batch("", (good, also)))
+    assert local.on_remote() == local.expected(Batch("", (good, also)))
 
 
 @pytest.mark.parametrize(
@@ -79,25 +83,25 @@ def test_a_large_blob_that_does_not_match_its_name_never_gets_it(here: Harness) 
     ids=["cut short", "rewritten"],
 )
 def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
-    here: Harness, change: Callable[[Path], object]
+    local: Harness, change: Callable[[Path], object]
 ) -> None:
-    large, small = here.put(random_bytes(8 * MIB)), here.put(b"small")
+    large, small = local.put(random_bytes(8 * MIB)), local.put(b"small")
     changed: list[bool] = []
 
     def on_bytes(count: int) -> None:
-        here.sent += count
-        if here.sent > 2 * MIB and not changed:
+        local.sent += count
+        if local.sent > 2 * MIB and not changed:
             changed.append(True)
-            change(here.here(large))
+            change(local.source_path(large))
 
-    session = open_session("stream", replace(plan_of(here), on_bytes=on_bytes))
-    here.sessions.append(session)
+    session = open_session("stream", replace(plan_of(local), on_bytes=on_bytes))
+    local.sessions.append(session)
     session.put(Batch("b", (large, small)))
     (outcome,) = settle(session)
     assert changed
     assert receipt_of(outcome).stored == (small,)
     assert reasons(receipt_of(outcome).failed) == {large.blobid: "corrupt-source"}
-    assert here.on_remote() == here.expected(Batch("", (small,)))
+    assert local.on_remote() == local.expected(Batch("", (small,)))
 
 
 def plan_of(harness: Harness) -> SessionPlan:
@@ -114,39 +118,39 @@ def plan_of(harness: Harness) -> SessionPlan:
     )
 
 
-def interrupted(here: Harness, size: int) -> Batch:
+def interrupted(local: Harness, size: int) -> Batch:
     """A batch of one blob whose sending was broken off."""
-    batch = here.batch("b", random_bytes(size))
-    first = here.open(codec="none")
+    batch = local.batch("b", random_bytes(size))
+    first = local.open(codec="none")
     first.put(batch)
     first.abort()
     return batch
 
 
-def test_a_large_blob_goes_on_where_its_last_durable_byte_was(here: Harness) -> None:
+def test_a_large_blob_goes_on_where_its_last_durable_byte_was(local: Harness) -> None:
     size = 96 * MIB
-    batch = interrupted(here, size)
-    already = here.sent
-    second = here.open(codec="none")
+    batch = interrupted(local, size)
+    already = local.sent
+    second = local.open(codec="none")
     second.put(batch)
     (outcome,) = settle(second)
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
-    assert here.sent - already < size // 2
+    assert local.on_remote() == local.expected(batch)
+    assert local.sent - already < size // 2
 
 
-def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(here: Harness) -> None:
+def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(local: Harness) -> None:
     size = 96 * MIB
-    batch = interrupted(here, size)
-    partial = here.there / ".ntt-incoming" / "partial" / batch.blobs[0].blobid
+    batch = interrupted(local, size)
+    partial = local.remote_dir / ".ntt-incoming" / "partial" / batch.blobs[0].blobid
     with partial.open("r+b") as file:
         file.seek(5)
         file.write(b"\0\0\0\0")
-    second = here.open(codec="none")
+    second = local.open(codec="none")
     second.put(batch)
     (outcome,) = settle(second)
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
 # --- compression ----------------------------------------------------------------------------------
@@ -164,21 +168,21 @@ def well_equipped(machine: Machine) -> Machine:
 
 
 @pytest.mark.parametrize("codec", ["zlib", "zstd-1", "zstd-3"])
-def test_every_codec_carries_everything(here: Harness, well_equipped: Machine, codec: str) -> None:
-    batch = here.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
-    session = here.open(transport=well_equipped, codec=codec)
+def test_every_codec_carries_everything(local: Harness, well_equipped: Machine, codec: str) -> None:
+    batch = local.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
+    session = local.open(transport=well_equipped, codec=codec)
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
 @pytest.mark.parametrize("codec", ["auto", "none"])
 def test_text_goes_compressed_unless_that_is_switched_off(
-    here: Harness, well_equipped: Machine, codec: str
+    local: Harness, well_equipped: Machine, codec: str
 ) -> None:
-    batch = here.batch("b", *(TEXT[n : n + 20_000] for n in range(0, 2_000_000, 20_000)))
-    session = here.open(transport=well_equipped, codec=codec)
+    batch = local.batch("b", *(TEXT[n : n + 20_000] for n in range(0, 2_000_000, 20_000)))
+    session = local.open(transport=well_equipped, codec=codec)
     session.put(batch)
     (outcome,) = settle(session)
     shrunk = receipt_of(outcome).wire_bytes < batch.size / 3
@@ -188,16 +192,16 @@ def test_text_goes_compressed_unless_that_is_switched_off(
 # --- the store goes away --------------------------------------------------------------------------
 
 
-def test_a_store_that_is_away_is_no_batchs_trouble_and_the_session_goes_on(here: Harness) -> None:
-    session = here.open()
-    batch = here.batch("b", b"content", random_bytes(3 * MIB))
-    away = here.store.with_name("elsewhere")
-    here.store.rename(away)
+def test_a_store_that_is_away_is_no_batchs_trouble_and_the_session_goes_on(local: Harness) -> None:
+    session = local.open()
+    batch = local.batch("b", b"content", random_bytes(3 * MIB))
+    away = local.store.with_name("elsewhere")
+    local.store.rename(away)
     with pytest.raises(SourceError):
         session.put(batch)
     assert session.in_flight == ()
     assert session.usable
-    away.rename(here.store)
+    away.rename(local.store)
     session.put(batch)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [batch.blobs]
 
@@ -211,29 +215,29 @@ def says(machine: Machine, line: str) -> Machine:
     return machine
 
 
-def test_a_python_that_is_too_old_is_named(here: Harness, machine: Machine) -> None:
+def test_a_python_that_is_too_old_is_named(local: Harness, machine: Machine) -> None:
     with pytest.raises(Unsupported) as caught:
-        here.open(transport=says(machine, "NTT-LOADER 1 python=3.6.8"))
+        local.open(transport=says(machine, "NTT-LOADER 1 python=3.6.8"))
     assert "3.6.8" in caught.value.detail
     assert "3.8" in caught.value.hint
 
 
 def test_a_receiver_of_another_protocol_is_named_with_both_versions(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     banner = "NTT-RECEIVE 9 version=7.0.0 python=3.14.0 hash=sha256 codec=zlib allow=put"
     with pytest.raises(RemoteDenied) as caught:
-        here.open(transport=says(machine, banner))
+        local.open(transport=says(machine, banner))
     assert "7.0.0 with protocol 9" in caught.value.detail
     assert f"protocol {write_messages.PROTOCOL}" in caught.value.detail
 
 
 def test_a_codec_that_the_remote_does_not_have_is_refused_by_name_only(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     banner = "NTT-RECEIVE 1 version=1 python=3.11.0 hash=sha256 codec=zlib allow=put"
     with pytest.raises(Unsupported) as caught:
-        here.open(transport=says(machine, banner), codec="zstd-3")
+        local.open(transport=says(machine, banner), codec="zstd-3")
     assert "zstd" in caught.value.message
 
 
@@ -249,9 +253,9 @@ def without_python(machine: Machine) -> Machine:
     return Bare(machine.tools, startup=f"PATH={machine.only(*needed.split())['PATH']}")
 
 
-def test_a_remote_without_python_is_told_so(here: Harness, machine: Machine) -> None:
+def test_a_remote_without_python_is_told_so(local: Harness, machine: Machine) -> None:
     with pytest.raises(Unsupported) as caught:
-        here.open(transport=without_python(machine))
+        local.open(transport=without_python(machine))
     assert "no python3" in caught.value.message
     assert "run.strategy" in caught.value.hint
 
@@ -325,10 +329,10 @@ def failed(text: str) -> str:
     ],
 )
 def test_an_answer_that_cannot_be_ends_the_session(
-    here: Harness, machine: Machine, answer: str
+    local: Harness, machine: Machine, answer: str
 ) -> None:
-    session = here.open(transport=lying_receiver(machine, answer))
-    batch, second = here.batch("b", b"one", b"two"), here.batch("second", b"3", b"4")
+    session = local.open(transport=lying_receiver(machine, answer))
+    batch, second = local.batch("b", b"one", b"two"), local.batch("second", b"3", b"4")
     session.put(batch)
     session.put(second)
     with pytest.raises(RemoteUnreachable) as caught:
@@ -349,10 +353,10 @@ def test_an_answer_that_cannot_be_ends_the_session(
     ],
 )
 def test_a_batch_that_failed_on_the_remote_is_rejected_with_its_words(
-    here: Harness, machine: Machine, text: str, kind: type[Exception]
+    local: Harness, machine: Machine, text: str, kind: type[Exception]
 ) -> None:
-    session = here.open(transport=lying_receiver(machine, failed(text)))
-    batch = here.batch("b", b"one", b"two")
+    session = local.open(transport=lying_receiver(machine, failed(text)))
+    batch = local.batch("b", b"one", b"two")
     session.put(batch)
     (outcome,) = settle(session)
     assert isinstance(outcome, Rejection)
@@ -361,15 +365,15 @@ def test_a_batch_that_failed_on_the_remote_is_rejected_with_its_words(
     assert session.usable
 
 
-def test_verdicts_are_told_apart(here: Harness, machine: Machine) -> None:
+def test_verdicts_are_told_apart(local: Harness, machine: Machine) -> None:
     answer = receipt(
         1,
         (0, write_messages.PRESENT, ""),
         (1, write_messages.REPLACED, ""),
         (2, write_messages.REFUSED, "a directory"),
     )
-    session = here.open(transport=lying_receiver(machine, answer))
-    batch = here.batch("b", b"1", b"2", b"3", b"4")
+    session = local.open(transport=lying_receiver(machine, answer))
+    batch = local.batch("b", b"1", b"2", b"3", b"4")
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == (*batch.blobs[:2], batch.blobs[3])
@@ -379,12 +383,12 @@ def test_verdicts_are_told_apart(here: Harness, machine: Machine) -> None:
 
 
 def test_a_blob_altered_on_its_way_has_its_batch_sent_again(
-    here: Harness, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
-    session = here.open(
+    session = local.open(
         transport=lying_receiver(machine, receipt(1, (1, write_messages.MISMATCH, "")))
     )
-    batch = here.batch("b", b"one", b"two")
+    batch = local.batch("b", b"one", b"two")
     session.put(batch)
     (outcome,) = settle(session)
     assert isinstance(outcome, Rejection)
@@ -406,31 +410,31 @@ def test_a_blob_altered_on_its_way_has_its_batch_sent_again(
     ],
 )
 def test_an_error_ends_the_session_with_its_words(
-    here: Harness, machine: Machine, code: str, kind: type[Exception]
+    local: Harness, machine: Machine, code: str, kind: type[Exception]
 ) -> None:
-    session = here.open(
+    session = local.open(
         transport=lying_receiver(machine, f"say(frames.error({code!r}, 'words of it'))")
     )
-    session.put(here.batch("b", b"one"))
+    session.put(local.batch("b", b"one"))
     with pytest.raises(kind) as caught:
         settle(session)
     assert "words of it" in str(caught.value)
     assert not session.usable
 
 
-def test_a_remote_without_by_hash_is_an_outage(here: Harness) -> None:
-    (here.there / "by-hash").rmdir()
+def test_a_remote_without_by_hash_is_an_outage(local: Harness) -> None:
+    (local.remote_dir / "by-hash").rmdir()
     with pytest.raises(RemoteUnreachable) as caught:
-        here.open()
+        local.open()
     assert caught.value.message == "remote.path is gone"
-    assert not (here.there / "by-hash").exists()
+    assert not (local.remote_dir / "by-hash").exists()
 
 
 # --- the look before a run ------------------------------------------------------------------------
 
 
-def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Harness) -> None:
-    name, probe, facts = open_probe("auto", plan_of(here), will_try_out=True)
+def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
+    name, probe, facts = open_probe("auto", plan_of(local), will_try_out=True)
     assert name == "stream"
     assert facts.placed
     assert facts.free_bytes
@@ -438,23 +442,23 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(here: Harness) -> None:
     said = probe.try_out()
     probe.close()
     assert "5 trial blobs" in said
-    assert here.on_remote() == {}
-    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
+    assert local.on_remote() == {}
+    assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
 
 
-def test_a_probe_looks_without_by_hash_and_makes_it_when_told(here: Harness) -> None:
-    (here.there / "by-hash").rmdir()
-    _, probe, facts = open_probe("stream", plan_of(here), will_try_out=True)
+def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) -> None:
+    (local.remote_dir / "by-hash").rmdir()
+    _, probe, facts = open_probe("stream", plan_of(local), will_try_out=True)
     assert not facts.placed
     probe.try_out()
-    assert not (here.there / "by-hash").exists()
+    assert not (local.remote_dir / "by-hash").exists()
     probe.make_place()
-    assert (here.there / "by-hash").is_dir()
+    assert (local.remote_dir / "by-hash").is_dir()
     probe.close()
 
 
-def test_auto_is_tar_where_the_remote_has_no_python(here: Harness, machine: Machine) -> None:
-    plan = replace(plan_of(here), transport=without_python(machine))
+def test_auto_is_tar_where_the_remote_has_no_python(local: Harness, machine: Machine) -> None:
+    plan = replace(plan_of(local), transport=without_python(machine))
     name, probe, _ = open_probe("auto", plan, will_try_out=True)
     assert name == "tar"
     assert "trial blobs" in probe.try_out()
