@@ -69,7 +69,7 @@ def on_screen(site: Site, *args: str) -> Iterator[Screen]:
 @pytest.fixture
 def one_large_batch(site: Site) -> Site:
     """3 MB that two workers send as one batch each, over some seconds."""
-    site.write_config(run={"batch_size": 1000, "bwlimit": "500kB"})
+    site.write_config(run={"workers": 2, "batch_size": 1000, "bwlimit": "500kB"})
     site.fill(300, size=lambda chance: chance.randrange(20_000))
     return site
 
