@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 PIECE = 1 << 16
 
@@ -35,7 +35,7 @@ def take(book: Path) -> tuple[str, int, int]:
     return direction, int(byte), int(bit)
 
 
-def carry(source: BinaryIO, sink: BinaryIO, skip: int, begin: bytes, byte: int, bit: int) -> None:
+def carry(source: IO[bytes], sink: IO[bytes], skip: int, begin: bytes, byte: int, bit: int) -> None:
     """All of source, altered at a byte that is counted from after skip bytes, and from after the
     end of the line that starts with begin, if there is one to wait for. byte < 0: not altered.
     """
@@ -72,17 +72,18 @@ def main() -> int:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
+        sink, source = child.stdin, child.stdout
+        assert sink is not None
+        assert source is not None
         up = byte if direction == "up" else -1
         down = byte if direction == "down" else -1
 
         def send() -> None:
-            carry(sys.stdin.buffer, child.stdin, program, b"", up, bit)
-            child.stdin.close()
+            carry(sys.stdin.buffer, sink, program, b"", up, bit)
+            sink.close()
 
         threading.Thread(target=send, daemon=True).start()
-        carry(child.stdout, sys.stdout.buffer, 0, b"NTT-RECEIVE", down, bit)
+        carry(source, sys.stdout.buffer, 0, b"NTT-RECEIVE", down, bit)
         return child.wait()
 
 

@@ -7,9 +7,11 @@ the remote, lines of the log.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,14 +136,28 @@ class Site:
         self.register(sorted(blobids))
         return sorted(blobids)
 
+    def fill_both(self, count: int) -> list[str]:
+        """Make blobs that lie in the store and on the remote, and that the catalog has as copied;
+        this is much quicker than a run.
+        """
+        blobids = self.fill(count)
+        owner, top = self.remote.local.stat(), self.remote.local / "by-hash"
+        shutil.copytree(self.store, top)
+        for path in (top, *top.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid)
+        self.query("update blobs set remote_copied = true")
+        return blobids
+
     def fill_slowly(self, count: int = 120, *, rate: str = "1MB/s") -> list[str]:
-        """Work for some seconds: count blobs of about 20 kB, in batches of 5, over a slow link."""
-        self.write_config(run={"batch_size": 5, "bwlimit": rate})
+        """Work of two workers for some seconds: count blobs of about 20 kB, in batches of 5, over a
+        slow link.
+        """
+        self.write_config(run={"workers": 2, "batch_size": 5, "bwlimit": rate})
         return self.fill(count, size=lambda chance: chance.randrange(10_000, 30_000))
 
     def register(self, blobids: list[str], sizes: list[int] | None = None) -> None:
         with psycopg.connect(self.url, autocommit=True) as conn, conn.cursor() as cursor:
-            rows = zip(blobids, sizes or [None] * len(blobids), strict=True)
+            rows = zip(blobids, sizes or itertools.repeat(None, len(blobids)), strict=True)
             cursor.executemany(
                 "insert into blobs (blobid, size) values (%s, %s) on conflict do nothing",
                 list(rows),
@@ -155,6 +171,9 @@ class Site:
 
     def copied(self) -> set[str]:
         return {row[0] for row in self.query("select blobid from blobs where remote_copied")}
+
+    def await_copied(self, blobids: set[str]) -> None:
+        wait_until(lambda: blobids <= self.copied(), "the blobs to be copied")
 
     @contextmanager
     def locked_catalog(self) -> Iterator[Callable[[], None]]:
@@ -199,7 +218,7 @@ class Site:
     # --- the remote
 
     def on_remote(self) -> dict[str, bytes]:
-        """Path below by-hash to content, for every file there."""
+        """Path below by-hash to content, for every file on the remote."""
         top = self.remote.local / "by-hash"
         return {
             str(path.relative_to(top)): path.read_bytes()
@@ -218,21 +237,29 @@ class Site:
         }
 
     def litter(self) -> list[str]:
-        """What stands at the remote beside by-hash."""
+        """The names in the remote directory beside by-hash."""
         return sorted(path.name for path in self.remote.local.iterdir() if path.name != "by-hash")
 
     def assert_complete(self) -> None:
-        """Every blob of the store is copied, identical there, and nothing else is there."""
+        """Every blob of the store is copied, and the remote has the same files and no others."""
         assert self.on_remote() == self.in_store()
         assert self.copied() == {Path(name).name for name in self.in_store()}
         assert self.litter() == []
 
+    def finish(self) -> None:
+        """A run without a limit sends what is left, and then all is complete."""
+        self.write_config(run={"batch_size": 100, "bwlimit": "1GB/s"})
+        done = self.run("run")
+        assert done.returncode == 0, done.stdout
+        assert self.failures() == {}
+        self.assert_complete()
+
     def assert_nothing_half(self) -> None:
-        """Every copied row has its file, and every file is what the store has, at any instant."""
+        """Every copied row has its file, and every file on the remote is as in the store."""
         copied = self.copied()
-        there, ours = self.on_remote(), self.in_store()
-        assert copied <= {Path(name).name for name in there}
-        assert [name for name, content in there.items() if content != ours.get(name)] == []
+        remote, local = self.on_remote(), self.in_store()
+        assert copied <= {Path(name).name for name in remote}
+        assert [name for name, content in remote.items() if content != local.get(name)] == []
 
     # --- the program
 
@@ -348,9 +375,9 @@ def site(tmp_path: Path, catalog_url: str, remote: Sshd) -> Site:
         catalog={"url": catalog_url},
         source={"root": str(made.store)},
         remote={"path": directory.path, "connect_timeout": int(min(600, PATIENCE))},
-        # Dumps have tests of their own; without them a run is a second shorter.
+        # Each worker has a session, and dumps have tests of their own: both take time.
         run={
-            "workers": 2,
+            "workers": 1,
             "batch_size": 100,
             "backoff_base": 0.05,
             "backoff_cap": 0.5,

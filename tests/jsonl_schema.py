@@ -30,7 +30,7 @@ COMMON = {
 
 def schema() -> dict[str, Any]:
     """The schema of a line: one of all events."""
-    events = {one.kind: _event(one) for one in kinds(Event)}
+    events = {one.kind: _event(one) for one in kinds(Event) if issubclass(one, Event)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of the JSONL log of ntt-backup-remote",

@@ -81,10 +81,12 @@ class Link:
         comes back.
         """
         for _ in range(2):
-            enough = self.received + 2 * _MIB
-            wait_until(lambda enough=enough: self.received > enough, "some of it")
+            self._await_received(self.received + 2 * _MIB)
             self.cut()
             self.restore()
+
+    def _await_received(self, count: int) -> None:
+        wait_until(lambda: self.received > count, f"{count} bytes to come back")
 
     @property
     def is_cut(self) -> bool:

@@ -4,7 +4,7 @@ What it answers when something is asked is for each test to put in the place of 
 statements that `say` frames.
 """
 
-LIAR = """
+LYING_RECEIVER = """
 import os
 from ntt_backup.wire.framing import *
 from ntt_backup.wire.write_messages import *

@@ -4,8 +4,6 @@ Most of what a test does is to start programs and to wait for the disk. So the w
 over processes (pytest-xdist), each with a PostgreSQL and an sshd of its own, and its files lie in
 memory where there is room: every batch ends with a sync, and a machine's disk may be slow or busy.
 What pytest and its plugins say themselves wins: -n 0, --basetemp, PYTEST_DEBUG_TEMPROOT.
-
-Called by conftest and by the fixtures that are dear to make.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class DockerServer:
             .with_volume_mapping(read_only, "/srv/read-only", "ro")
             .with_tmpfs_mount("/srv/full", f"size={FULL_SIZE},mode=1777")
         )
-        self._container.ports = {"22/tcp": (HOST, port)}
+        self._container.ports = {"22/tcp": (HOST, port)}  # type: ignore[dict-item]
         self._names = itertools.count(1)
         self._read_only = RemoteDir("/srv/read-only", read_only)
 

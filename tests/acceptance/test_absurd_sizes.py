@@ -13,10 +13,8 @@ LEAST, MOST = -(2**63), 2**63 - 1
 
 
 @pytest.mark.parametrize("strategy", ["stream", "tar"])
-@pytest.mark.parametrize(
-    "sizes", [[-5], [LEAST, LEAST], [2**62], [MOST, MOST], [MOST, -5, LEAST, 2**61]]
-)
-def test_only_blobs_of_an_absurd_size_fail(site: Site, strategy: str, sizes: list[int]) -> None:
+def test_a_size_that_no_blob_can_have_fails_that_blob_alone(site: Site, strategy: str) -> None:
+    sizes = [MOST, MOST, LEAST, LEAST, -5, -1, 0, 2**61, 2**62]
     good = [site.put_in_store(b"good %d" % number * 1000) for number in range(20)]
     site.register(good, [len(site.path(blobid).read_bytes()) for blobid in good])
     bad = [site.put_in_store(b"bad %d" % number) for number in range(len(sizes))]

@@ -86,7 +86,7 @@ def mere_mortal(site: Site) -> Iterator[None]:
 
 @pytest.mark.usefixtures("mere_mortal")
 def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(site: Site) -> None:
-    blobs = site.fill(120, size=lambda chance: chance.randrange(10, 9000))
+    blobs = site.fill(60, size=lambda chance: chance.randrange(10, 9000))
     content = {blobid: site.path(blobid).read_bytes() for blobid in blobs[:10]}
     bad = dict(
         zip(
@@ -176,10 +176,8 @@ def partly_mounted(site: Site, count: int) -> Iterator[set[str]]:
         (away / prefix).rename(site.store / prefix)
 
 
-@pytest.mark.parametrize("strategy", ["stream", "tar"])
-def test_a_store_that_is_not_whole_is_blamed_and_not_its_blobs(site: Site, strategy: str) -> None:
-    """One that has few blobs is not: then they are."""
-    site.write_config(run={"strategy": strategy, "workers": 2, "batch_size": 300})
+def test_a_run_ends_with_2_when_most_of_the_store_is_missing(site: Site) -> None:
+    site.write_config(run={"workers": 2, "batch_size": 300})
     with partly_mounted(site, 4500) as there:
         done = site.run("run", "--once")
         assert done.returncode == 2, done.stdout
@@ -228,14 +226,7 @@ def test_of_many_failed_blobs_a_hundred_have_a_line_each(site: Site) -> None:
         assert len(done.stdout.splitlines()) < 40
 
 
-def test_most_of_a_few_blobs_may_be_bad(site: Site) -> None:
-    blobs = site.fill(10)
-    for blobid in blobs[:6]:
-        site.path(blobid).unlink()
-    assert_failed(site, site.run("run").returncode, dict.fromkeys(blobs[:6], "missing"))
-
-
-def test_blobs_behind_a_link_are_not_followed(site: Site) -> None:
+def test_a_directory_that_is_a_symlink_is_not_followed_in_the_store(site: Site) -> None:
     """Whoever can put a link into the store could have any file of this machine sent."""
     blobs = site.fill(30)
     prefix = site.path(blobs[0]).parent
@@ -309,17 +300,6 @@ def test_what_is_no_blobid_is_failed_and_never_a_path(site: Site) -> None:
     assert site.run("run", "--once").returncode == 0
 
 
-def test_only_malformed_blobids_end_the_run_too(site: Site) -> None:
-    site.put_in_store(b"the store is there")
-    site.register(list(MALFORMED.values()))
-
-    done = site.run("run", "--once")
-
-    assert done.returncode == 7
-    assert site.failures() == dict.fromkeys(MALFORMED.values(), "bad-blobid")
-    assert site.on_remote() == {}
-
-
 def test_a_table_without_a_key_may_hold_null_and_the_same_twice(site: Site) -> None:
     site.query("alter table blobs drop constraint blobs_pkey")
     site.query("alter table blobs alter column blobid drop not null")
@@ -336,16 +316,6 @@ def test_a_table_without_a_key_may_hold_null_and_the_same_twice(site: Site) -> N
     ]
     assert sum(event["copied"] for event in site.events("batch_complete")) == len(blobs)
     assert site.run("run", "--once").returncode == 0
-
-
-@pytest.mark.parametrize("size", [-1, 0, 2**62])
-def test_a_size_in_the_catalog_that_cannot_be(site: Site, size: int) -> None:
-    blobs = site.fill(20, size=lambda chance: chance.randrange(1, 900))
-    site.query("update blobs set size = %s where blobid = %s", size, blobs[0])
-
-    done = site.run("run", "--once")
-
-    assert_failed(site, done.returncode, {blobs[0]: "wrong-size"})
 
 
 # --- odd, but not bad
@@ -388,6 +358,7 @@ def test_two_names_of_one_file_are_sent_as_two_files(site: Site) -> None:
     assert site.events("batch_retry") == []
 
 
+@pytest.mark.long
 def test_a_blob_beyond_two_gigabytes_takes_no_memory(site: Site) -> None:
     size = 2 * 1024**3 + 1
     hollow = site.root / "hollow"

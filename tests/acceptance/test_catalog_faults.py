@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 
 import psycopg
@@ -28,23 +27,6 @@ def test_a_restart_of_the_database_is_waited_out(site: Site, postgres: Postgres)
     assert site.events("run_stop")[0]["outcome"] == "done"
     site.assert_complete()
     assert site.status()["last_run"]["outcome"] == "done"
-
-
-def test_terminated_connections_are_made_again(site: Site) -> None:
-    *_, last = site.fill_slowly()
-    with site.held(last) as release, site.running("run") as run:
-        for nth in range(1, 6):
-            site.await_event("batch_complete", nth)
-            site.query(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name like 'ntt-backup-remote/%'"
-            )
-        release()
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert site.events("outage")
-    assert site.events("worker_restart") == []
-    assert site.failures() == {}
-    site.assert_complete()
 
 
 def test_a_receipt_outlives_an_outage_of_the_catalog(site: Site, link: Link) -> None:
@@ -74,7 +56,7 @@ def _held_up(site: Site) -> list[tuple[int]]:
 
 
 @pytest.mark.long
-def test_no_database_at_the_start(site: Site, postgres: Postgres) -> None:
+def test_every_command_ends_with_4_without_a_database(site: Site, postgres: Postgres) -> None:
     site.fill(3)
     postgres.stop()
     for command in ("run", "check", "status", "requeue", "init-db", "scan"):
@@ -103,30 +85,10 @@ def test_an_outage_that_lasts_too_long_ends_the_run(site: Site, postgres: Postgr
     assert site.failures() == {}
     assert len(site.copied()) < len(blobids)
     site.assert_nothing_half()
-    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
-    site.assert_complete()
+    site.finish()
 
 
-@pytest.mark.long
-def test_told_to_stop_while_the_database_is_away(site: Site, postgres: Postgres) -> None:
-    site.fill_slowly(600)
-    with site.running("run") as run:
-        site.await_event("batch_complete")
-        postgres.stop()
-        site.await_event("outage", 2)
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143, site.output()
-    assert site.processes() == {}
-    postgres.start()
-    assert site.failures() == {}
-    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
-    site.assert_complete()
-
-
-@pytest.mark.parametrize("right", ["update", "select"])
-def test_a_privilege_that_is_revoked_ends_the_run(
-    site: Site, role: Callable[[], str], right: str
-) -> None:
+def test_a_privilege_that_is_revoked_ends_the_run(site: Site, role: Callable[[], str]) -> None:
     name = role()
     site.query(f"grant select, insert, update on blobs to {name}")
     site.query(f"grant usage on schema ntt_backup to {name}")
@@ -135,16 +97,15 @@ def test_a_privilege_that_is_revoked_ends_the_run(
     site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
-        site.query(f"revoke {right} on blobs from {name}")
+        site.query(f"revoke update on blobs from {name}")
         assert run.wait(PATIENCE) == 4, site.output()
     (error,) = site.events("error")
     assert error["detail"] == "permission denied for table blobs"
     assert "init-db --print-sql" in error["hint"]
     assert site.failures() == {}
     site.assert_nothing_half()
-    site.query(f"grant {right} on blobs to {name}")
-    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
-    site.assert_complete()
+    site.query(f"grant update on blobs to {name}")
+    site.finish()
 
 
 def test_a_trigger_that_undoes_what_is_recorded_ends_the_run(site: Site) -> None:

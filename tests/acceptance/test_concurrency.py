@@ -7,8 +7,7 @@ import os
 import pwd
 import random
 import signal
-import subprocess
-import sys
+import threading
 from collections import Counter
 from contextlib import ExitStack
 
@@ -38,55 +37,6 @@ def test_a_second_coordinator_is_turned_away(site: Site) -> None:
     site.assert_complete()
 
 
-def test_the_lock_file_of_a_dead_process_is_no_lock(site: Site) -> None:
-    site.fill(3)
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], **_captured)
-    site.lock.write_text(dead.stdout)
-    assert site.run("run").returncode == 0
-    site.assert_complete()
-    assert site.lock.read_text() == ""
-
-
-def test_a_killed_coordinator_leaves_no_lock(site: Site) -> None:
-    site.fill(3)
-    with site.locked_catalog(), site.running("run") as run:
-        site.await_event("worker_start")
-        assert site.lock.read_text() == f"{run.pid}\n"
-        run.kill()
-        run.wait()
-        wait_until(lambda: not site.processes(), "the end of the workers")
-    assert site.run("run").returncode == 0
-    site.assert_complete()
-
-
-@pytest.mark.parametrize("what", ["symlink", "dangling", "directory", "fifo", "device"])
-def test_what_is_no_lock_file_is_refused_and_left_alone(site: Site, what: str) -> None:
-    site.fill(2)
-    treasure = site.root / "treasure"
-    if what == "symlink":
-        treasure.write_text("keep me")
-        site.lock.symlink_to(treasure)
-    elif what == "dangling":
-        site.lock.symlink_to(treasure)
-    elif what == "directory":
-        site.lock.mkdir()
-    elif what == "fifo":
-        os.mkfifo(site.lock)
-    else:
-        site.write_config(lock={"file": "/dev/null"})
-    before = os.lstat(site.lock) if what != "device" else None
-    result = site.run("run")
-    assert result.returncode == 2
-    assert "the lock file" in result.stderr
-    assert "hint: " in result.stderr
-    assert site.copied() == set()
-    if before is not None:
-        assert os.lstat(site.lock) == before
-    if what == "symlink":
-        assert treasure.read_text() == "keep me"
-    assert what != "dangling" or not treasure.exists()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
 def test_another_user_s_file_is_no_lock(site: Site) -> None:
     """In /tmp anybody may make it first; who holds it open could hold us up, or read along."""
@@ -100,7 +50,7 @@ def test_another_user_s_file_is_no_lock(site: Site) -> None:
     assert site.lock.read_text() == "not yours"
 
 
-def test_another_target_runs_beside(site: Site) -> None:
+def test_two_targets_run_at_the_same_time(site: Site) -> None:
     blobids = site.fill(60)
     elsewhere = site.sshd.directory()
     beside = site.beside("other")
@@ -124,7 +74,7 @@ def test_another_target_runs_beside(site: Site) -> None:
 
 
 def test_two_hosts_share_one_catalog(site: Site) -> None:
-    blobids = site.fill_slowly(300)
+    blobids = site.fill_slowly(150)
     other = site.beside("other-host")
     with (
         site.locked_catalog() as release,
@@ -142,18 +92,6 @@ def test_two_hosts_share_one_catalog(site: Site) -> None:
     site.assert_complete()
 
 
-@pytest.mark.parametrize("workers", [1, 3, 7])
-def test_any_number_of_workers_sends_every_blob_once(site: Site, workers: int) -> None:
-    blobids = site.fill(250)
-    site.write_config(run={"workers": workers, "batch_size": 20})
-    result = site.run("run")
-    assert result.returncode == 0, result.stderr
-    assert _copied(site) == len(blobids)
-    assert len(site.events("worker_start")) == len(site.events("worker_stop")) == workers
-    assert site.events("worker_restart") == []
-    site.assert_complete()
-
-
 @pytest.mark.long
 def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
     """Those that find no connection wait for one; it is nobody's failure."""
@@ -168,21 +106,20 @@ def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
     site.assert_complete()
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_what_lies_in_one_prefix_alone_is_shared_by_all_workers(site: Site, hosts: int) -> None:
+def test_what_lies_in_one_prefix_alone_is_shared_by_all_workers_of_two_hosts(site: Site) -> None:
     chance = random.Random(7)
     content = (chance.randbytes(1000) for _ in itertools.count())
     hit = (one for one in content if blake3(one).hexdigest().startswith("ab"))
-    blobids = [site.put_in_store(one) for one in itertools.islice(hit, 760)]
+    blobids = [site.put_in_store(one) for one in itertools.islice(hit, 380)]
     site.register(blobids)
-    blobids += site.fill(40)
-    site.write_config(run={"workers": 4 // hosts, "batch_size": 20, "bwlimit": "100kB"})
-    sites = [site, *(site.beside(f"host-{number}") for number in range(1, hosts))]
+    blobids += site.fill(20)
+    site.write_config(run={"workers": 2, "batch_size": 10, "bwlimit": "100kB"})
+    sites = [site, site.beside("other-host")]
     with ExitStack() as stack:
         release = stack.enter_context(site.locked_catalog())
         runs = [stack.enter_context(one.running("run")) for one in sites]
         for one in sites:
-            one.await_event("worker_start", 4 // hosts)
+            one.await_event("worker_start", 2)
         release()
         for one, run in zip(sites, runs, strict=True):
             assert run.wait(120) == 0, one.output()
@@ -252,14 +189,16 @@ def test_no_password_is_shown_anywhere(site: Site) -> None:
     url = psycopg.conninfo.make_conninfo(site.url, password=secret)
     site.write_config(catalog={"url": url})
     site.fill_slowly(12)
-    said = [site.run(*command).stdout for command in (["status"], ["check"], ["run", "--dry-run"])]
+    said = [site.run(*command).stdout for command in (["status"], ["check"])]
     with site.running("-v", "run") as run:
+        pause = threading.Event()
         while run.poll() is None:
             said += [_command_line(pid) for pid in site.processes()]
+            pause.wait(0.1)
         assert run.wait() == 0
     assert any(line.startswith("ssh") for line in said)
     site.write_config(catalog={"url": url.replace("dbname=", "dbname=no_")})
-    for command in (["status"], ["-v", "run"], ["check"], ["init-db"]):
+    for command in (["-v", "run"], ["check"]):
         result = site.run(*command)
         assert result.returncode == 4
         said += [result.stdout, result.stderr]
@@ -268,9 +207,6 @@ def test_no_password_is_shown_anywhere(site: Site) -> None:
     assert refused.returncode == 2
     said += [refused.stdout, refused.stderr, site.output(), site.log.read_text()]
     assert [text for text in said if secret in text] == []
-
-
-_captured = {"capture_output": True, "text": True, "check": True}
 
 
 def _copied(site: Site) -> int:

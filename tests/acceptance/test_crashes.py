@@ -64,36 +64,6 @@ def test_a_killed_tar_fails_its_batch_only(site: Site) -> None:
     site.assert_complete()
 
 
-@pytest.mark.long
-def test_a_killed_tar_while_earlier_batches_wait_for_their_receipts(site: Site, link: Link) -> None:
-    """The session is given up, and its batches in flight are sent again by another one."""
-    site.through(site.sshd.through(link.port))
-    site.fill(40, size=lambda chance: 20_000)
-    (large,) = site.fill(1, seed=2, size=lambda chance: 4_000_000)
-    assert site.query("select count(*) from blobs where blobid < %s", large)[0][0] > 5
-    site.write_config(
-        run={
-            "strategy": "tar",
-            "workers": 1,
-            "batch_size": 100,
-            "batch_bytes": 1_000_000,
-            "bwlimit": "1MB/s",
-        }
-    )
-    link.stall_after(300_000)  # The preflight sends half of that, the first batch has 740 kB.
-    with site.running("run") as run:
-        wait_until(lambda: link.stalled, "the first batch on its way")
-        worker = site.events("worker_start")[0]["pid"]
-        wait_until(lambda: _reads(site, worker, large), "a tar that reads the large blob")
-        _kill_child(site, "tar")
-        wait_until(lambda: site.events("batch_retry"), "a batch to be sent again")
-        link.resume()
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert site.events("worker_restart") == []
-    assert site.failures() == {}
-    site.assert_complete()
-
-
 def test_a_killed_ssh_is_an_outage(site: Site, link: Link) -> None:
     site.through(site.sshd.through(link.port))
     site.fill_slowly()
@@ -150,18 +120,14 @@ def test_a_worker_that_hangs_can_be_killed_and_loses_nothing(site: Site) -> None
     site.assert_complete()
 
 
-@pytest.mark.parametrize(("strategy", "children"), [("stream", {"ssh"}), ("tar", {"ssh", "tar"})])
-def test_nothing_outlives_a_killed_coordinator(
-    site: Site, link: Link, strategy: str, children: set[str]
-) -> None:
+def test_nothing_outlives_a_killed_coordinator(site: Site, link: Link) -> None:
     """Not even a worker that cannot notice it, and an ssh whose link has stalled."""
     site.through(site.sshd.through(link.port))
-    blobids = site.fill(12, size=lambda chance: 3_000_000)
-    run_settings = {"strategy": strategy, "workers": 1, "batch_size": 1, "bwlimit": "3MB/s"}
-    site.write_config(run=run_settings)
+    blobids = site.fill(6, size=lambda chance: 3_000_000)
+    site.write_config(run={"strategy": "tar", "workers": 1, "batch_size": 1, "bwlimit": "3MB/s"})
     with site.running("run") as run:
         site.await_event("batch_complete")
-        wait_until(lambda: children <= set(site.processes().values()), "its children at work")
+        wait_until(lambda: {"ssh", "tar"} <= set(site.processes().values()), "its children at work")
         link.stall()
         os.kill(site.events("worker_start")[0]["pid"], signal.SIGSTOP)
         run.kill()
@@ -170,21 +136,19 @@ def test_nothing_outlives_a_killed_coordinator(
         link.resume()
     site.assert_nothing_half()
     assert 0 < len(site.copied()) < len(blobids)
-    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
-    assert site.failures() == {}
-    site.assert_complete()
+    site.finish()
 
 
-def test_killed_at_ten_moments_and_then_run_to_the_end(site: Site, link: Link) -> None:
+def test_a_run_killed_at_random_moments_is_completed_by_the_next(site: Site, link: Link) -> None:
     """The moments are counted in bytes on the link, from the first handshake to the last batch.
 
     The blobs are large enough for most moments to lie in the middle of one.
     """
     site.through(site.sshd.through(link.port))
-    blobids = site.fill(80, size=lambda chance: chance.randrange(100_000, 300_000))
+    blobids = site.fill(40, size=lambda chance: chance.randrange(100_000, 300_000))
     site.write_config(run={"batch_size": 1, "bwlimit": "6MB/s"})
     chance = random.Random(9)
-    for _ in range(10):
+    for _ in range(4):
         link.stall_after(chance.randrange(1, 2_200_000))
         with site.running("run") as run:
             wait_until(lambda: link.stalled or run.poll() is not None, "the moment")
@@ -217,21 +181,3 @@ def _kill_child(site: Site, name: str) -> None:
         return False
 
     wait_until(killed, f"a worker's {name}")
-
-
-def _reads(site: Site, worker: int, blobid: str) -> bool:
-    """Whether a tar of the worker has the blob open."""
-    return any(
-        _has_open(pid, str(site.path(blobid)))
-        for pid, name in site.children(worker).items()
-        if name == "tar"
-    )
-
-
-def _has_open(pid: int, path: str) -> bool:
-    try:
-        return any(
-            os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd")
-        )
-    except OSError:
-        return False

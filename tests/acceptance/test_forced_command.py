@@ -20,7 +20,7 @@ from ntt_backup.cli.forced_command import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
 from ntt_backup.wire import framing, write_messages
 from tests.environment import Site
-from tests.hashing import CHECKING, receiver_on
+from tests.hashing import receiver_on
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.receiver_driver import RemoteReceiver, digest_of, place_of
@@ -70,10 +70,11 @@ def client(site: Site, forced: list[str]) -> RemoteReceiver:
 
 
 @pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
-def test_a_whole_run_goes_through_it(site: Site, forced: list[str], checking: str) -> None:
-    site.fill(300)
-    site.fill(2, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
-    site.fill(1, seed=3, size=lambda chance: 70 * MIB)
+def test_a_run_goes_through_the_forced_command(
+    site: Site, forced: list[str], checking: str
+) -> None:
+    site.fill(100)
+    site.fill(1, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
 
     check = site.run("check")
     assert check.returncode == 0, check.stdout
@@ -88,7 +89,7 @@ def test_a_whole_run_goes_through_it(site: Site, forced: list[str], checking: st
     site.assert_complete()
 
 
-def test_check_says_that_no_dump_goes_through_it(
+def test_check_says_that_no_dump_goes_through_the_forced_command(
     site: Site, forced: list[str], postgres: Postgres
 ) -> None:
     """A warning until somebody relies on dumps, then a failure: as the run ends, so does check."""
@@ -98,8 +99,6 @@ def test_check_says_that_no_dump_goes_through_it(
     check = site.run("check")
     assert check.returncode == 0, check.stdout
     assert re.search(r"^warning +dump .*forced command.*skip_pgdump", check.stdout, re.MULTILINE)
-    done = site.run("run")
-    assert done.returncode == 0, done.stdout
 
     with connect(site.url, "test") as conn:
         now = datetime.now(UTC)
@@ -117,10 +116,9 @@ def test_a_line_that_requires_blake3_says_what_to_install(
     site: Site, forced: list[str], required: bool
 ) -> None:
     site.fill(3)
-    for command in ("check", "run"):
-        done = site.run(command)
-        assert done.returncode == 5, done.stdout
-        assert "apt-get install b3sum" in done.stdout
+    done = site.run("run")
+    assert done.returncode == 5, done.stdout
+    assert "apt-get install b3sum" in done.stdout
     assert site.copied() == set()
     assert list(site.remote.local.iterdir()) == []
 
@@ -145,43 +143,35 @@ def test_another_root_is_refused_and_said_so(site: Site, forced: list[str], remo
     assert site.copied() == set()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_whatever_is_asked_for_the_receiver_runs(site: Site, forced: list[str]) -> None:
+    for command in (
         "touch {root}/was-here",
-        "sh -c 'touch {root}/was-here'",
-        'exec python3 -c \'open("{root}/was-here", "w")\'',
         "scp -t {root}/was-here",
         "ntt-backup-receive --root / --allow put,replace",
         "$(touch {root}/was-here)",
         "",
-    ],
-)
-def test_whatever_is_asked_for_the_receiver_runs(
-    site: Site, forced: list[str], command: str
-) -> None:
-    asked = command.format(root=site.remote.path)
-    done = subprocess.run([*forced, "-T", ALIAS, asked], input=b"", capture_output=True)
-    assert done.stdout.startswith(b"\nNTT-RECEIVE 1 ")
-    assert b" allow=put,list,verify " in done.stdout
+    ):
+        asked = command.format(root=site.remote.path)
+        done = subprocess.run([*forced, "-T", ALIAS, asked], input=b"", capture_output=True)
+        assert done.stdout.startswith(b"\nNTT-RECEIVE 1 ")
+        assert b" allow=put,list,verify " in done.stdout
     assert list(site.remote.local.iterdir()) == []
 
 
-@pytest.mark.parametrize("asked", ["-s HOST sftp", "-W 127.0.0.1:22 HOST", "-N -R 0:h:1 HOST"])
-def test_no_other_service_is_to_be_had(site: Site, forced: list[str], asked: str) -> None:
-    words = asked.replace("HOST", ALIAS).split()
-    done = subprocess.run(
-        [*forced, "-oExitOnForwardFailure=yes", *words],
-        input=b"\0\0\0\5\1\0\0\0\3",  # sftp's INIT
-        capture_output=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode != 0
-    assert not done.stdout or b"NTT-RECEIVE" in done.stdout
+def test_no_other_service_is_to_be_had(site: Site, forced: list[str]) -> None:
+    for asked in ("-s HOST sftp", "-W 127.0.0.1:22 HOST", "-N -R 0:h:1 HOST"):
+        done = subprocess.run(
+            [*forced, "-oExitOnForwardFailure=yes", *asked.replace("HOST", ALIAS).split()],
+            input=b"\0\0\0\5\1\0\0\0\3",  # sftp's INIT
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode != 0
+        assert not done.stdout or b"NTT-RECEIVE" in done.stdout
     assert list(site.remote.local.iterdir()) == []
 
 
-@pytest.mark.parametrize("checking", CHECKING, indirect=True)
+@pytest.mark.parametrize("checking", ["blake3", "none"], indirect=True)
 def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking: str) -> None:
     """Good content stays, nothing appears beside by-hash, and nothing is deleted."""
     refused = write_messages.REFUSED if checking == "none" else write_messages.MISMATCH
@@ -201,22 +191,21 @@ def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking:
         far.write(far.end(b"evil content", digest) + write_messages.numbered(framing.COMMIT, 2))
         assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
         assert far.bye() == 0
-    for name in ("/", f"{site.remote.path}/../elsewhere", f"{site.remote.path}/by-hash", ""):
+    for name in ("/", f"{site.remote.path}/../elsewhere"):
         with client(site, forced) as far:
             far.write(write_messages.fields(framing.HELLO, far.hello_fields(root=name)))
             assert far.error()[0] == "refused"
-    for owner in ("../../x", "a/b", "."):
-        with client(site, forced) as far:
-            fields = far.hello_fields(root=site.remote.path, owner=owner)
-            far.write(write_messages.fields(framing.HELLO, fields))
-            assert far.error()[0] == "protocol"
+    with client(site, forced) as far:
+        fields = far.hello_fields(root=site.remote.path, owner="../../x")
+        far.write(write_messages.fields(framing.HELLO, fields))
+        assert far.error()[0] == "protocol"
 
     assert path.read_bytes() == b"good content"
     assert path.stat().st_ino == inode
     site.assert_complete()
 
 
-@pytest.mark.parametrize("checking", CHECKING, indirect=True)
+@pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
 def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
     site: Site, forced: list[str], remote: Sshd, checking: str
 ) -> None:
@@ -242,7 +231,7 @@ def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
 
 @pytest.mark.long
 @pytest.mark.parametrize("checking", ["blake3", "b3sum"], indirect=True)
-def test_it_can_list_and_hash_and_gives_nothing_back(
+def test_the_forced_command_lists_and_hashes_and_sends_no_blob(
     site: Site, forced: list[str], remote: Sshd
 ) -> None:
     blobids = site.fill(30, size=lambda chance: chance.randrange(1, 5000))

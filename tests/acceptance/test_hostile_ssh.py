@@ -56,10 +56,7 @@ def refused(site: Site, code: int, *words: str) -> None:
     assert error["hint"]
     assert error["hint"] in errors[0]
     assert error["exit_code"] == site.events("run_stop")[-1]["exit_code"] == code
-    untouched(site)
-
-
-def untouched(site: Site) -> None:
+    assert site.events("outage") == []
     assert site.copied() == set()
     assert site.failures() == {}
     if site.remote.local.is_dir():
@@ -76,9 +73,8 @@ def test_a_configuration_made_for_people_changes_nothing(
         config.write_text(remote.ssh_config.read_text() + hostile)
         site.write_config(remote={"ssh_config": str(config)})
         site.environ["DISPLAY"] = ":77"
-        site.fill(250)
+        site.fill(50)
 
-        assert site.run("check").returncode == 0
         done = site.run("run", "--once")
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,7 +87,7 @@ def test_a_configuration_made_for_people_changes_nothing(
 @pytest.mark.parametrize("user", ["csh", "fishy", "busy", "noisy"])
 def test_every_account_that_has_sh_and_tar_will_do(site: Site, remote: Sshd, user: str) -> None:
     site.through(remote.as_user(user))
-    site.fill(350)
+    site.fill(50)
 
     done = site.run("run", "--once")
 
@@ -167,7 +163,7 @@ def change_ssh_config(site: Site, old: str, new: str) -> None:
         (bad_option, 2, "nosuchoption"),
     ],
 )
-def test_what_keeps_us_out_is_said_in_one_line(
+def test_a_run_says_in_one_line_why_it_was_not_let_in(
     site: Site, broken: Callable[[Site], None], code: int, word: str
 ) -> None:
     broken(site)
@@ -175,7 +171,7 @@ def test_what_keeps_us_out_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("tool", ["ssh", "tar"])
-def test_a_tool_that_is_missing_here(site: Site, tool: str) -> None:
+def test_a_run_names_the_local_tool_that_is_missing(site: Site, tool: str) -> None:
     site.write_config(run={"strategy": "tar"})
     tools = site.root / "tools"
     tools.mkdir()
@@ -185,7 +181,9 @@ def test_a_tool_that_is_missing_here(site: Site, tool: str) -> None:
     refused(site, 2, f"{tool} is not installed", "apt-get install")
 
 
-def test_tar_is_missing_there(site: Site, remote: Sshd, startup: Path) -> None:
+def test_a_run_ends_with_6_when_the_remote_has_no_tar(
+    site: Site, remote: Sshd, startup: Path
+) -> None:
     site.write_config(run={"strategy": "tar"})
     tools = remote.directory("tools").path
     made = remote.run(f"ln -s /usr/bin/* {tools}/ && rm {tools}/tar")
@@ -194,7 +192,7 @@ def test_tar_is_missing_there(site: Site, remote: Sshd, startup: Path) -> None:
     refused(site, 6, "tar: not found")
 
 
-def test_remote_path_is_missing(site: Site) -> None:
+def test_a_run_ends_with_6_when_remote_path_is_missing(site: Site) -> None:
     site.remote.local.rmdir()
     refused(site, 6, "remote.path cannot be used", site.remote.path, "mkdir -p")
     assert not site.remote.local.exists()
@@ -202,7 +200,7 @@ def test_remote_path_is_missing(site: Site) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a directory that is not the remote account's")
 @pytest.mark.docker
-def test_remote_path_is_not_ours_to_write(site: Site) -> None:
+def test_a_run_ends_with_6_when_remote_path_is_not_writable(site: Site) -> None:
     os.chown(site.remote.local, 0, 0)
     site.remote.local.chmod(0o755)
     refused(site, 6, "may not write below remote.path", "chown")

@@ -111,8 +111,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels for Debian's Python 3.11 are fetched by a Python 3.11")
     directory = tmp_path_factory.mktemp("wheels")
-    argv = [sys.executable, "-m", "pip", "wheel", "-q", "-w", directory, CHECKOUT, "hatchling"]
-    subprocess.run(argv, check=True, timeout=600)
+    argv = [sys.executable, "-m", "pip", "wheel", "-q", "-w", str(directory), str(CHECKOUT)]
+    subprocess.run([*argv, "hatchling"], check=True, timeout=600)
     for ours in directory.glob("ntt_backup-*"):
         ours.unlink()
     return directory

@@ -12,16 +12,16 @@ import pytest
 from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.sshd import Sshd, free_port
+from tests.sshd import Sshd
 
-BLOBS = 250
-# Of 2.5 MB of content and half a MB before it: some batches are answered by then, others not sent.
-MIDDLE = 1_600_000
+BLOBS = 150
+# Of 1.5 MB of content and half a MB before it: some batches are answered by then, others not sent.
+MIDDLE = 1_200_000
 
 
 @pytest.fixture
 def slow(site: Site, link: Link) -> Site:
-    """A site with 2.5 MB to send over the link, which takes some seconds, in batches of 100 kB."""
+    """A site with 1.5 MB to send over the link, which takes some seconds, in batches of 100 kB."""
     site.through(site.sshd.through(link.port))
     site.write_config(
         run={"batch_size": 10, "bwlimit": "1MB", "stall_timeout": 1, "attempts": 3},
@@ -54,7 +54,9 @@ def assert_tidy_after_next_run(site: Site) -> None:
     site.assert_complete()
 
 
-def test_a_link_that_is_cut_in_the_middle_of_a_batch(slow: Site, link: Link) -> None:
+def test_a_run_completes_after_the_link_is_cut_in_the_middle_of_a_batch(
+    slow: Site, link: Link
+) -> None:
     link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:
         wait_until(lambda: noticed(slow), "the outage to be noticed")
@@ -68,10 +70,10 @@ def test_a_link_that_is_cut_in_the_middle_of_a_batch(slow: Site, link: Link) -> 
     assert_tidy_after_next_run(slow)
 
 
-def test_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
+def test_a_run_completes_over_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
     link.cut_after(800_000)  # The preflight sends a quarter of that.
     with slow.running("run", "--once") as run:
-        for after in (500_000, 500_000, None):
+        for after in (400_000, 400_000, None):
             wait_until(lambda: link.is_cut, "the next cut")
             link.restore(cut_after=after)
         code = run.wait(PATIENCE)
@@ -79,7 +81,7 @@ def test_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
     assert_made_good(slow, code)
 
 
-def test_a_link_that_stalls(slow: Site, link: Link) -> None:
+def test_a_run_completes_after_the_link_stalled(slow: Site, link: Link) -> None:
     link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
         wait_until(lambda: slow.events("batch_retry"), "the stall to be noticed")
@@ -89,7 +91,9 @@ def test_a_link_that_stalls(slow: Site, link: Link) -> None:
     assert_made_good(slow, code)
 
 
-def test_a_remote_that_is_restarted(slow: Site, link: Link, remote: Sshd) -> None:
+def test_a_run_completes_after_the_remote_is_restarted(
+    slow: Site, link: Link, remote: Sshd
+) -> None:
     link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
         wait_until(lambda: link.stalled, "the middle of the run")
@@ -101,21 +105,11 @@ def test_a_remote_that_is_restarted(slow: Site, link: Link, remote: Sshd) -> Non
 
     assert slow.events("batch_retry")
     assert_made_good(slow, code)
-    assert_tidy_after_next_run(slow)
 
 
-def test_sessions_that_are_killed_on_the_remote(slow: Site, link: Link, remote: Sshd) -> None:
-    link.stall_after(MIDDLE)
-    with slow.running("run", "--once") as run:
-        wait_until(lambda: link.stalled, "the middle of the run")
-        remote.kill_sessions()
-        link.resume()
-        code = run.wait(PATIENCE)
-
-    assert_made_good(slow, code)
-
-
-def test_a_link_that_is_away_at_the_start_ends_a_single_run(slow: Site, link: Link) -> None:
+def test_a_single_run_ends_with_5_when_the_link_is_away_at_the_start(
+    slow: Site, link: Link
+) -> None:
     link.cut()
 
     done = slow.run("run", "--once")
@@ -129,7 +123,7 @@ def test_a_link_that_is_away_at_the_start_ends_a_single_run(slow: Site, link: Li
     assert list(slow.remote.local.iterdir()) == []
 
 
-def test_a_link_that_stays_away_ends_a_single_run(slow: Site, link: Link) -> None:
+def test_a_single_run_ends_with_5_when_the_link_stays_away(slow: Site, link: Link) -> None:
     slow.write_config(run={"outage_timeout": 0.5})
     link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:
@@ -148,20 +142,3 @@ def test_a_link_that_stays_away_ends_a_single_run(slow: Site, link: Link) -> Non
 
     link.restore()
     assert_tidy_after_next_run(slow)
-
-
-def test_a_rate_limit_lets_everything_through(site: Site) -> None:
-    site.write_config(run={"bwlimit": "400kB"})
-    site.fill(100, size=lambda chance: chance.randrange(10_000))
-
-    assert site.run("run", "--once").returncode == 0
-
-    site.assert_complete()
-
-
-def test_a_wrong_port_is_not_waited_for(site: Site) -> None:
-    site.fill(5)
-    site.write_config(remote={"port": free_port()})
-
-    assert site.run("run", "--once").returncode == 5
-    assert site.events("outage") == []

@@ -6,7 +6,7 @@ from tests.environment import Site
 
 
 def test_once_sends_everything_and_then_nothing(site: Site) -> None:
-    site.fill(700)
+    site.fill(300)
     first = site.run("run", "--once")
     assert first.returncode == 0, first.stderr + first.stdout
     site.assert_complete()

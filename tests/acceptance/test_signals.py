@@ -8,8 +8,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,8 @@ from tests.link import Link
 from tests.patience import PATIENCE
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_ends_the_run_after_what_is_in_flight(
-    site: Site, signum: signal.Signals
-) -> None:
+def test_the_first_signal_ends_the_run_after_what_is_in_flight(site: Site) -> None:
+    signum = signal.SIGTERM
     blobids = site.fill_slowly(600)
     with site.running("run") as run:
         site.await_event("batch_complete")
@@ -54,15 +50,12 @@ def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
     assert {Path(name).name for name in site.on_remote()} == site.copied()
 
 
-@pytest.mark.parametrize(
-    "command", [["verify", "--download"], ["restore", "--to", "{root}/back"], ["reconcile"]]
-)
+@pytest.mark.parametrize("command", [["restore", "--to", "{root}/back"], ["reconcile"]])
 def test_ctrl_c_is_no_outage_for_what_reads_the_remote(
     site: Site, link: Link, command: list[str]
 ) -> None:
     """The terminal sends it to a whole process group, with every ssh that is in it."""
-    site.fill(60)
-    assert site.run("run").returncode == 0
+    site.fill_both(60)
     site.through(site.sshd.through(link.port))
     site.wrapper = ["setsid"]
     link.stall_after(60_000)
@@ -92,8 +85,7 @@ def test_the_second_signal_ends_the_run_at_once(site: Site, link: Link) -> None:
         link.resume()
     site.assert_nothing_half()
     assert site.failures() == {}
-    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
-    site.assert_complete()
+    site.finish()
 
 
 def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(site: Site, link: Link) -> None:
@@ -108,23 +100,6 @@ def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(site: Site, link: Li
     assert site.processes() == {}
     assert site.events("run_stop")[-1]["outcome"] == "stopped"
     assert site.copied() == set()
-
-
-def test_hangup_while_waiting_for_the_remote_does_not_hurry_it(site: Site, link: Link) -> None:
-    site.through(site.sshd.through(link.port))
-    site.write_config(run={"backoff_base": 1, "backoff_cap": 1})
-    site.store.joinpath("00").mkdir()
-    link.cut()
-    with site.running("run", "--watch") as run:
-        site.await_event("outage")
-        run.send_signal(signal.SIGHUP)
-        site.await_event("outage", 4)
-        run.terminate()
-        assert run.wait(PATIENCE) == 143, site.output()
-    waits = [line["wait_s"] for line in site.events("outage")]
-    moments = [_seconds(line["timestamp"]) for line in site.events("outage")]
-    gaps = [after - before for before, after in pairwise(moments)]
-    assert [gap for gap, wait in zip(gaps, waits, strict=False) if gap < wait - 0.01] == []
 
 
 def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
@@ -156,22 +131,17 @@ def test_the_log_follows_its_name_without_a_signal(site: Site) -> None:
     assert not any("run_stop" in line for line in old.read_text().splitlines())
 
 
-@pytest.mark.parametrize("what", ["file", "directory", "fifo"])
-def test_a_log_that_cannot_be_written_is_refused_at_the_start(site: Site, what: str) -> None:
+def test_a_log_that_cannot_be_written_is_refused_at_the_start(site: Site) -> None:
     site.fill(3)
-    log = site.root / "elsewhere"
-    if what == "file":  # in the place of the log's directory
-        log.write_text("")
-        log = log / "log.jsonl"
-    elif what == "directory":
-        log.mkdir()
-    else:
-        os.mkfifo(log)
-    site.write_config(log={"jsonl": str(log)})
-    result = site.run("run")
-    assert result.returncode == 2
-    assert f"the log {log} cannot be written" in result.stderr
-    assert "hint: " in result.stderr
+    file, fifo = site.root / "file", site.root / "fifo"
+    file.touch()
+    os.mkfifo(fifo)
+    for log in (file / "log.jsonl", fifo):
+        site.write_config(log={"jsonl": str(log)})
+        result = site.run("run")
+        assert result.returncode == 2
+        assert f"the log {log} cannot be written" in result.stderr
+        assert "hint: " in result.stderr
     assert site.copied() == set()
 
 
@@ -220,14 +190,10 @@ def _mount(directory: Path, options: str) -> bool:
     return subprocess.run(argv, check=False).returncode == 0
 
 
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
-
-
 # --- other commands -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
     site: Site, signum: signal.Signals
 ) -> None:
@@ -247,7 +213,7 @@ def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
         assert "unforeseen" not in site.output()
 
 
-def test_whoever_starts_it_may_ignore_the_end_of_children(site: Site) -> None:
+def test_a_run_restarts_workers_when_its_starter_ignores_the_end_of_children(site: Site) -> None:
     """Such a thing is inherited, and then the kernel tells nobody how a child has ended."""
     site.wrapper = IGNORING_CHILDREN
     *_, last = site.fill_slowly()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def on_screen(site: Site, *args: str) -> Iterator[Screen]:
 @pytest.fixture
 def one_large_batch(site: Site) -> Site:
     """3 MB that two workers send as one batch each, over some seconds."""
-    site.write_config(run={"batch_size": 1000, "bwlimit": "500kB"})
+    site.write_config(run={"workers": 2, "batch_size": 1000, "bwlimit": "500kB"})
     site.fill(300, size=lambda chance: chance.randrange(20_000))
     return site
 
@@ -116,7 +117,7 @@ def test_a_daemon_without_work_says_so_once(site: Site) -> None:
         site.await_event("progress")
         for seed in (1, 2):
             new = set(site.fill(3, seed=seed, size=lambda chance: chance.randrange(100, 200)))
-            wait_until(lambda new=new: new <= site.copied(), "the new blobs")
+            wait_until(partial(_has_copied, site, new), "the new blobs")
             wait_until(lambda: _last(site)["copied"] == len(site.copied()), "the log's word")
         wait_until(lambda: _last(site)["active_workers"] == 0, "the end of work")
         wait_until(lambda: _says_nothing(site), "ten signs of life without a line")
@@ -137,14 +138,19 @@ def _says_nothing(site: Site) -> bool:
     return len(site.events("progress")) == said
 
 
+def _has_copied(site: Site, blobids: set[str]) -> bool:
+    return blobids <= site.copied()
+
+
+def _has_lived(site: Site, before: list[tuple[Any, ...]]) -> bool:
+    return site.query("select updated_at from ntt_backup.runs") != before
+
+
 def _live_on(site: Site, times: int) -> None:
     """Return when the run has noted so many times more that it is alive."""
     for _ in range(times):
         before = site.query("select updated_at from ntt_backup.runs")
-        wait_until(
-            lambda before=before: site.query("select updated_at from ntt_backup.runs") != before,
-            "a sign of life",
-        )
+        wait_until(partial(_has_lived, site, before), "a sign of life")
 
 
 def test_the_end_of_an_outage_is_told(site: Site, link: Link) -> None:

@@ -20,8 +20,9 @@ from tests.postgres import Postgres
 
 @pytest.fixture
 def watching(site: Site) -> Site:
-    """A site whose store is not empty and whose catalog has nothing pending."""
+    """A site with two workers whose store is not empty and whose catalog has nothing pending."""
     site.put_in_store(b"not in the catalog")
+    site.write_config(run={"workers": 2})
     return site
 
 
@@ -44,7 +45,7 @@ def _send_twice_and_stop(site: Site) -> None:
         assert "the catalog knows no blob" in site.await_event("warning")["reason"]
         for seed in (1, 2):
             blobids = set(site.fill(30, seed=seed))
-            wait_until(lambda new=blobids: new <= site.copied(), "the new blobs to be sent")
+            site.await_copied(blobids)
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143, site.output()
     site.assert_nothing_half()
@@ -63,12 +64,12 @@ def test_requeued_blobs_are_sent(watching: Site) -> None:
         wait_until(lambda: site.failures() == {lost: "missing"}, "the blob to be missed")
         (site.root / "aside").rename(path)
         assert site.run("requeue").stdout == "1 blob pending again\n"
-        wait_until(lambda: site.copied() == {lost}, "the blob to be sent")
+        site.await_copied({lost})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
 
 
-def test_it_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: Link) -> None:
+def test_a_daemon_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: Link) -> None:
     site = watching
     site.through(site.sshd.through(link.port))
     link.cut()
@@ -76,23 +77,23 @@ def test_it_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: L
     with site.running("run", "--watch") as run:
         assert site.await_event("outage", 2)["what"] == "preflight"
         link.restore()
-        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        site.await_copied({blobid})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty"])
-def test_it_waits_for_a_store_that_is_not_mounted_at_the_start(site: Site, kind: str) -> None:
-    """For longer than a run would wait; a run, and a check, end as before."""
+def test_a_daemon_waits_for_a_store_that_is_not_mounted_at_the_start(site: Site, kind: str) -> None:
+    """For longer than a run would wait; a run ends as before."""
     site.write_config(run={"outage_timeout": 0, "backoff_cap": 0.1})
     blobid = site.put(b"patience")
     mounted, aside = site.store, site.root / "aside"
     mounted.rename(aside)
     if kind == "empty":
         mounted.mkdir()
-    for command in (["run"], ["check"]):
-        assert site.run(*command).returncode == 2
+    if kind == "missing":
+        assert site.run("run").returncode == 2
     before = len(site.events("outage"))
     with site.running("run", "--watch") as run:
         said = site.await_event("outage", before + 3)
@@ -101,13 +102,13 @@ def test_it_waits_for_a_store_that_is_not_mounted_at_the_start(site: Site, kind:
         if kind == "empty":
             mounted.rmdir()
         aside.rename(mounted)
-        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        site.await_copied({blobid})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
 
 
-def test_told_to_stop_while_it_waits_for_the_store(site: Site) -> None:
+def test_a_daemon_that_waits_for_the_store_ends_when_told_to_stop(site: Site) -> None:
     site.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
     with site.running("run", "--watch") as run:
         site.await_event("outage")
@@ -117,7 +118,7 @@ def test_told_to_stop_while_it_waits_for_the_store(site: Site) -> None:
     assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
 
 
-def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres) -> None:
+def test_a_daemon_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres) -> None:
     """At the start, and again later, for longer than a run would wait."""
     site = watching
     site.write_config(run={"outage_timeout": 0, "poll_interval": 0.1})
@@ -126,12 +127,12 @@ def test_it_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres)
     with site.running("run", "--watch") as run:
         assert site.await_event("outage", 2)["what"] == "preflight"
         postgres.start()
-        wait_until(lambda: site.copied() == {first}, "the first blob to be sent")
+        site.await_copied({first})
         postgres.stop()
         wait_until(lambda: len(_outages(site, "catalog")) > 3, "the workers to miss it")
         postgres.start()
         second = site.put(b"after")
-        wait_until(lambda: site.copied() == {first, second}, "the second blob to be sent")
+        site.await_copied({first, second})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
@@ -152,12 +153,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
         assert "Too many open files" in site.events("worker_restart")[-1]["detail"]
         resource.prlimit(run.pid, resource.RLIMIT_NOFILE, many)
         blobid = site.put(b"later")
-        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        site.await_copied({blobid})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
 
 
-def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> None:
+def test_a_daemon_restarts_workers_after_its_program_was_replaced(watching: Site) -> None:
     """The program is not there for a while, and another one afterwards."""
     site = watching
     python = site.root / "python"
@@ -172,7 +173,7 @@ def test_an_upgrade_beneath_it_is_no_trouble_of_its_workers(watching: Site) -> N
             os.kill(pid, signal.SIGKILL)
         site.await_event("worker_start", 4)
         blobid = site.put(b"later")
-        wait_until(lambda: site.copied() == {blobid}, "the blob to be sent")
+        site.await_copied({blobid})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
 
@@ -192,7 +193,9 @@ def systemd(site: Site) -> Iterator[socket.socket]:
         yield service
 
 
-def test_systemd_hears_of_it(watching: Site, systemd: socket.socket) -> None:
+def test_systemd_is_told_that_the_daemon_is_ready_alive_and_stopping(
+    watching: Site, systemd: socket.socket
+) -> None:
     with watching.running("run", "--watch") as run:
         _hear_until(systemd, "READY=1")
         _hear_until(systemd, "WATCHDOG=1")
@@ -202,7 +205,9 @@ def test_systemd_hears_of_it(watching: Site, systemd: socket.socket) -> None:
         assert run.wait(PATIENCE) == 143
 
 
-def test_systemd_hears_that_it_waits(watching: Site, link: Link, systemd: socket.socket) -> None:
+def test_systemd_is_told_that_the_daemon_waits_for_the_remote(
+    watching: Site, link: Link, systemd: socket.socket
+) -> None:
     """A remote that is away must not look like a service that hangs."""
     watching.through(watching.sshd.through(link.port))
     watching.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
@@ -218,7 +223,7 @@ def test_systemd_hears_that_it_waits(watching: Site, link: Link, systemd: socket
 
 
 @pytest.mark.long
-def test_a_catalog_that_froze_does_not_keep_it_from_ending(
+def test_a_frozen_catalog_does_not_keep_a_daemon_from_ending(
     watching: Site, postgres: Postgres, systemd: socket.socket
 ) -> None:
     """Nothing breaks and nothing answers, as when the server's disk hangs."""

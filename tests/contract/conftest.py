@@ -11,7 +11,7 @@ from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Local
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.upload.strategies import STRATEGIES
-from tests.contract.harness import Machine, Rig
+from tests.contract.harness import Harness, Machine
 from tests.sshd import Sshd
 
 
@@ -30,31 +30,31 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def here(tmp_path: Path, strategy: str) -> Iterator[Rig]:
-    """A rig whose remote is a directory of this machine."""
-    store, there = tmp_path / "store", tmp_path / "remote"
+def local(tmp_path: Path, strategy: str) -> Iterator[Harness]:
+    """A harness whose remote is a directory of this machine."""
+    store, remote_dir = tmp_path / "store", tmp_path / "remote"
     store.mkdir()
-    (there / "by-hash").mkdir(parents=True)
-    rig = Rig(strategy, store, Local(), str(there), there)
-    yield rig
-    rig.close()
+    (remote_dir / "by-hash").mkdir(parents=True)
+    harness = Harness(strategy, store, Local(), str(remote_dir), remote_dir)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
-def over_ssh(tmp_path: Path, strategy: str, remote: Sshd) -> Iterator[Rig]:
-    """A rig whose remote is the test server."""
+def over_ssh(tmp_path: Path, strategy: str, remote: Sshd) -> Iterator[Harness]:
+    """A harness whose remote is the test server."""
     store = tmp_path / "store"
     store.mkdir()
     directory = remote.directory()
     remote.run(f"mkdir {directory.path}/by-hash").check_returncode()
     settings = RemoteSettings(host=remote.alias, path=directory.path, ssh_config=remote.ssh_config)
-    rig = Rig(strategy, store, Ssh(settings), directory.path, directory.local)
-    yield rig
-    rig.close()
+    harness = Harness(strategy, store, Ssh(settings), directory.path, directory.local)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(params=["local", "ssh"])
-def rig(request: pytest.FixtureRequest, strategy: str) -> Rig:
+def harness(request: pytest.FixtureRequest, strategy: str) -> Harness:
     """The same over either transport."""
-    made: Rig = request.getfixturevalue("here" if request.param == "local" else "over_ssh")
+    made: Harness = request.getfixturevalue("local" if request.param == "local" else "over_ssh")
     return made

@@ -111,27 +111,27 @@ class Tampered(Store):
 
 
 @dataclass
-class Rig:
-    """A store here, a directory there, and the sessions between them.
+class Harness:
+    """A local store, a remote directory, and the sessions between them.
 
-    path is the remote directory as the remote names it; there is where it can be seen from here.
+    path is the remote directory as the remote names it; remote_dir is its path on this machine.
     """
 
     strategy: str
     store: Path
     transport: Transport
     path: str
-    there: Path
+    remote_dir: Path
     sent: int = 0
     carried: list[int] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
 
-    # --- here
+    # --- local
 
     def put(self, content: bytes) -> Blob:
         """A blob in the store."""
         blob = Blob(blake3(content).hexdigest(), len(content))
-        path = self.here(blob)
+        path = self.source_path(blob)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         # Long ago, so that a change to it shows in its time.
@@ -142,14 +142,14 @@ class Rig:
         """A batch of new blobs."""
         return Batch(name, tuple(self.put(content) for content in contents))
 
-    def here(self, blob: Blob) -> Path:
+    def source_path(self, blob: Blob) -> Path:
         return self.store / relative_path(blob.blobid)
 
-    # --- there
+    # --- remote
 
     def on_remote(self) -> dict[str, bytes | str]:
         """What stands below by-hash: path to content, or to what it is where it is no file."""
-        top = self.there / "by-hash"
+        top = self.remote_dir / "by-hash"
         found: dict[str, bytes | str] = {}
         for path in top.rglob("*"):
             mode = path.lstat().st_mode
@@ -160,13 +160,13 @@ class Rig:
         return found
 
     def final(self, blob: Blob) -> Path:
-        """Where a blob lies on the remote, seen from here."""
-        return self.there / "by-hash" / relative_path(blob.blobid)
+        """The path of a blob on the remote, as this machine sees it."""
+        return self.remote_dir / "by-hash" / relative_path(blob.blobid)
 
     def expected(self, *batches: Batch) -> dict[str, bytes]:
-        """What on_remote shows when these batches, and nothing else, are there."""
+        """What on_remote returns when the remote has these batches and nothing else."""
         blobs = [blob for batch in batches for blob in batch.blobs]
-        return {relative_path(blob.blobid): self.here(blob).read_bytes() for blob in blobs}
+        return {relative_path(blob.blobid): self.source_path(blob).read_bytes() for blob in blobs}
 
     # --- between
 

@@ -22,7 +22,7 @@ from ntt_backup.errors import DumpImpossible, RemoteDenied, RemoteUnreachable
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
-from tests.contract.harness import Machine, Rig, settle
+from tests.contract.harness import Harness, Machine, settle
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 
@@ -51,13 +51,13 @@ def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", FOR_EVER)
 
 
-def spec_of(rig: Rig, transport: Transport, run: RunSettings = RUN) -> SessionSpec:
-    return SessionSpec(transport, rig.path, "0123456789ab", "run", "0", run)
+def spec_of(harness: Harness, transport: Transport, run: RunSettings = RUN) -> SessionSpec:
+    return SessionSpec(transport, harness.path, "0123456789ab", "run", "0", run)
 
 
-def probed(rig: Rig, transport: Transport) -> Probe:
+def probed(harness: Harness, transport: Transport) -> Probe:
     """A probe that has done all it can."""
-    probe = STRATEGIES[rig.strategy].probe(spec_of(rig, transport))
+    probe = STRATEGIES[harness.strategy].probe(spec_of(harness, transport))
     probe.facts(will_try_out=True)
     probe.try_out()
     probe.close()
@@ -68,118 +68,84 @@ def probed(rig: Rig, transport: Transport) -> Probe:
 
 
 def test_a_session_ends_beside_what_the_login_left(
-    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
-    session = here.open(transport=leaving("sleep 1000"))
-    session.put(here.batch("b", b"content"))
+    session = local.open(transport=leaving("sleep 1000"))
+    session.put(local.batch("b", b"content"))
     settle(session)
     session.close()
-    assert not (here.there / ".ntt-incoming").exists()
+    assert not (local.remote_dir / ".ntt-incoming").exists()
 
 
 def test_a_reader_ends_beside_what_the_login_left(
-    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
     machine = leaving("sleep 1000")
-    session = ReadSession(spec_of(here, machine))
+    session = ReadSession(spec_of(local, machine))
     assert session.names(bytes(32), b"\xff" * 32, most=1).names == []
     session.close()
 
 
 def test_a_probe_says_that_the_connection_lingers(
-    here: Rig, leaving: Callable[[str], Machine], waits_for_ever: None
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
-    assert probed(here, leaving("sleep 1000")).lingers
-    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
-
-
-def test_a_probe_says_nothing_of_a_login_that_leaves_nothing(here: Rig, machine: Machine) -> None:
-    assert not probed(here, machine).lingers
+    assert probed(local, leaving("sleep 1000")).lingers
+    assert [path.name for path in local.remote_dir.iterdir()] == ["by-hash"]
 
 
 def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
-    here: Rig, leaving: Callable[[str], Machine]
+    local: Harness, leaving: Callable[[str], Machine]
 ) -> None:
-    place = DumpPlace(leaving("sleep 1000"), here.path, FOR_EVER)
+    place = DumpPlace(leaving("sleep 1000"), local.path, FOR_EVER)
     assert place.contents().dumps == ()
     upload = place.upload("0" * 8, None, PATIENCE)
     upload.send(b"content")
     assert upload.finish()[0] == 7
-    temporary = here.there / "pgdump" / f".incoming-{'0' * 8}"
+    temporary = local.remote_dir / "pgdump" / f".incoming-{'0' * 8}"
     temporary.rename(temporary.with_name("x.dump"))
     assert b"".join(place.fetch("x.dump")) == b"content"
     place.forget("0" * 8)
 
 
 def test_a_dump_is_fetched_beside_noise_on_stderr(
-    here: Rig, leaving: Callable[[str], Machine]
+    local: Harness, leaving: Callable[[str], Machine]
 ) -> None:
     machine = leaving("(while :; do echo noise; sleep 0.01; done) >&2")
-    (here.there / "pgdump").mkdir()
-    (here.there / "pgdump" / "x.dump").write_bytes(b"content")
+    (local.remote_dir / "pgdump").mkdir()
+    (local.remote_dir / "pgdump" / "x.dump").write_bytes(b"content")
     machine.tool("cat", 'sleep 1; exec /bin/cat "$@"')
-    assert b"".join(DumpPlace(machine, here.path, PATIENCE).fetch("x.dump")) == b"content"
-
-
-def test_a_session_that_was_lost_can_still_be_closed(here: Rig, machine: Machine) -> None:
-    session = here.open(transport=machine)
-    session.abort()
-    session.close()
-
-
-# --- noise without end ----------------------------------------------------------------------------
-
-
-def test_a_login_that_never_stops_talking_on_stderr_is_refused_or_talked_over(
-    here: Rig, leaving: Callable[[str], Machine]
-) -> None:
-    with suppress(RemoteDenied):
-        session = here.open(transport=leaving("yes >&2"))
-        session.put(here.batch("b", b"content"))
-        settle(session)
-        session.close()
+    assert b"".join(DumpPlace(machine, local.path, PATIENCE).fetch("x.dump")) == b"content"
 
 
 # --- a directory that goes with the connection ----------------------------------------------------
 
 
-def lodge(rig: Rig, transport: Transport) -> ScratchDirectory:
+def lodge(harness: Harness, transport: Transport) -> ScratchDirectory:
     stem = ".ntt-check-0123456789ab"
-    return ScratchDirectory(transport, rig.path, stem, f"{rig.path}/{stem}.run")
+    return ScratchDirectory(transport, harness.path, stem, f"{harness.path}/{stem}.run")
 
 
-def scratch(rig: Rig) -> list[str]:
-    return [path.name for path in rig.there.iterdir() if path.name.startswith(".ntt-check-")]
+def scratch(harness: Harness) -> list[str]:
+    return [
+        path.name for path in harness.remote_dir.iterdir() if path.name.startswith(".ntt-check-")
+    ]
 
 
-@pytest.fixture
-def only_once(strategy: str) -> None:
-    """For what is the same whatever the strategy."""
-    if strategy != "tar":
-        pytest.skip("the same by each strategy")
-
-
-@pytest.mark.usefixtures("only_once")
-def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Rig) -> None:
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
+def test_a_scratch_directory_goes_when_its_maker_is_gone(over_ssh: Harness) -> None:
     lodging = lodge(over_ssh, over_ssh.transport)
     assert scratch(over_ssh) == [".ntt-check-0123456789ab.run"]
     lodging.abort()
     wait_until(lambda: not scratch(over_ssh), "the scratch directory to go")
 
 
-@pytest.mark.usefixtures("only_once")
-def test_a_scratch_directory_is_gone_when_it_was_closed(here: Rig, machine: Machine) -> None:
-    lodging = lodge(here, machine)
-    (here.there / ".ntt-check-0123456789ab.run" / "by-hash" / "a").write_bytes(b"content")
-    lodging.close()
-    assert scratch(here) == []
-
-
-@pytest.mark.usefixtures("only_once")
-def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machine: Machine) -> None:
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
+def test_a_scratch_directory_that_cannot_be_removed_is_told_of(
+    local: Harness, machine: Machine
+) -> None:
     machine.tool("sleep", ":")
     machine.tool("rm", "echo 'rm: no' >&2; exit 1")
-    lodging = lodge(here, machine)
+    lodging = lodge(local, machine)
     with pytest.raises(RemoteDenied) as caught:
         lodging.close()
     assert "the removal of a scratch directory" in caught.value.message
@@ -188,15 +154,15 @@ def test_a_scratch_directory_that_cannot_be_removed_is_told_of(here: Rig, machin
 # --- a key behind a forced command ----------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("only_once")
-def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) -> None:
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
+def test_a_receiver_that_nobody_asked_for_is_named(local: Harness, machine: Machine) -> None:
     """It is no shell, and says what looks like noise to whoever wanted one."""
     banner = "printf '\\nNTT-RECEIVE 1 version=1 allow=put\\n'; cat >/dev/null; printf '\\001\\377'"
     forced = replace(machine, startup=f"{banner}; exit 1")
     for question in (
         lambda: ask(forced, "echo", {}, doing="a first word", timeout=PATIENCE),
-        lambda: here.open(transport=forced),
-        lambda: lodge(here, forced),
+        lambda: local.open(transport=forced),
+        lambda: lodge(local, forced),
     ):
         with pytest.raises(RemoteDenied) as caught:
             question()
@@ -204,15 +170,15 @@ def test_a_receiver_that_nobody_asked_for_is_named(here: Rig, machine: Machine) 
         assert "shell" in caught.value.hint
         assert str(caught.value).isprintable()
     with pytest.raises(DumpImpossible):
-        DumpPlace(forced, here.path, PATIENCE).contents()
+        DumpPlace(forced, local.path, PATIENCE).contents()
 
 
 # --- signs of life --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("only_once")
+@pytest.mark.parametrize("strategy", ["tar"])  # The same by each.
 def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     project = Path(__file__).resolve().parents[2]
     program = machine.tools / "alive.py"
@@ -227,7 +193,7 @@ def test_a_receiver_that_only_shows_signs_of_life_is_not_read_for_ever(
     )
     machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
     run = RunSettings(stall_timeout=3600, receipt_timeout=1)
-    session = ReadSession(spec_of(here, machine, run))
+    session = ReadSession(spec_of(local, machine, run))
     with pytest.raises(RemoteUnreachable) as caught:
         session.names(bytes(32), b"\xff" * 32, most=1)
     assert "signs of life" in caught.value.detail

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -23,9 +22,8 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.model import Batch
-from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies.session import Rejection, Session
-from tests.contract.harness import Imposter, Machine, Rig, receipt_of, settle
+from tests.contract.harness import Harness, Imposter, Machine, receipt_of, settle
 from tests.environment import wait_until
 
 READY = 'printf "\\nNTT-TAR 2 ready exact\\n"'
@@ -46,13 +44,15 @@ class Explained(Imposter):
         return explain(status, stderr)
 
 
-def sends_everything(rig: Rig, session: Session) -> None:
+def sends_everything(harness: Harness, session: Session) -> None:
     """Several batches go out before the first answer is asked for, and all arrive."""
-    batches = [rig.batch(f"b{n}", *(bytes([n]) * k for k in (1, 511, 40_000))) for n in range(4)]
+    batches = [
+        harness.batch(f"b{n}", *(bytes([n]) * k for k in (1, 511, 40_000))) for n in range(4)
+    ]
     for batch in batches:
         session.put(batch)
     assert [receipt_of(outcome).batch for outcome in settle(session)] == batches
-    assert rig.on_remote() == rig.expected(*batches)
+    assert harness.on_remote() == harness.expected(*batches)
 
 
 def gone(pid: Path) -> bool:
@@ -63,7 +63,7 @@ def gone(pid: Path) -> bool:
 
 
 def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.python_tool(
         "head",
@@ -73,54 +73,56 @@ def test_a_head_that_reads_ahead_is_found_out_and_the_sides_take_turns(
         "    os.write(1, data[:left])\n"
         "    left -= min(left, len(data))\n",
     )
-    sends_everything(here, here.open(transport=machine))
+    sends_everything(local, local.open(transport=machine))
 
 
-def test_without_hard_links_files_are_moved_into_place(here: Rig, machine: Machine) -> None:
+def test_without_hard_links_files_are_moved_into_place(local: Harness, machine: Machine) -> None:
     machine.tool("cp", 'echo "cp: cannot create hard link: Operation not supported" >&2; exit 1')
-    sends_everything(here, here.open(transport=machine))
+    sends_everything(local, local.open(transport=machine))
 
 
 def test_without_hard_links_too_what_is_right_stays_and_what_is_wrong_is_replaced(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.tool("cp", "exit 1")
-    batch = here.batch("b", b"right", b"wrong before")
+    batch = local.batch("b", b"right", b"wrong before")
     for blob, content in zip(batch.blobs, (b"right", b"something else"), strict=True):
-        here.final(blob).parent.mkdir(parents=True)
-        here.final(blob).write_bytes(content)
-    inode = here.final(batch.blobs[0]).stat().st_ino
-    session = here.open(transport=machine)
+        local.final(blob).parent.mkdir(parents=True)
+        local.final(blob).write_bytes(content)
+    inode = local.final(batch.blobs[0]).stat().st_ino
+    session = local.open(transport=machine)
     session.put(batch)
     settle(session)
-    assert here.on_remote() == here.expected(batch)
-    assert here.final(batch.blobs[0]).stat().st_ino == inode
+    assert local.on_remote() == local.expected(batch)
+    assert local.final(batch.blobs[0]).stat().st_ino == inode
 
 
 def test_a_sync_that_knows_no_file_systems_syncs_everything(
-    here: Rig, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
     unknown = "echo \"sync: invalid option -- 'f'\" >&2; exit 1"
     machine.tool("sync", f'[ $# = 0 ] || {{ {unknown}; }}; echo all >> "{called}"')
-    sends_everything(here, here.open(transport=machine))
+    sends_everything(local, local.open(transport=machine))
     assert called.read_text().split() == ["all"] * 4
 
 
-def test_a_disk_that_cannot_be_synced_is_found_out_at_once(here: Rig, machine: Machine) -> None:
+def test_a_disk_that_cannot_be_synced_is_found_out_at_once(
+    local: Harness, machine: Machine
+) -> None:
     machine.tool("sync", f"[ $# = 0 ] || {{ {BAD_SYNC}; }}")
     with pytest.raises(RemoteCannotStore) as caught:
-        here.open(transport=machine)
+        local.open(transport=machine)
     assert "Input/output error" in caught.value.detail
 
 
 def test_what_could_not_be_synced_has_no_receipt(
-    here: Rig, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     first = tmp_path / "first"
     machine.tool("sync", f'mkdir "{first}" 2>/dev/null || {{ {BAD_SYNC}; }}')
-    session = here.open(transport=machine)
-    session.put(here.batch("b", b"content"))
+    session = local.open(transport=machine)
+    session.put(local.batch("b", b"content"))
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert isinstance(rejection.error, RemoteCannotStore)
@@ -138,82 +140,76 @@ def test_what_could_not_be_synced_has_no_receipt(
         ("tar: something nobody has heard of", BatchRejected),
     ],
 )
-def test_what_tar_says_there_decides_what_becomes_of_the_batch(
-    here: Rig, machine: Machine, said: str, kind: type[BackupError]
+def test_the_words_of_the_remote_tar_decide_the_error_of_a_batch(
+    local: Harness, machine: Machine, said: str, kind: type[BackupError]
 ) -> None:
     machine.tool("tar", f"cat >/dev/null; echo '{said}' >&2; exit 2")
-    session = here.open(transport=machine)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=machine)
+    batch = local.batch("b", b"content")
     session.put(batch)
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert (rejection.batch, type(rejection.error)) == (batch, kind)
     assert said in rejection.error.detail
-    assert here.on_remote() == {}
+    assert local.on_remote() == {}
     assert session.usable
 
 
 def test_a_tar_that_fails_without_reading_does_not_disturb_the_next_batch(
-    here: Rig, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     once = tmp_path / "once"
     machine.tool("tar", f'if mkdir "{once}" 2>/dev/null; then exit 3; fi; exec /bin/tar "$@"')
-    bad, good = here.batch("bad", b"b" * 3_000_000), here.batch("good", b"g" * 30_000)
-    session = here.open(transport=machine)
+    bad, good = local.batch("bad", b"b" * 3_000_000), local.batch("good", b"g" * 30_000)
+    session = local.open(transport=machine)
     session.put(bad)
     session.put(good)
     rejection, receipt = settle(session)
     assert isinstance(rejection, Rejection)
     assert rejection.batch == bad
     assert receipt_of(receipt).batch == good
-    assert here.on_remote() == here.expected(good)
+    assert local.on_remote() == local.expected(good)
 
 
-@pytest.mark.parametrize("missing", ["tar", "cmp", "sync"])
-def test_a_missing_program_is_named(here: Rig, machine: Machine, missing: str) -> None:
+@pytest.mark.parametrize("missing", ["tar", "cmp"])
+def test_a_missing_program_is_named(local: Harness, machine: Machine, missing: str) -> None:
     needed = "sh tar head cp mv cmp df find sync cut tr rm mkdir sed wc".split()  # noqa: SIM905
     path = machine.only(*(name for name in needed if name != missing))["PATH"]
     bare = replace(machine, startup=f"PATH={path}")
     with pytest.raises(RemoteCannotStore) as caught:
-        here.open(transport=bare)
+        local.open(transport=bare)
     assert missing in caught.value.detail
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["a b", "it's", 'a "b"', "$(touch x)`id`", "a\nb", "-rf", "100%s"])
-def test_the_remote_path_may_hold_anything(here: Rig, machine: Machine, name: str) -> None:
-    here.there /= name
-    (here.there / "by-hash").mkdir(parents=True)
-    sends_everything(here, here.open(root=str(here.there)))
-    assert {path.name for path in here.there.parent.iterdir()} == {name, "by-hash"}
+@pytest.mark.parametrize("name", ['it\'s "a b"', "$(touch x)`id`\n%s", "-rf"])
+def test_the_remote_path_may_hold_anything(local: Harness, machine: Machine, name: str) -> None:
+    local.remote_dir /= name
+    (local.remote_dir / "by-hash").mkdir(parents=True)
+    sends_everything(local, local.open(root=str(local.remote_dir)))
+    assert {path.name for path in local.remote_dir.parent.iterdir()} == {name, "by-hash"}
 
 
-def test_a_path_that_is_missing_is_not_made(here: Rig) -> None:
-    with pytest.raises(RemoteCannotStore) as caught:
-        here.open(root=f"{here.path}/unmounted")
-    assert "unmounted" in caught.value.detail
-    assert "mkdir -p" in caught.value.hint
-    assert [path.name for path in here.there.iterdir()] == ["by-hash"]
-
-
-def test_the_remotes_own_umask_and_tar_options_change_nothing(here: Rig, machine: Machine) -> None:
+def test_the_remotes_own_umask_and_tar_options_change_nothing(
+    local: Harness, machine: Machine
+) -> None:
     odd = replace(machine, startup="umask 077; export TAR_OPTIONS=--no-such-option")
-    session = here.open(transport=odd)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=odd)
+    batch = local.batch("b", b"content")
     session.put(batch)
     settle(session)
-    assert here.on_remote() == here.expected(batch)
-    assert here.final(batch.blobs[0]).stat().st_mode & 0o7777 == 0o644
-    assert here.final(batch.blobs[0]).parent.stat().st_mode & 0o7777 == 0o755
+    assert local.on_remote() == local.expected(batch)
+    assert local.final(batch.blobs[0]).stat().st_mode & 0o7777 == 0o644
+    assert local.final(batch.blobs[0]).parent.stat().st_mode & 0o7777 == 0o755
 
 
 # --- what a receipt rests on ----------------------------------------------------------------------
 
 
-def refusal(here: Rig, machine: Machine, *contents: bytes) -> BackupError:
+def refusal(local: Harness, machine: Machine, *contents: bytes) -> BackupError:
     """What the remote says about a batch of these contents."""
-    session = here.open(transport=machine)
-    session.put(here.batch("b", *contents))
+    session = local.open(transport=machine)
+    session.put(local.batch("b", *contents))
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     return rejection.error
@@ -221,26 +217,26 @@ def refusal(here: Rig, machine: Machine, *contents: bytes) -> BackupError:
 
 @pytest.mark.parametrize("fails", ["exit 137", ":", "/usr/bin/find . -type f -name 0 ; exit 137"])
 def test_a_search_that_fails_or_sees_nothing_is_no_receipt(
-    here: Rig, machine: Machine, fails: str
+    local: Harness, machine: Machine, fails: str
 ) -> None:
     machine.tool("cp", "exit 1")
     machine.tool("find", fails)
-    assert isinstance(refusal(here, machine, b"one", b"two"), BatchRejected)
+    assert isinstance(refusal(local, machine, b"one", b"two"), BatchRejected)
 
 
 def test_files_that_went_missing_before_they_were_linked_are_no_receipt(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     machine.tool("cp", 'for one in */*/*; do rm "$one"; break; done; exec /bin/cp "$@"')
-    error = refusal(here, machine, b"one", b"two", b"three")
+    error = refusal(local, machine, b"one", b"two", b"three")
     assert isinstance(error, BatchRejected)
     assert "2 of 3 files" in error.detail
 
 
-def test_scratch_space_that_was_swept_away_is_an_outage(here: Rig, machine: Machine) -> None:
-    machine.tool("cp", f'rm -rf "{here.there}/.ntt-incoming"; exit 1')
-    session = here.open(transport=machine)
-    batch = here.batch("b", b"content")
+def test_scratch_space_that_was_swept_away_is_an_outage(local: Harness, machine: Machine) -> None:
+    machine.tool("cp", f'rm -rf "{local.remote_dir}/.ntt-incoming"; exit 1')
+    session = local.open(transport=machine)
+    batch = local.batch("b", b"content")
     session.put(batch)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
@@ -249,90 +245,63 @@ def test_scratch_space_that_was_swept_away_is_an_outage(here: Rig, machine: Mach
     assert not session.usable
 
 
-def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(here: Rig) -> None:
-    (here.there / "by-hash").rmdir()
+def test_a_disk_that_is_not_mounted_is_an_outage_and_nothing_is_made_there(local: Harness) -> None:
+    (local.remote_dir / "by-hash").rmdir()
     with pytest.raises(RemoteUnreachable) as caught:
-        here.open()
+        local.open()
     assert "by-hash" in caught.value.detail
     assert "mounted" in caught.value.hint
-    assert list(here.there.iterdir()) == []
+    assert list(local.remote_dir.iterdir()) == []
 
 
 def test_a_disk_that_goes_away_under_a_session_is_no_batchs_trouble(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
-    session = here.open()
-    first, second = here.batch("first", b"1"), here.batch("second", b"2")
+    session = local.open()
+    first, second = local.batch("first", b"1"), local.batch("second", b"2")
     session.put(first)
     settle(session)
-    here.there.rename(here.there.with_name("unmounted"))
-    here.there.mkdir()
+    local.remote_dir.rename(local.remote_dir.with_name("unmounted"))
+    local.remote_dir.mkdir()
     session.put(second)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
     assert caught.value.message == "remote.path is gone"
     assert session.in_flight == (second,)
-    assert list(here.there.iterdir()) == []
+    assert list(local.remote_dir.iterdir()) == []
 
 
-def test_a_remote_that_cannot_write_is_told_from_a_bad_batch(here: Rig, machine: Machine) -> None:
-    full = "echo 'head: error writing: No space left on device' >&2; exit 1"
-    machine.tool("head", f'[ "$2" != 65536 ] || {{ {full}; }}; exec /usr/bin/head "$@"')
-    machine.tool("tar", "cat >/dev/null; echo 'tar: words nobody has heard of' >&2; exit 2")
-    error = refusal(here, machine, b"content")
-    assert isinstance(error, RemoteCannotStore)
-    assert "words nobody has heard of" in error.detail
-
-
-def test_a_part_of_by_hash_on_another_file_system_is_refused(here: Rig, machine: Machine) -> None:
-    batch = here.batch("b", b"content")
-    place = here.final(batch.blobs[0]).parent
+def test_a_part_of_by_hash_on_another_file_system_is_refused(
+    local: Harness, machine: Machine
+) -> None:
+    batch = local.batch("b", b"content")
+    place = local.final(batch.blobs[0]).parent
     machine.tool("cp", 'echo "cp: Invalid cross-device link" >&2; exit 1')
     machine.tool(
         "df", f'echo head; [ "$2" != "{place}" ] || set -- "" /mnt/x; echo "d 1 1 1 1% $2"'
     )
-    session = here.open(transport=machine)
+    session = local.open(transport=machine)
     session.put(batch)
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert isinstance(rejection.error, RemoteCannotStore)
     assert "another file system" in rejection.error.detail
-    assert here.on_remote() == {}
+    assert local.on_remote() == {}
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_link_in_place_of_a_directory_is_not_followed(
-    here: Rig, tmp_path: Path, level: int
-) -> None:
-    batch = here.batch("b", b"content")
+def test_a_link_in_place_of_a_directory_is_not_followed(local: Harness, tmp_path: Path) -> None:
+    batch = local.batch("b", b"content")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    link = here.final(batch.blobs[0]).parents[2 - level]
+    link = local.final(batch.blobs[0]).parents[1]
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(elsewhere)
-    session = here.open()
+    session = local.open()
     session.put(batch)
     (rejection,) = settle(session)
     assert isinstance(rejection, Rejection)
     assert "a symbolic link stands in its place" in rejection.error.detail
     assert list(elsewhere.iterdir()) == []
-
-
-def test_one_file_that_may_not_be_replaced_is_its_blobs_trouble(
-    here: Rig, machine: Machine
-) -> None:
-    said = "mv: cannot move to 'x': Operation not permitted"
-    machine.tool("mv", f'echo "{said}" >&2; exit 1')
-    batch = here.batch("b", b"content")
-    here.final(batch.blobs[0]).parent.mkdir(parents=True)
-    here.final(batch.blobs[0]).write_bytes(b"immutable")
-    session = here.open(transport=machine)
-    session.put(batch)
-    (rejection,) = settle(session)
-    assert isinstance(rejection, Rejection)
-    assert isinstance(rejection.error, BatchRejected)
-    assert said in rejection.error.detail
-    assert rejection.error.hint
 
 
 # --- the greeting ---------------------------------------------------------------------------------
@@ -348,25 +317,15 @@ NOISE = [
 
 
 @pytest.mark.parametrize("startup", NOISE)
-def test_noise_before_the_greeting_is_skipped(here: Rig, machine: Machine, startup: str) -> None:
-    sends_everything(here, here.open(transport=replace(machine, startup=startup)))
-
-
-@pytest.mark.parametrize("rate", [None, 20_000])
-def test_a_limit_on_speed_holds_from_the_first_byte_on_and_noise_is_still_skipped(
-    here: Rig, machine: Machine, rate: float | None
+def test_noise_before_the_greeting_is_skipped(
+    local: Harness, machine: Machine, startup: str
 ) -> None:
-    loud = replace(machine, startup="echo Welcome; echo again")
-    batch = here.batch("b", b"content")
-    session = here.open(transport=loud, bytes_per_second=rate)
-    session.put(batch)
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == batch.blobs
+    sends_everything(local, local.open(transport=replace(machine, startup=startup)))
 
 
-def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
+def test_noise_without_end_is_refused(local: Harness, machine: Machine) -> None:
     with pytest.raises(RemoteDenied) as caught:
-        here.open(transport=replace(machine, startup="exec yes"))
+        local.open(transport=replace(machine, startup="exec yes"))
     assert "says too much" in caught.value.message
     assert caught.value.hint
 
@@ -376,11 +335,11 @@ def test_noise_without_end_is_refused(here: Rig, machine: Machine) -> None:
     [("exec sleep 600", 0.3), ("cat >/dev/null", 0.3), ("echo Password:; exec sleep 600", 3.0)],
 )
 def test_silence_ends_with_what_was_waited_for(
-    here: Rig, machine: Machine, startup: str, patience: float
+    local: Harness, machine: Machine, startup: str, patience: float
 ) -> None:
     silent = replace(machine, startup=startup, connect_timeout=patience)
     with pytest.raises(RemoteUnreachable) as caught:
-        here.open(transport=silent)
+        local.open(transport=silent)
     assert "did not answer in time: starting our loop" in caught.value.message
     assert "waited" in caught.value.detail
     assert ("Password:" in caught.value.detail) is ("Password" in startup)
@@ -389,32 +348,19 @@ def test_silence_ends_with_what_was_waited_for(
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_an_account_that_ends_at_once_gives_its_own_words(
-    here: Rig, machine: Machine, where: str
+    local: Harness, machine: Machine, where: str
 ) -> None:
     with pytest.raises(BackupError) as caught:
-        here.open(transport=replace(machine, startup=f"echo 'go away' {where}; exit 7"))
+        local.open(transport=replace(machine, startup=f"echo 'go away' {where}; exit 7"))
     assert "go away" in str(caught.value)
 
 
-def test_a_session_that_could_not_be_opened_leaves_no_process(
-    here: Rig, machine: Machine, tmp_path: Path
-) -> None:
-    pid = tmp_path / "pid"
-    silent = replace(machine, startup=f"echo $$ > {pid}; exec sleep 600", connect_timeout=3.0)
-    with pytest.raises(RemoteUnreachable):
-        here.open(transport=silent)
-    wait_until(lambda: gone(pid), "the remote shell to end")
-
-
-@pytest.mark.parametrize(
-    "banner", ["Permission denied (publickey)", "Bad configuration option: x", "Host key is known"]
-)
 def test_words_of_a_login_banner_do_not_explain_a_later_loss(
-    here: Rig, machine: Machine, banner: str
+    local: Harness, machine: Machine
 ) -> None:
-    script = f"echo '{banner}' >&2; {READY}; {TAKE_ONE}; exit 255"
-    session = here.open(transport=Explained(machine.tools, script=script))
-    session.put(here.batch("b", b"content"))
+    script = f"echo 'Permission denied (publickey)' >&2; {READY}; {TAKE_ONE}; exit 255"
+    session = local.open(transport=Explained(machine.tools, script=script))
+    session.put(local.batch("b", b"content"))
     with pytest.raises(RemoteUnreachable):
         settle(session)
 
@@ -426,8 +372,6 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(
     "answer",
     [
         "echo 'ok 99'",
-        "echo 'ok'",
-        "echo 'hello there'",
         "echo",
         "echo 'ok 2'",
         "printf '\\000\\001\\002\\n'",
@@ -436,17 +380,17 @@ def test_words_of_a_login_banner_do_not_explain_a_later_loss(
     ],
 )
 def test_a_protocol_violation_ends_the_session_and_loses_no_batch(
-    here: Rig, machine: Machine, answer: str
+    local: Harness, machine: Machine, answer: str
 ) -> None:
     mad = Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; {answer}; cat >/dev/null")
-    session = here.open(transport=mad)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=mad)
+    batch = local.batch("b", b"content")
     answered: list[Batch] = []
 
     def mad_enough() -> bool:
         answered.extend(outcome.batch for outcome in session.collect(0.1))
         if not session.in_flight:
-            session.put(here.batch("more", b"more"))
+            session.put(local.batch("more", b"more"))
         return False
 
     session.put(batch)
@@ -459,12 +403,12 @@ def test_a_protocol_violation_ends_the_session_and_loses_no_batch(
 
 
 def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
-    here: Rig, machine: Machine, tmp_path: Path
+    local: Harness, machine: Machine, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
     script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; exec <&-; touch {gone}; exec sleep 600"
-    session = here.open(transport=Imposter(machine.tools, script=script))
-    first, second = here.batch("first", b"1"), here.batch("second", b"2" * 6_000_000)
+    session = local.open(transport=Imposter(machine.tools, script=script))
+    first, second = local.batch("first", b"1"), local.batch("second", b"2" * 6_000_000)
     session.put(first)
     wait_until(gone.exists, "the remote to read no more")
     with pytest.raises(RemoteUnreachable):
@@ -472,38 +416,10 @@ def test_an_answer_that_is_not_read_yet_when_the_remote_goes_is_kept(
     assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
 
 
-def test_answers_that_came_before_the_loss_can_still_be_collected(
-    here: Rig, machine: Machine
-) -> None:
-    script = f"{READY}; {TAKE_ONE}; echo got 1; echo ok 1; head -c 2000000 >/dev/null; exit 1"
-    session = here.open(transport=Imposter(machine.tools, script=script))
-    first, second = here.batch("first", b"1"), here.batch("second", b"2" * 6_000_000)
-    session.put(first)
-    with pytest.raises(RemoteUnreachable):
-        session.put(second)
-    assert [receipt_of(outcome).batch for outcome in session.collect(0.0)] == [first]
-    assert session.in_flight == (second,)
-    assert not session.usable
-
-
-def test_a_remote_that_dies_with_a_batch_in_its_hands_leaves_it_in_flight(
-    here: Rig, machine: Machine
-) -> None:
-    session = here.open(
-        transport=Imposter(machine.tools, script=f"{READY}; {TAKE_ONE}; kill -9 $$")
-    )
-    batch = here.batch("b", b"content")
-    session.put(batch)
-    with pytest.raises(RemoteUnreachable):
-        settle(session)
-    assert session.in_flight == (batch,)
-    assert not session.usable
-
-
-def test_a_remote_that_stops_reading_is_a_stall(here: Rig, machine: Machine) -> None:
+def test_a_remote_that_stops_reading_is_a_stall(local: Harness, machine: Machine) -> None:
     stuck = Imposter(machine.tools, script=f"{READY}; exec sleep 600")
-    session = here.open(transport=stuck, stall_timeout=1)
-    batch = here.batch("b", b"more than a pipe takes" * 200_000)
+    session = local.open(transport=stuck, stall_timeout=1)
+    batch = local.batch("b", b"more than a pipe takes" * 200_000)
     with pytest.raises(RemoteUnreachable) as caught:
         session.put(batch)
     assert "stalled" in caught.value.message
@@ -512,11 +428,11 @@ def test_a_remote_that_stops_reading_is_a_stall(here: Rig, machine: Machine) -> 
 
 
 def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
     stuck = Imposter(machine.tools, script=f"{READY}; cat >/dev/null")
-    session = here.open(transport=stuck, receipt_timeout=1)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=stuck, receipt_timeout=1)
+    batch = local.batch("b", b"content")
     session.put(batch)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
@@ -525,45 +441,31 @@ def test_a_remote_that_never_answers_is_not_waited_for_for_ever(
     assert session.in_flight == (batch,)
 
 
-def test_abort_leaves_no_process(here: Rig, machine: Machine, tmp_path: Path) -> None:
+def test_abort_leaves_no_process(local: Harness, machine: Machine, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    session = here.open(transport=replace(machine, startup=f"echo $$ > {pid}"))
-    session.put(here.batch("b", b"content" * 1000))
+    session = local.open(transport=replace(machine, startup=f"echo $$ > {pid}"))
+    session.put(local.batch("b", b"content" * 1000))
     session.abort()
     wait_until(lambda: gone(pid), "the remote shell to end")
 
 
 def test_close_does_not_wait_for_ever(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ntt_backup.client.channel._CLOSE_SECONDS", 0.2)
     pid = tmp_path / "pid"
     stuck = Imposter(machine.tools, script=f"echo $$ > {pid}; {READY}; exec sleep 600")
-    here.open(transport=stuck).close()
+    local.open(transport=stuck).close()
     wait_until(lambda: gone(pid), "the remote shell to end")
 
 
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-def test_every_byte_that_is_handed_over_is_told(
-    here: Rig, machine: Machine, tmp_path: Path
-) -> None:
-    recording = tmp_path / "recording"
-    session = here.open(transport=replace(machine, recording=recording))
-    receipts = []
-    for nth in range(3):
-        session.put(here.batch(f"b{nth}", b"x" * nth * 10_000))
-        receipts += settle(session)
-    session.close()
-    assert here.sent == recording.stat().st_size
-    assert sum(receipt_of(receipt).wire_bytes for receipt in receipts) < here.sent
-
-
 def test_what_dead_sessions_left_is_removed_and_others_things_stay(
-    here: Rig, machine: Machine
+    local: Harness, machine: Machine
 ) -> None:
-    incoming = here.there / ".ntt-incoming"
+    incoming = local.remote_dir / ".ntt-incoming"
     mine, same_run, other = (
         incoming / "0123456789ab.earlier.0.77",
         incoming / "0123456789ab.run.9.78",
@@ -572,44 +474,20 @@ def test_what_dead_sessions_left_is_removed_and_others_things_stay(
     for directory in (mine, same_run, other):
         directory.mkdir(parents=True)
         (directory / "leftover").write_bytes(b"half a batch")
-    session = here.open()
+    session = local.open()
     session.close()
     assert not mine.exists()
     assert same_run.exists()
     assert other.exists()
 
 
-def test_a_settled_batch_leaves_nothing_in_the_scratch_space(here: Rig, machine: Machine) -> None:
-    session = here.open()
-    good, blocked = here.batch("good", b"good"), here.batch("blocked", b"blocked" * 10_000)
-    here.final(blocked.blobs[0]).mkdir(parents=True)
-    session.put(good)
-    session.put(blocked)
-    settle(session)
-    (stage,) = (here.there / ".ntt-incoming").iterdir()
-    wait_until(lambda: not list(stage.iterdir()), "the scratch space to be empty")
-
-
-def test_a_source_that_goes_away_while_it_is_sent_ends_the_session(
-    here: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(here.store)
-    away = SourceError("not mounted any more")
-    monkeypatch.setattr(store, "altered", Mock(side_effect=away))
-    session = here.open(store=store)
-    with pytest.raises(SourceError):
-        session.put(here.batch("b", b"content"))
-    assert not session.usable
-    assert here.on_remote() == {}
-
-
 def test_a_source_disk_that_hangs_is_given_up_after_a_while(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = here.open(stall_timeout=1)
+    session = local.open(stall_timeout=1)
     machine.tool("tar", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{machine.tools}:{os.environ['PATH']}")
-    batch = here.batch("b", b"content")
+    batch = local.batch("b", b"content")
     with pytest.raises(SourceError) as caught:
         session.put(batch)
     assert "tar read nothing for 1 s" in caught.value.detail
@@ -617,14 +495,14 @@ def test_a_source_disk_that_hangs_is_given_up_after_a_while(
     assert session.in_flight == (batch,)
 
 
-def test_a_source_that_is_away_is_no_batchs_trouble(here: Rig) -> None:
-    session = here.open()
-    batch = here.batch("b", b"content")
-    here.store.rename(here.store.with_name("elsewhere"))
+def test_a_source_that_is_away_is_no_batchs_trouble(local: Harness) -> None:
+    session = local.open()
+    batch = local.batch("b", b"content")
+    local.store.rename(local.store.with_name("elsewhere"))
     with pytest.raises(SourceError) as caught:
         session.put(batch)
     assert caught.value.exit_code == 2
     assert session.in_flight == ()
-    here.store.with_name("elsewhere").rename(here.store)
+    local.store.with_name("elsewhere").rename(local.store)
     session.put(batch)
     assert [outcome.batch for outcome in settle(session)] == [batch]

@@ -13,66 +13,41 @@ from ntt_backup.errors import BatchRejected, RemoteCannotStore, RemoteUnreachabl
 from ntt_backup.model import Batch, Blob
 from ntt_backup.process.pipeline import PIPE_BYTES
 from ntt_backup.upload.strategies.session import Rejection
-from tests.contract.harness import Rig, Tampered, reasons, receipt_of, settle
+from tests.contract.harness import Harness, Tampered, reasons, receipt_of, settle
 from tests.environment import wait_until
 from tests.sshd import Sshd
 
 # --- what is well ---------------------------------------------------------------------------------
 
 
-def test_batches_are_answered_in_the_order_they_were_put_in(rig: Rig) -> None:
-    session = rig.open()
-    chance = random.Random(1)
-    batches = [
-        rig.batch(f"b{nth}", *(chance.randbytes(size) for size in (0, nth, 511, 512, 513, 30_000)))
-        for nth in range(1, 6)
-    ]
-    outcomes = []
-    for batch in batches:
-        session.put(batch)
-        outcomes += session.collect(0.0)
-    outcomes += settle(session)
-    assert [receipt_of(outcome).batch for outcome in outcomes] == batches
-    assert rig.on_remote() == rig.expected(*batches)
-    assert session.usable
-
-
-def test_many_batches_go_through_one_session(rig: Rig) -> None:
-    session = rig.open()
+def test_many_batches_go_through_one_session(harness: Harness) -> None:
+    session = harness.open()
     chance = random.Random(2)
     batches, outcomes = [], []
     for nth in range(40):
         sizes = [chance.choice((0, 1, 512, 5000, 20_000)) for _ in range(chance.randrange(1, 30))]
-        batches.append(rig.batch(f"b{nth}", *map(chance.randbytes, sizes)))
+        batches.append(harness.batch(f"b{nth}", *map(chance.randbytes, sizes)))
         session.put(batches[-1])
         while len(session.in_flight) >= 4:
             outcomes += session.collect(1.0)
     outcomes += settle(session)
     assert [receipt_of(outcome).batch for outcome in outcomes] == batches
-    assert rig.on_remote() == rig.expected(*batches)
+    assert harness.on_remote() == harness.expected(*batches)
 
 
-def test_a_batch_is_in_flight_from_its_putting_to_its_outcome(rig: Rig) -> None:
-    session = rig.open()
-    assert session.in_flight == ()
-    first, second = rig.batch("first", b"1"), rig.batch("second", b"2")
-    session.put(first)
-    session.put(second)
-    answered = [outcome.batch for outcome in session.collect(0.0)]
-    assert [*answered, *session.in_flight] == [first, second]
-    settle(session)
-    assert session.in_flight == ()
-
-
-def test_a_receipt_has_a_verdict_for_every_blob(rig: Rig) -> None:
-    good = [rig.put(b"good"), rig.put(b"")]
-    missing, cut_short, corrupt = rig.put(b"missing"), rig.put(b"cut short"), rig.put(b"corrupt")
-    rig.here(missing).unlink()
-    rig.here(cut_short).write_bytes(b"cut")
-    rig.here(corrupt).write_bytes(b"CORRUPT")
+def test_a_receipt_has_a_verdict_for_every_blob(harness: Harness) -> None:
+    good = [harness.put(b"good"), harness.put(b"")]
+    missing, cut_short, corrupt = (
+        harness.put(b"missing"),
+        harness.put(b"cut short"),
+        harness.put(b"corrupt"),
+    )
+    harness.source_path(missing).unlink()
+    harness.source_path(cut_short).write_bytes(b"cut")
+    harness.source_path(corrupt).write_bytes(b"CORRUPT")
     odd = Blob("../../etc/passwd")
     batch = Batch("b", (good[0], missing, cut_short, odd, corrupt, good[1]))
-    session = rig.open()
+    session = harness.open()
     session.put(batch)
     (outcome,) = settle(session)
     receipt = receipt_of(outcome)
@@ -84,94 +59,76 @@ def test_a_receipt_has_a_verdict_for_every_blob(rig: Rig) -> None:
         odd.blobid: "bad-blobid",
     }
     assert receipt.wire_bytes > 0
-    assert rig.on_remote() == rig.expected(Batch("", tuple(good)))
+    assert harness.on_remote() == harness.expected(Batch("", tuple(good)))
 
 
-def test_a_size_that_the_catalog_does_not_know_is_in_the_receipt(rig: Rig) -> None:
-    blob = rig.put(b"twelve bytes")
-    session = rig.open()
+def test_a_size_that_the_catalog_does_not_know_is_in_the_receipt(harness: Harness) -> None:
+    blob = harness.put(b"twelve bytes")
+    session = harness.open()
     session.put(Batch("b", (Blob(blob.blobid, None),)))
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == (Blob(blob.blobid, 12),)
 
 
-def test_a_batch_without_a_good_blob_is_answered_without_the_remote(rig: Rig) -> None:
-    session = rig.open()
-    before = rig.sent
-    rig.put(b"a sign of life")
-    lost = rig.put(b"lost")
-    rig.here(lost).unlink()
+def test_a_batch_without_a_good_blob_is_answered_without_the_remote(harness: Harness) -> None:
+    session = harness.open()
+    before = harness.sent
+    harness.put(b"a sign of life")
+    lost = harness.put(b"lost")
+    harness.source_path(lost).unlink()
     session.put(Batch("bad", (lost,)))
     assert session.in_flight == ()
     (outcome,) = session.collect(0.0)
     receipt = receipt_of(outcome)
-    assert (receipt.stored, receipt.wire_bytes, rig.sent) == ((), 0, before)
+    assert (receipt.stored, receipt.wire_bytes, harness.sent) == ((), 0, before)
     assert reasons(receipt.failed) == {lost.blobid: "missing"}
-    following = rig.batch("good", b"good")
+    following = harness.batch("good", b"good")
     session.put(following)
     assert [outcome.batch for outcome in settle(session)] == [following]
 
 
-@pytest.mark.parametrize("strategy", ["tar"])
-def test_without_verification_content_is_not_read_twice_but_sent_as_it_is(rig: Rig) -> None:
-    blob = rig.put(b"as it was")
-    rig.here(blob).write_bytes(b"AS IT IS!")
-    session = rig.open(verify_source=False)
-    session.put(Batch("b", (blob,)))
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == (blob,)
-
-
-def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(rig: Rig) -> None:
+def test_content_is_told_as_it_goes_and_comes_to_what_was_stored(harness: Harness) -> None:
     chance = random.Random(3)
-    lost = rig.put(chance.randbytes(700_000))
-    rig.here(lost).unlink()
-    small = rig.batch("small", *(chance.randbytes(5_000) for _ in range(200)))
-    mixed = rig.batch("mixed", chance.randbytes(5_000_000), b"", b"12 and a half")
+    lost = harness.put(chance.randbytes(700_000))
+    harness.source_path(lost).unlink()
+    small = harness.batch("small", *(chance.randbytes(5_000) for _ in range(200)))
+    mixed = harness.batch("mixed", chance.randbytes(5_000_000), b"", b"12 and a half")
     mixed = Batch("mixed", (*mixed.blobs, lost))
-    session = rig.open()
+    session = harness.open()
     session.put(small)
     session.put(mixed)
     stored = sum(receipt_of(outcome).stored_bytes for outcome in settle(session))
-    assert rig.carried[-1] == stored == small.size + mixed.size - lost.expected
-    steps = [after - before for before, after in pairwise([0, *rig.carried])]
+    assert harness.carried[-1] == stored == small.size + mixed.size - lost.expected
+    steps = [after - before for before, after in pairwise([0, *harness.carried])]
     assert min(steps) >= 0
     # What the pipe takes at once is all that can be told at once, however fast it goes.
     assert max(steps) <= PIPE_BYTES < stored / 5
 
 
-def test_content_that_came_to_nothing_is_taken_back(rig: Rig) -> None:
-    batches = [rig.batch(name, name.encode() * 100_000) for name in ("first", "second")]
-    session = rig.open()
+def test_content_that_came_to_nothing_is_taken_back(harness: Harness) -> None:
+    batches = [harness.batch(name, name.encode() * 100_000) for name in ("first", "second")]
+    session = harness.open()
     for batch in batches:
         session.put(batch)
-    assert rig.content == sum(batch.size for batch in batches)
+    assert harness.content == sum(batch.size for batch in batches)
     session.abort()
     answered = session.collect(0.0)
-    assert rig.content == sum(receipt_of(outcome).stored_bytes for outcome in answered)
+    assert harness.content == sum(receipt_of(outcome).stored_bytes for outcome in answered)
 
 
-def test_close_leaves_nothing_but_the_blobs(rig: Rig) -> None:
-    session = rig.open()
-    batch = rig.batch("b", b"one", b"two")
+def test_close_leaves_nothing_but_the_blobs(harness: Harness) -> None:
+    session = harness.open()
+    batch = harness.batch("b", b"one", b"two")
     session.put(batch)
     settle(session)
     session.close()
     assert not session.usable
-    assert [path.name for path in rig.there.iterdir()] == ["by-hash"]
+    assert [path.name for path in harness.remote_dir.iterdir()] == ["by-hash"]
 
 
-def test_a_session_that_was_not_used_can_be_closed(rig: Rig) -> None:
-    session = rig.open()
-    session.close()
-    assert not session.usable
-    assert rig.on_remote() == {}
-    assert not (rig.there / ".ntt-incoming").exists()
-
-
-def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(rig: Rig) -> None:
-    session = rig.open()
-    batch = rig.batch("b", *(bytes([number]) * 1000 for number in range(50)))
+def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(harness: Harness) -> None:
+    session = harness.open()
+    batch = harness.batch("b", *(bytes([number]) * 1000 for number in range(50)))
     session.put(batch)
     session.abort()
     session.abort()
@@ -180,28 +137,16 @@ def test_abort_ends_a_session_with_batches_in_flight_and_never_raises(rig: Rig) 
     assert [*answered, *session.in_flight] == [batch]
 
 
-def test_what_the_next_session_sends_again_is_welcome(rig: Rig) -> None:
-    batch = rig.batch("b", *(bytes([number]) * 3000 for number in range(50)))
-    first = rig.open()
+def test_what_the_next_session_sends_again_is_welcome(harness: Harness) -> None:
+    batch = harness.batch("b", *(bytes([number]) * 3000 for number in range(50)))
+    first = harness.open()
     first.put(batch)
     first.abort()
-    second = rig.open()
+    second = harness.open()
     second.put(batch)
     (outcome,) = settle(second)
     assert receipt_of(outcome).stored == batch.blobs
-    assert rig.on_remote() == rig.expected(batch)
-
-
-def test_files_and_directories_have_modes_of_their_own(rig: Rig) -> None:
-    batch = rig.batch("b", b"private", b"set-uid")
-    rig.here(batch.blobs[0]).chmod(0o400)
-    rig.here(batch.blobs[1]).chmod(0o6777)
-    session = rig.open()
-    session.put(batch)
-    settle(session)
-    for blob in batch.blobs:
-        assert rig.final(blob).stat().st_mode & 0o7777 == 0o644
-        assert rig.final(blob).parent.stat().st_mode & 0o7777 == 0o755
+    assert harness.on_remote() == harness.expected(batch)
 
 
 # --- a source that changes ------------------------------------------------------------------------
@@ -232,73 +177,73 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("size", [100, 300_000])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_blob_that_changes_after_its_inspection_never_arrives(
-    here: Rig, change: str, size: int
+    local: Harness, change: str, size: int
 ) -> None:
-    earlier = here.batch("earlier", b"earlier")
-    victim = here.put(b"v" * size)
-    neighbours = [here.put(b"before"), here.put(b"after")]
+    earlier = local.batch("earlier", b"earlier")
+    victim = local.put(b"v" * size)
+    neighbours = [local.put(b"before"), local.put(b"after")]
     batch = Batch("changing", (neighbours[0], victim, neighbours[1]))
-    store = Tampered(here.store)
-    session = here.open(store=store)
+    store = Tampered(local.store)
+    session = local.open(store=store)
     session.put(earlier)
-    store.then = lambda: CHANGES[change](here.here(victim))
+    store.then = lambda: CHANGES[change](local.source_path(victim))
     with pytest.raises(BatchRejected):
         session.put(batch)
     assert batch not in session.in_flight
     outcomes = settle(session) if session.usable else session.collect(0.0)
     assert [*(outcome.batch for outcome in outcomes), *session.in_flight] == [earlier]
-    assert victim.blobid not in {Path(name).name for name in here.on_remote()}
+    assert victim.blobid not in {Path(name).name for name in local.on_remote()}
 
-    again = session if session.usable else here.open()
+    again = session if session.usable else local.open()
     again.put(batch)
     (outcome,) = settle(again)
     assert receipt_of(outcome).stored == tuple(neighbours)
     assert set(reasons(receipt_of(outcome).failed)) == {victim.blobid}
-    assert here.content == earlier.size * (earlier not in session.in_flight) + sum(
+    assert local.content == earlier.size * (earlier not in session.in_flight) + sum(
         blob.expected for blob in neighbours
     )
-    assert victim.blobid not in {Path(name).name for name in here.on_remote()}
+    assert victim.blobid not in {Path(name).name for name in local.on_remote()}
 
 
 @pytest.mark.parametrize("strategy", ["tar"])
-def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(here: Rig) -> None:
-    grows, shrinks = here.put(b"g" * 512), here.put(b"s" * 1024)
+def test_a_blob_that_grows_and_another_that_shrinks_do_not_even_out(local: Harness) -> None:
+    grows, shrinks = local.put(b"g" * 512), local.put(b"s" * 1024)
 
     def swap() -> None:
-        here.here(grows).write_bytes(b"g" * 1024)
-        here.here(shrinks).write_bytes(b"s" * 512)
+        local.source_path(grows).write_bytes(b"g" * 1024)
+        local.source_path(shrinks).write_bytes(b"s" * 512)
 
-    store = Tampered(here.store)
+    store = Tampered(local.store)
     store.then = swap
-    session = here.open(store=store)
+    session = local.open(store=store)
     with pytest.raises(BatchRejected):
         session.put(Batch("b", (grows, shrinks)))
     if session.usable:
         settle(session)
-    assert here.on_remote() == {}
+    assert local.on_remote() == {}
 
 
 # --- a remote that has something there already ----------------------------------------------------
 
 
-def arrange(rig: Rig, blob: Blob) -> Path:
+def arrange(harness: Harness, blob: Blob) -> Path:
     """The place of a blob on the remote, with its directory."""
-    path = rig.final(blob)
+    path = harness.final(blob)
     path.parent.mkdir(parents=True)
     return path
 
 
-def test_right_content_that_is_there_already_is_left_alone(here: Rig) -> None:
-    batch = here.batch("b", b"there already", b"new")
-    place = arrange(here, batch.blobs[0])
+def test_right_content_that_is_there_already_is_left_alone(local: Harness) -> None:
+    batch = local.batch("b", b"there already", b"new")
+    place = arrange(local, batch.blobs[0])
     place.write_bytes(b"there already")
     before = place.stat()
-    session = here.open()
+    session = local.open()
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == batch.blobs
     assert (place.stat().st_ino, place.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
 @pytest.mark.parametrize(
@@ -312,23 +257,23 @@ def test_right_content_that_is_there_already_is_left_alone(here: Rig) -> None:
     ids=["other content", "an empty file", "a symlink", "a dangling symlink"],
 )
 def test_what_does_not_match_its_name_is_replaced(
-    here: Rig, wrong: Callable[[Path], object]
+    local: Harness, wrong: Callable[[Path], object]
 ) -> None:
-    batch = here.batch("b", b"right")
-    wrong(arrange(here, batch.blobs[0]))
-    session = here.open()
+    batch = local.batch("b", b"right")
+    wrong(arrange(local, batch.blobs[0]))
+    session = local.open()
     session.put(batch)
     (outcome,) = settle(session)
     assert receipt_of(outcome).stored == batch.blobs
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
-def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Rig) -> None:
-    batch, following = here.batch("b", b"good", b"blocked"), here.batch("next", b"next")
-    place = arrange(here, batch.blobs[1])
+def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(local: Harness) -> None:
+    batch, following = local.batch("b", b"good", b"blocked"), local.batch("next", b"next")
+    place = arrange(local, batch.blobs[1])
     place.mkdir()
     (place / "precious").write_bytes(b"kept")
-    session = here.open()
+    session = local.open()
     session.put(batch)
     session.put(following)
     about_batch, receipt = settle(session)
@@ -344,10 +289,10 @@ def test_a_directory_in_a_blobs_place_is_the_batchs_trouble_and_stays(here: Rig)
 
 
 def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
-    over_ssh: Rig, remote: Sshd
+    over_ssh: Harness, remote: Sshd
 ) -> None:
     full = remote.full_directory()
-    over_ssh.path, over_ssh.there = full.path, full.local
+    over_ssh.path, over_ssh.remote_dir = full.path, full.local
     remote.run(f"mkdir {full.path}/by-hash").check_returncode()
     small = over_ssh.batch("small", b"small")
     large = over_ssh.batch("large", *(random.Random(n).randbytes(3_000_000) for n in range(8)))
@@ -368,7 +313,7 @@ def test_a_full_remote_says_so_and_what_it_answered_before_is_there(
 
 
 def test_a_remote_that_is_killed_is_noticed_and_no_batch_is_forgotten(
-    over_ssh: Rig, remote: Sshd
+    over_ssh: Harness, remote: Sshd
 ) -> None:
     session = over_ssh.open()
     batches = [over_ssh.batch(f"b{nth}", bytes([nth]) * 50_000) for nth in range(3)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +15,10 @@ import pytest
 
 from ntt_backup.client.connection import Connection
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
-from ntt_backup.upload.strategies.session import Rejection
+from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.wire import framing
-from tests.contract.harness import Machine, Rig, receipt_of, settle
-from tests.contract.test_stream import liar, receipt
+from tests.contract.harness import Harness, Machine, receipt_of, settle
+from tests.contract.test_stream import lying_receiver, random_bytes, receipt
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
@@ -28,10 +27,6 @@ MIB = 1 << 20
 @pytest.fixture
 def strategy() -> str:
     return "stream"
-
-
-def random_bytes(size: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[], Any]) -> None:
@@ -49,32 +44,34 @@ def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[]
     monkeypatch.setattr(os, "readv", failing)
 
 
-def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(here: Rig) -> None:
-    batch = here.batch("b", b"small", random_bytes(8 * MIB))
-    session = here.open()
-    away = here.store.with_name("elsewhere")
+def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(
+    local: Harness,
+) -> None:
+    batch = local.batch("b", b"small", random_bytes(8 * MIB))
+    session = local.open()
+    away = local.store.with_name("elsewhere")
     with pytest.MonkeyPatch.context() as patched:
-        reading_fails(patched, 3, lambda: here.store.exists() and here.store.rename(away))
+        reading_fails(patched, 3, lambda: local.store.exists() and local.store.rename(away))
         with pytest.raises(SourceError):
             session.put(batch)
     assert session.in_flight == ()
-    away.rename(here.store)
+    away.rename(local.store)
     session.put(batch)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [batch.blobs]
-    assert here.on_remote() == here.expected(batch)
+    assert local.on_remote() == local.expected(batch)
 
 
 FAILS = "say(receipt(Receipt(batch, 1, 0, 0, [Exceptional(0, REFUSED, 'EBADMSG: Bad message')])))"
 
 
 @pytest.mark.parametrize("size", [300_000, 3 * MIB], ids=["small", "large"])
-def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
-    here: Rig, machine: Machine, size: int
+def test_a_batch_that_fails_on_the_remote_while_it_is_sent_is_ended(
+    local: Harness, machine: Machine, size: int
 ) -> None:
     """The receiver answers at once and drops the rest; it must learn where that rest ends."""
     # Says FAILED for the first batch when it begins, and takes note of all frames that come.
     book = machine.tools / "book"
-    transport = liar(
+    transport = lying_receiver(
         machine,
         f"if number == 2: {receipt(1)}",
         other=f"""
@@ -84,14 +81,14 @@ def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
 """,
     )
     # So slowly that the answer overtakes what is sent.
-    session = here.open(transport=transport, codec="none", bytes_per_second=300_000)
-    first = here.batch("first", random_bytes(size), *(b"%d" % n for n in range(3)))
+    session = local.open(transport=transport, codec="none", bytes_per_second=300_000)
+    first = local.batch("first", random_bytes(size), *(b"%d" % n for n in range(3)))
     session.put(first)
     outcomes = settle(session)
     assert [outcome.batch for outcome in outcomes] == [first]
     assert isinstance(outcomes[0], Rejection)
     assert isinstance(outcomes[0].error, BatchRejected)
-    second = here.batch("second", b"content")
+    second = local.batch("second", b"content")
     session.put(second)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [second.blobs]
     between = book.read_text().split()
@@ -103,11 +100,11 @@ def test_a_batch_that_fails_there_while_it_is_sent_is_ended(
 
 
 def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker may have been held up elsewhere, longer than any remote may be silent."""
-    session = here.open(transport=liar(machine, receipt(1)))
-    batch = here.batch("b", b"content")
+    session = local.open(transport=lying_receiver(machine, receipt(1)))
+    batch = local.batch("b", b"content")
     session.put(batch)
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 10_000)
@@ -115,10 +112,10 @@ def test_an_answer_that_is_there_is_heard_before_the_remote_is_called_silent(
 
 
 def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sign of life takes half as long as the remote may be silent, by a clock that jumps."""
-    transport = liar(machine, receipt(1))
+    transport = lying_receiver(machine, receipt(1))
     program = machine.tools / "liar.py"
     slowly = (
         "import time\ndef clear_up():\n    for _ in range(5): say(frame(BUSY)); time.sleep(0.1)\n"
@@ -134,19 +131,19 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
 
     monkeypatch.setattr(Connection, "frames", jumping)
     monkeypatch.setattr(time, "monotonic", lambda: clock() + jumped)
-    session = here.open(transport=transport)
+    session = local.open(transport=transport)
     assert session.usable
 
 
 def test_a_remote_that_is_busy_for_ever_is_given_up(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = """
             import time
             while True: say(frame(BUSY)); time.sleep(0.01)
 """
-    session = here.open(transport=liar(machine, answer), receipt_timeout=20)
-    batch = here.batch("b", b"content")
+    session = local.open(transport=lying_receiver(machine, answer), receipt_timeout=20)
+    batch = local.batch("b", b"content")
     session.put(batch)
     start, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
@@ -157,36 +154,30 @@ def test_a_remote_that_is_busy_for_ever_is_given_up(
 
 
 def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
-    here: Rig, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = """
         if kind == BATCH:
             import time
             while True: say(frame(BUSY)); time.sleep(0.01)
 """
-    transport = liar(machine, receipt(1), other=busy)
-    session = here.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)
+    transport = lying_receiver(machine, receipt(1), other=busy)
+    session = local.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)
     start, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
-    batch = here.batch("b", random_bytes(20 * MIB))
+    batch = local.batch("b", random_bytes(20 * MIB))
     with pytest.raises(RemoteUnreachable) as caught:
         session.put(batch)
     assert "stalled" in caught.value.message
     assert session.in_flight == (batch,)
 
 
-def settle_for(session: Any, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        session.collect(1.0)
-
-
 # --- a Python that is there, and no use -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("lacking", ["ctypes", "zlib", "json"])
+@pytest.mark.parametrize("lacking", ["ctypes", "zlib"])
 def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
-    here: Rig, machine: Machine, lacking: str
+    local: Harness, machine: Machine, lacking: str
 ) -> None:
     """As python3-minimal does; auto then takes tar."""
     without = machine.tools / "sitecustomize.py"
@@ -194,7 +185,7 @@ def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
     python = f"PYTHONPATH={machine.tools} exec {sys.executable}"
     machine.tool("python3", f'shift; {python} "$@"')
     with pytest.raises(Unsupported) as caught:
-        here.open(transport=machine)
+        local.open(transport=machine)
     assert lacking in caught.value.detail
     assert "tar" in caught.value.hint
 
@@ -203,16 +194,16 @@ def test_a_python_that_lacks_a_module_is_no_place_for_the_receiver(
 
 
 @pytest.mark.parametrize("what", ["by-hash", "the root", "the root, for another"])
-def test_a_disk_that_goes_away_under_a_session_gives_no_receipt(here: Rig, what: str) -> None:
+def test_a_disk_that_goes_away_under_a_session_gives_no_receipt(local: Harness, what: str) -> None:
     """The receiver still has it open, and could write there without anybody ever seeing it."""
-    session = here.open()
-    first, second = here.batch("first", b"1"), here.batch("second", b"2")
+    session = local.open()
+    first, second = local.batch("first", b"1"), local.batch("second", b"2")
     session.put(first)
     assert [receipt_of(outcome).stored for outcome in settle(session)] == [first.blobs]
-    gone = here.there / "by-hash" if what == "by-hash" else here.there
+    gone = local.remote_dir / "by-hash" if what == "by-hash" else local.remote_dir
     gone.rename(gone.with_name("elsewhere"))
     if what == "the root, for another":
-        (here.there / "by-hash").mkdir(parents=True)
+        (local.remote_dir / "by-hash").mkdir(parents=True)
     session.put(second)
     with pytest.raises(RemoteUnreachable) as caught:
         settle(session)
@@ -236,9 +227,9 @@ if limit == 0:
 """
 
 
-@pytest.mark.parametrize("passed", [0, 5, 40, 100, 150, 320, 375, 384, 396, 400])
-def test_a_far_side_that_falls_silent_at_any_point_is_given_up(
-    here: Rig, machine: Machine, passed: int
+@pytest.mark.parametrize("passed", [0, 40, 150, 375, 396])
+def test_a_remote_that_falls_silent_at_any_point_is_given_up(
+    local: Harness, machine: Machine, passed: int
 ) -> None:
     """In its banners, in READY, before and within the offset of a large blob, and in receipts."""
     script = machine.tools / "mute.py"
@@ -246,19 +237,25 @@ def test_a_far_side_that_falls_silent_at_any_point_is_given_up(
     machine.tool("python3", f'exec {sys.executable} {script} {passed} {sys.executable} "$@"')
     transport = Machine(machine.tools, connect_timeout=2.0)
     batches = [
-        here.batch("small", b"one", b"two"),
-        here.batch("large", random_bytes(66 * MIB)),
-        here.batch("last", b"three"),
+        local.batch("small", b"one", b"two"),
+        local.batch("large", random_bytes(66 * MIB)),
+        local.batch("last", b"three"),
     ]
 
     def send() -> None:
-        session = here.open(transport=transport, stall_timeout=1, receipt_timeout=2)
+        session = local.open(transport=transport, stall_timeout=1, receipt_timeout=2)
         for batch in batches:
             session.put(batch)
             settle(session)
 
     with pytest.raises(RemoteUnreachable):
         send()
-    for session in here.sessions:
+    for session in local.sessions:
         assert not session.usable
-    assert set(here.on_remote()) <= set(here.expected(*batches))
+    assert set(local.on_remote()) <= set(local.expected(*batches))
+
+
+def settle_for(session: Session, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        session.collect(1.0)

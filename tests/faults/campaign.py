@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.environment import Field
-from tests.faults.kinds import KINDS, Missed, Undo, alter_remote, choose, has_verify, unavailable
+from tests.faults.environment import FaultEnvironment
+from tests.faults.kinds import KINDS, Missed, Undo, alter_remote, choose, unavailable
 from tests.faults.model import Model
 
 ROUNDS_AN_ERA = 5
@@ -61,87 +61,91 @@ class _Strike:
 
 
 def campaign(
-    field: Field, seed: int, rounds: int, say: Callable[[str], None] = lambda _: None
+    environment: FaultEnvironment,
+    seed: int,
+    rounds: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Tally:
     """Play the rounds; ends with the first that has violations, which are in the tally then."""
     tally, model = Tally(), Model()
-    tally.unavailable = unavailable(field)
+    tally.unavailable = unavailable(environment)
     possible = [name for name in KINDS if name not in tally.unavailable]
-    mends = has_verify(field)
-    if not mends:
-        tally.unavailable["alter remote"] = "there is no command `verify`"
     began = time.monotonic()
-    field.begin_era()
+    environment.begin_era()
     for number in range(rounds):
-        field.chance = random.Random(f"{seed}/{field.strategy}/{number}")
-        names = choose(field.chance, possible)
-        said = _round(field, names, number, tally, model)
+        environment.chance = random.Random(f"{seed}/{environment.strategy}/{number}")
+        names = choose(environment.chance, possible)
+        said = _round(environment, names, number, tally, model)
         tally.rounds += 1
         tally.duration_s = time.monotonic() - began
         last = number + 1 == rounds
         if not said and (last or (number + 1) % ROUNDS_AN_ERA == 0):
-            said = _finish_era(field, tally, model, mends=mends)
+            said = _finish_era(environment, tally, model)
             if not said and not last:
-                field.begin_era()
+                environment.begin_era()
                 model.begin_era()
         say(f"round {number}: {', '.join(names)}; {said or 'as it must be'}")
         if said:
             tally.violations = [f"round {number} ({', '.join(names)}): {one}" for one in said]
             break
     tally.duration_s = time.monotonic() - began
-    tally.moved = _copied(field)
-    tally.bytes = sum(line["bytes"] for line in _batches(field))
+    tally.moved = _copied(environment)
+    tally.bytes = sum(line["bytes"] for line in _batches(environment))
     return tally
 
 
-def _copied(field: Field) -> int:
+def _copied(environment: FaultEnvironment) -> int:
     """Blobs that the log says were copied, since the first round."""
-    return sum(line["copied"] for line in _batches(field))
+    return sum(line["copied"] for line in _batches(environment))
 
 
-def _batches(field: Field) -> list[dict[str, Any]]:
-    return [line for line in field.events() if line["event"] == "batch_complete"]
+def _batches(environment: FaultEnvironment) -> list[dict[str, Any]]:
+    return [line for line in environment.events() if line["event"] == "batch_complete"]
 
 
-def _round(field: Field, names: list[str], number: int, tally: Tally, model: Model) -> list[str]:
-    chance, site = field.chance, field.site
-    before = _copied(field)
-    field.add(_NEW_BLOBS)
-    again = chance.sample(sorted(field.blobs), 5)
+def _round(
+    environment: FaultEnvironment, names: list[str], number: int, tally: Tally, model: Model
+) -> list[str]:
+    chance, site = environment.chance, environment.site
+    before = _copied(environment)
+    environment.add(_NEW_BLOBS)
+    again = chance.sample(sorted(environment.blobs), 5)
     site.query("update blobs set remote_copied = false where blobid = any(%s)", again)
     site.write_config(run={"skip_pgdump": number % _DUMP_EVERY != 0})
     undone: list[Undo] = []
     strikes = []
     for name in names:
         if KINDS[name].early:
-            _strike(field, name, tally, undone)
+            _strike(environment, name, tally, undone)
         else:
             when = chance.choice(("beginning", "bytes", "bytes", "time"))
             moment = (chance.randrange(700_000), chance.uniform(0.0, 1.2))
             strikes.append(_Strike(name, when, *moment, chance.uniform(0.05, 0.8)))
     try:
         with site.running("run") as run:
-            field.run = run
-            status = _play(field, strikes, tally, undone)
+            environment.run = run
+            status = _play(environment, strikes, tally, undone)
     finally:
-        field.run = None
+        environment.run = None
         for undo in reversed(undone):
             undo()
-        field.link.resume()
-        field.link.restore()
+        environment.link.resume()
+        environment.link.restore()
     if status is None:
         tally.faults["kill everything"] += 1
     output = site.output()
     tally.endings["killed" if status is None or status < 0 else f"exit code {status}"] += 1
-    field.await_catalog()
-    field.await_quiet()
-    tally.moved_under_fire += _copied(field) - before
-    return model.violations(field, status, output)
+    environment.await_catalog()
+    environment.await_quiet()
+    tally.moved_under_fire += _copied(environment) - before
+    return model.violations(environment, status, output)
 
 
-def _strike(field: Field, name: str, tally: Tally, undone: list[Undo]) -> Undo | None:
+def _strike(
+    environment: FaultEnvironment, name: str, tally: Tally, undone: list[Undo]
+) -> Undo | None:
     try:
-        undo = KINDS[name].strike(field)
+        undo = KINDS[name].strike(environment)
     except Missed:
         tally.missed[name] += 1
         return None
@@ -151,9 +155,11 @@ def _strike(field: Field, name: str, tally: Tally, undone: list[Undo]) -> Undo |
     return undo
 
 
-def _play(field: Field, strikes: list[_Strike], tally: Tally, undone: list[Undo]) -> int | None:
+def _play(
+    environment: FaultEnvironment, strikes: list[_Strike], tally: Tally, undone: list[Undo]
+) -> int | None:
     """The run's exit status; None where it had to be killed."""
-    run = field.run
+    run = environment.run
     assert run is not None
     pause = threading.Event()
     began, workers_began, sent = time.monotonic(), 0.0, 0
@@ -161,17 +167,17 @@ def _play(field: Field, strikes: list[_Strike], tally: Tally, undone: list[Undo]
     todo = list(strikes)
     while run.poll() is None:
         now = time.monotonic()
-        if not workers_began and field.workers():
-            workers_began, sent = now, field.link.sent
+        if not workers_began and environment.workers():
+            workers_began, sent = now, environment.link.sent
         until = workers_began + ROUND_SECONDS if workers_began else began + _BEGINNING_SECONDS
         if now > until:
             break
         progress = {"beginning": now - began}
         if workers_began:
-            progress |= {"time": now - workers_began, "bytes": field.link.sent - sent}
+            progress |= {"time": now - workers_began, "bytes": environment.link.sent - sent}
         for strike in [one for one in todo if _is_due(one, progress)]:
             todo.remove(strike)
-            if undo := _strike(field, strike.kind, tally, undone):
+            if undo := _strike(environment, strike.kind, tally, undone):
                 lasting.append((now + strike.lasts_s, undo))
         for end, undo in [one for one in lasting if one[0] <= now]:
             lasting.remove((end, undo))
@@ -187,22 +193,21 @@ def _is_due(strike: _Strike, progress: Mapping[str, float]) -> bool:
     return progress.get(strike.when, -1) >= moment
 
 
-def _finish_era(field: Field, tally: Tally, model: Model, *, mends: bool) -> list[str]:
+def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> list[str]:
     """Put everything right; then one run must make all complete, and nothing may be lost."""
-    site = field.site
-    field.put_right()
-    site.register(sorted(field.deleted))
+    site = environment.site
+    environment.put_right()
+    site.register(sorted(environment.deleted))
     site.write_config(run={"skip_pgdump": False})
     site.run("requeue")
-    if mends:
-        site.run("run")
-        altered = alter_remote(field, 2)
-        tally.faults["alter remote"] += len(altered)
-        found = site.run("verify", "--download")
-        if altered and found.returncode != 7:
-            return [f"verify ended with {found.returncode} over {altered}: {found.stdout[-500:]}"]
+    site.run("run")
+    altered = alter_remote(environment, 2)
+    tally.faults["alter remote"] += len(altered)
+    found = site.run("verify", "--download")
+    if altered and found.returncode != 7:
+        return [f"verify ended with {found.returncode} over {altered}: {found.stdout[-500:]}"]
     done = site.run("run")
     if done.returncode != 0:
         return [f"the clean run ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr}"]
-    tally.blobs += len(field.blobs)
-    return model.complete(field)
+    tally.blobs += len(environment.blobs)
+    return model.complete(environment)

@@ -1,4 +1,4 @@
-"""The field of a campaign: a site made ready to be struck."""
+"""The environment of a campaign: a site that faults may strike."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from tests.environment import Site
-from tests.faults.environment import Disk, Field
+from tests.faults.environment import Disk, FaultEnvironment
 from tests.link import Link
 from tests.postgres import Postgres
 from tests.sshd import Sshd
 
 
 @pytest.fixture
-def field(
+def environment(
     request: pytest.FixtureRequest,
     site: Site,
     postgres: Postgres,
     remote: Sshd,
     link: Link,
     tmp_path: Path,
-) -> Iterator[Field]:
+) -> Iterator[FaultEnvironment]:
     """A site whose remote lies on a small disk of its own, behind a link that can fail."""
     small = True
     try:
@@ -47,7 +47,7 @@ def field(
     )
     site.through(remote.through(link.port))
     chance = random.Random(0)  # a campaign sets its own
-    made = Field(site, postgres, remote, link, disk, tools, request.param, chance)
+    made = FaultEnvironment(site, postgres, remote, link, disk, tools, request.param, chance)
     made.add(2)
     first = site.run("run")  # from here on by-hash is there, and its absence means trouble
     assert first.returncode == 0, first.stdout

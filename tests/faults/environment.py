@@ -63,7 +63,7 @@ class Disk:
 
 
 @dataclass(repr=False)
-class Field:
+class FaultEnvironment:
     """chance decides everything that is decided. damaged: what stood in blobs that were altered."""
 
     site: Site

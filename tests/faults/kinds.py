@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.faults.environment import Field
+from tests.faults.environment import FaultEnvironment
 
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
@@ -36,7 +36,7 @@ class Missed(Exception):
 class Kind:
     """strike: what is done. early: before the run starts, and undone after it."""
 
-    strike: Callable[[Field], Undo | None]
+    strike: Callable[[FaultEnvironment], Undo | None]
     early: bool = False
     weight: int = 2
 
@@ -49,32 +49,36 @@ def _must(done: bool) -> None:
 # --- kill -9 --------------------------------------------------------------------------------------
 
 
-def _coordinator(field: Field) -> None:
-    assert field.run is not None
-    _must(field.run.poll() is None)
-    field.run.kill()
+def _coordinator(environment: FaultEnvironment) -> None:
+    assert environment.run is not None
+    _must(environment.run.poll() is None)
+    environment.run.kill()
 
 
-def _worker(field: Field) -> None:
-    _must(field.kill(field.workers()))
+def _worker(environment: FaultEnvironment) -> None:
+    _must(environment.kill(environment.workers()))
 
 
-def _child(name: str) -> Callable[[Field], None]:
-    def strike(field: Field) -> None:
+def _child(name: str) -> Callable[[FaultEnvironment], None]:
+    def strike(environment: FaultEnvironment) -> None:
         """One lives for as long as a batch takes to be read: it has to be waited for."""
         end = time.monotonic() + _CHILD_SECONDS
-        while time.monotonic() < end and field.run is not None and field.run.poll() is None:
-            of_workers = [field.site.children(worker) for worker in field.workers()]
+        while (
+            time.monotonic() < end
+            and environment.run is not None
+            and environment.run.poll() is None
+        ):
+            of_workers = [environment.site.children(worker) for worker in environment.workers()]
             found = [pid for some in of_workers for pid, comm in some.items() if comm == name]
-            if field.kill(sorted(found)):
+            if environment.kill(sorted(found)):
                 return
         raise Missed
 
     return strike
 
 
-def _sessions(field: Field) -> None:
-    field.remote.kill_sessions()
+def _sessions(environment: FaultEnvironment) -> None:
+    environment.remote.kill_sessions()
 
 
 # Whoever has a file or directory open below the path, as the receiver, its shell and its tar do.
@@ -88,18 +92,18 @@ echo $n
 """
 
 
-def _receiver(field: Field) -> None:
-    said = field.remote.run(_RECEIVER.format(path=field.site.remote.path)).stdout
+def _receiver(environment: FaultEnvironment) -> None:
+    said = environment.remote.run(_RECEIVER.format(path=environment.site.remote.path)).stdout
     _must(said.strip() not in (b"", b"0"))
 
 
-def _backend(field: Field) -> None:
+def _backend(environment: FaultEnvironment) -> None:
     """PostgreSQL ends all its sessions when one of its processes is killed."""
     with suppress(psycopg.Error):
-        rows = field.site.query(
+        rows = environment.site.query(
             "select pid from pg_stat_activity where application_name like 'ntt-backup-remote/%'"
         )
-        _must(field.kill(sorted(pid for (pid,) in rows)))
+        _must(environment.kill(sorted(pid for (pid,) in rows)))
         return
     raise Missed
 
@@ -107,21 +111,21 @@ def _backend(field: Field) -> None:
 # --- the database ---------------------------------------------------------------------------------
 
 
-def _crash_database(field: Field) -> Undo:
-    field.postgres.stop()
-    return field.postgres.start
+def _crash_database(environment: FaultEnvironment) -> Undo:
+    environment.postgres.stop()
+    return environment.postgres.start
 
 
-def _insert_rows(field: Field) -> None:
+def _insert_rows(environment: FaultEnvironment) -> None:
     with suppress(psycopg.Error):
-        field.add(field.chance.randrange(1, 12))
+        environment.add(environment.chance.randrange(1, 12))
 
 
-def _delete_rows(field: Field) -> None:
-    victims = field.chance.sample(sorted(field.blobs), min(5, len(field.blobs)))
+def _delete_rows(environment: FaultEnvironment) -> None:
+    victims = environment.chance.sample(sorted(environment.blobs), min(5, len(environment.blobs)))
     with suppress(psycopg.Error):
-        field.site.query("delete from blobs where blobid = any(%s)", victims)
-        field.deleted.update(victims)
+        environment.site.query("delete from blobs where blobid = any(%s)", victims)
+        environment.deleted.update(victims)
         return
     raise Missed
 
@@ -129,24 +133,24 @@ def _delete_rows(field: Field) -> None:
 # --- the link -------------------------------------------------------------------------------------
 
 
-def _cut(field: Field) -> Undo:
-    field.link.cut()
-    return field.link.restore
+def _cut(environment: FaultEnvironment) -> Undo:
+    environment.link.cut()
+    return environment.link.restore
 
 
-def _cut_after(field: Field) -> Undo:
-    field.link.cut_after(field.chance.randrange(1, 400_000))
-    return field.link.restore
+def _cut_after(environment: FaultEnvironment) -> Undo:
+    environment.link.cut_after(environment.chance.randrange(1, 400_000))
+    return environment.link.restore
 
 
-def _stall(field: Field) -> Undo:
-    field.link.stall()
-    return field.link.resume
+def _stall(environment: FaultEnvironment) -> Undo:
+    environment.link.stall()
+    return environment.link.resume
 
 
-def _throttle(field: Field) -> Undo:
-    field.link.throttle(field.chance.randrange(30_000, 300_000))
-    return lambda: field.link.throttle(None)
+def _throttle(environment: FaultEnvironment) -> Undo:
+    environment.link.throttle(environment.chance.randrange(30_000, 300_000))
+    return lambda: environment.link.throttle(None)
 
 
 # Every ssh of the round goes through tests/bit_flips.py, which alters one bit for each line of its
@@ -156,66 +160,68 @@ _FLIPPER = (
 )
 
 
-def _flip_in_flight(field: Field) -> Undo:
+def _flip_in_flight(environment: FaultEnvironment) -> Undo:
     """Between the strategy and ssh, where no checksum of ssh's reaches."""
-    chance, book = field.chance, field.tools / "book"
+    chance, book = environment.chance, environment.tools / "book"
     lines = ["up 999999999 0"]  # the preflight's session, which is not tried again
     for _ in range(chance.randrange(1, 4)):
         way, byte = chance.choice((("up", 400), ("up", 200_000), ("down", 400)))
         lines.append(f"{way} {chance.randrange(byte)} {chance.randrange(8)}")
     book.write_text("\n".join(lines) + "\n")
-    ssh = field.tools / "ssh"
+    ssh = environment.tools / "ssh"
     ssh.write_text(_FLIPPER.format(project=PROJECT, python=sys.executable, book=book))
     ssh.chmod(0o755)
-    field.site.environ["PATH"] = f"{field.tools}:{os.environ['PATH']}"
-    return lambda: field.site.environ.pop("PATH", None)
+    environment.site.environ["PATH"] = f"{environment.tools}:{os.environ['PATH']}"
+    return lambda: environment.site.environ.pop("PATH", None)
 
 
 # --- the remote's disk ----------------------------------------------------------------------------
 
 
-def _fill(field: Field) -> Undo:
-    if field.disk.struck:
+def _fill(environment: FaultEnvironment) -> Undo:
+    if environment.disk.struck:
         raise Missed
-    field.disk.fill()
-    return field.disk.free
+    environment.disk.fill()
+    return environment.disk.free
 
 
-def _read_only(field: Field) -> Undo:
-    if field.disk.struck:
+def _read_only(environment: FaultEnvironment) -> Undo:
+    if environment.disk.struck:
         raise Missed
     for _ in range(50):  # not while a file is open for writing
-        if field.disk.remount("ro"):
+        if environment.disk.remount("ro"):
             break
         time.sleep(0.01)
     else:
         raise Missed
-    return lambda: field.disk.remount("rw")
+    return lambda: environment.disk.remount("rw")
 
 
 # --- the source -----------------------------------------------------------------------------------
 
 
-def _alter_source(field: Field) -> Undo:
-    for blobid in field.chance.sample(sorted(field.blobs), min(3, len(field.blobs))):
-        if blobid not in field.damaged:
-            field.alter(blobid)
-    return field.put_right
+def _alter_source(environment: FaultEnvironment) -> Undo:
+    for blobid in environment.chance.sample(
+        sorted(environment.blobs), min(3, len(environment.blobs))
+    ):
+        if blobid not in environment.damaged:
+            environment.alter(blobid)
+    return environment.put_right
 
 
 # --- the clock, and a hurried operator ------------------------------------------------------------
 
 
-def _move_clock(field: Field) -> Undo:
+def _move_clock(environment: FaultEnvironment) -> Undo:
     """For our processes alone. Where time jumps for them, deadlines must not."""
-    days = field.chance.choice((-400, -1, 1, 400))
+    days = environment.chance.choice((-400, -1, 1, 400))
     faked = {
         "LD_PRELOAD": str(_clock_library()),
         "FAKETIME": f"{days:+d}d",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    field.site.environ.update(faked)
-    return lambda: [field.site.environ.pop(name, None) for name in faked]
+    environment.site.environ.update(faked)
+    return lambda: [environment.site.environ.pop(name, None) for name in faked]
 
 
 def _clock_library() -> Path | None:
@@ -223,10 +229,10 @@ def _clock_library() -> Path | None:
     return found[0] if found else None
 
 
-def _stop_signal(field: Field) -> None:
-    assert field.run is not None
-    _must(field.run.poll() is None)
-    field.run.send_signal(field.chance.choice((signal.SIGTERM, signal.SIGINT)))
+def _stop_signal(environment: FaultEnvironment) -> None:
+    assert environment.run is not None
+    _must(environment.run.poll() is None)
+    environment.run.send_signal(environment.chance.choice((signal.SIGTERM, signal.SIGINT)))
 
 
 KINDS: Mapping[str, Kind] = {
@@ -254,18 +260,18 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def unavailable(field: Field) -> dict[str, str]:
-    """The kinds that are not used with this field, and why."""
+def unavailable(environment: FaultEnvironment) -> dict[str, str]:
+    """The kinds that are not used with this environment, and why."""
     reasons = {}
-    if field.strategy == "tar":
+    if environment.strategy == "tar":
         reasons["flip bits in flight"] = "tar has no checksum from end to end"
         reasons["alter source"] = "tar does not hash what it reads after the inspection"
     else:
         reasons["kill tar"] = "stream starts no tar"
-    if not field.disk.small:
+    if not environment.disk.small:
         reasons["fill remote disk"] = "needs a container, or mounts"
         reasons["remote disk read-only"] = "needs a container, or mounts"
-    elif not _may_remount(field):
+    elif not _may_remount(environment):
         reasons["remote disk read-only"] = "needs the right to mount"
     if _clock_library() is None:
         reasons["move clock"] = "libfaketime is not installed"
@@ -274,8 +280,8 @@ def unavailable(field: Field) -> dict[str, str]:
     return reasons
 
 
-def _may_remount(field: Field) -> bool:
-    return field.disk.remount("ro") and field.disk.remount("rw")
+def _may_remount(environment: FaultEnvironment) -> bool:
+    return environment.disk.remount("ro") and environment.disk.remount("rw")
 
 
 def choose(chance: random.Random, possible: list[str]) -> list[str]:
@@ -285,19 +291,13 @@ def choose(chance: random.Random, possible: list[str]) -> list[str]:
     return list(dict.fromkeys(chance.choices(possible, weights, k=count)))
 
 
-def has_verify(field: Field) -> bool:
-    """Whether the program can find what was altered on the remote."""
-    said = field.site.run("--help").stdout
-    return any(line.split()[:1] == ["verify"] for line in said.splitlines())
-
-
-def alter_remote(field: Field, count: int) -> list[str]:
+def alter_remote(environment: FaultEnvironment, count: int) -> list[str]:
     """Flip a bit in files below by-hash; for when `verify` is to find and mend them."""
-    top = field.site.remote.local / "by-hash"
+    top = environment.site.remote.local / "by-hash"
     there = sorted(path for path in top.rglob("*") if path.is_file() and path.stat().st_size)
-    victims = field.chance.sample(there, min(count, len(there)))
+    victims = environment.chance.sample(there, min(count, len(there)))
     for path in victims:
         content = bytearray(path.read_bytes())
-        content[field.chance.randrange(len(content))] ^= 1 << field.chance.randrange(8)
+        content[environment.chance.randrange(len(content))] ^= 1 << environment.chance.randrange(8)
         path.write_bytes(content)
     return [path.name for path in victims]

@@ -14,7 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from tests.acceptance.conftest import validator
-from tests.faults.environment import Field
+from tests.faults.environment import FaultEnvironment
 
 # What a run may end with when it was not killed. 1 is for what nobody foresaw, and for a worker
 # that died six times; no round has that many strikes at workers.
@@ -31,23 +31,25 @@ class Model:
     def begin_era(self) -> None:
         self.named.clear()
 
-    def violations(self, field: Field, status: int | None, output: str) -> list[str]:
+    def violations(
+        self, environment: FaultEnvironment, status: int | None, output: str
+    ) -> list[str]:
         """Everything that is not as it must be, after a round. status: the run's, if it ended by
         itself.
         """
         return [
-            *self._remote(field),
-            *self._ledger(field),
-            *self._dumps(field),
-            *self._log(field),
+            *self._remote(environment),
+            *self._ledger(environment),
+            *self._dumps(environment),
+            *self._log(environment),
             *_ending(status, output),
         ]
 
-    def complete(self, field: Field) -> list[str]:
+    def complete(self, environment: FaultEnvironment) -> list[str]:
         """Everything that is not as it must be, after a clean run without trouble."""
-        site = field.site
+        site = environment.site
         found = []
-        ours = field.blobs
+        ours = environment.blobs
         there = {Path(name).name: content for name, content in site.on_remote().items()}
         if missing := ours.keys() - there.keys():
             found.append(f"{len(missing)} blobs are lost, such as {min(missing)}")
@@ -62,15 +64,15 @@ class Model:
             found.append(f"{len(unmarked)} blobs are not marked, such as {min(unmarked)}")
         if failed := site.failures():
             found.append(f"{len(failed)} blobs are failed: {sorted(set(failed.values()))}")
-        if litter := field.litter():
+        if litter := environment.litter():
             found.append(f"there is litter: {litter}")
-        return [*found, *self._dumps(field)]
+        return [*found, *self._dumps(environment)]
 
-    def _remote(self, field: Field) -> list[str]:
+    def _remote(self, environment: FaultEnvironment) -> list[str]:
         """Whatever has a name is whole and right, and what had one still has it."""
         found = []
         names = set()
-        for path, content in field.site.on_remote().items():
+        for path, content in environment.site.on_remote().items():
             name = Path(path).name
             names.add(name)
             if blake3(content).hexdigest() != name:
@@ -82,21 +84,21 @@ class Model:
         self.named |= names
         return found
 
-    def _ledger(self, field: Field) -> list[str]:
+    def _ledger(self, environment: FaultEnvironment) -> list[str]:
         """What is recorded as copied is there; what failed was bad."""
         found = []
-        if unfounded := field.site.copied() - self.named:
+        if unfounded := environment.site.copied() - self.named:
             found.append(f"{len(unfounded)} blobs are marked and not there: {min(unfounded)}")
-        failed = field.site.failures()
-        if wronged := failed.keys() - field.ever_damaged:
+        failed = environment.site.failures()
+        if wronged := failed.keys() - environment.ever_damaged:
             reasons = sorted({failed[blobid] for blobid in wronged})
             found.append(f"{len(wronged)} good blobs are failed: {reasons}, such as {min(wronged)}")
         return found
 
-    def _dumps(self, field: Field) -> list[str]:
+    def _dumps(self, environment: FaultEnvironment) -> list[str]:
         """A dump that has its name has its record, and is what the record says."""
         found = []
-        place = field.site.remote.local / "pgdump"
+        place = environment.site.remote.local / "pgdump"
         for dump in sorted(place.glob("2*.dump")):
             record = dump.with_name(f"{dump.name}.json")
             if not record.exists():
@@ -108,10 +110,10 @@ class Model:
                 found.append(f"the dump {dump.name} is not what its record says")
         return found
 
-    def _log(self, field: Field) -> list[str]:
+    def _log(self, environment: FaultEnvironment) -> list[str]:
         """Every new line is as the schema says."""
         found = []
-        events = field.events()
+        events = environment.events()
         for line in events[self.lines :]:
             if error := next(iter(validator(line["event"]).iter_errors(line)), None):
                 found.append(f"a line of the log breaks the schema: {error.message}: {line}")

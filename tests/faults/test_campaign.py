@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import Tally, campaign
-from tests.faults.environment import Field
+from tests.faults.environment import FaultEnvironment
 
 ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
 SEED = int(os.environ.get("NTT_FAULTS_SEED", "11"))
@@ -21,23 +21,23 @@ REPORT = os.environ.get("NTT_FAULTS_REPORT", "")
 STRATEGIES = ["stream", "tar"] if STRATEGY == "both" else [STRATEGY]
 
 
-@pytest.mark.parametrize("field", STRATEGIES, indirect=True)
+@pytest.mark.parametrize("environment", STRATEGIES, indirect=True)
 def test_no_fault_breaks_an_invariant(
-    field: Field, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    environment: FaultEnvironment, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def say(line: str) -> None:
         if REPORT:
             with capsys.disabled():
                 print(line, flush=True)
 
-    tally = campaign(field, SEED, ROUNDS, say)
+    tally = campaign(environment, SEED, ROUNDS, say)
     if REPORT:
-        _report(field.strategy, tally)
+        _report(environment.strategy, tally)
     assert sum(tally.faults.values()) > 0, "no fault was injected"
     assert tally.moved > 0
     assert tally.violations == [], (
         f"to see it again: tests/faults/run --rounds {tally.rounds} --seed {SEED}"
-        f" --strategy {field.strategy}"
+        f" --strategy {environment.strategy}"
     )
 
 

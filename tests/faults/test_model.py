@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.environment import Site
-from tests.faults.environment import Field
+from tests.faults.environment import FaultEnvironment
 from tests.faults.model import Model
 
 
@@ -38,15 +38,15 @@ def marked(site: Site, column: str, value: bool, blobid: str) -> Iterator[None]:
     site.query(set_to, not value, blobid)
 
 
-@pytest.mark.parametrize("field", ["stream"], indirect=True)
-def test_it_sees_what_is_broken(field: Field) -> None:
-    site, model = field.site, Model()
+@pytest.mark.parametrize("environment", ["stream"], indirect=True)
+def test_the_model_sees_each_invariant_that_is_broken(environment: FaultEnvironment) -> None:
+    site, model = environment.site, Model()
     site.write_config(run={"skip_pgdump": False})
-    field.add(3)
+    environment.add(3)
     assert site.run("run").returncode == 0
-    field.await_quiet()
-    assert model.violations(field, 0, "") == []
-    assert model.complete(field) == []
+    environment.await_quiet()
+    assert model.violations(environment, 0, "") == []
+    assert model.complete(environment) == []
 
     by_hash = site.remote.local / "by-hash"
     there = sorted(path for path in by_hash.rglob("*") if path.is_file())
@@ -56,10 +56,10 @@ def test_it_sees_what_is_broken(field: Field) -> None:
     site.register([unsent])
 
     def after_a_round() -> list[str]:
-        return model.violations(field, 0, "")
+        return model.violations(environment, 0, "")
 
     def at_the_end() -> list[str]:
-        return model.complete(field)
+        return model.complete(environment)
 
     broken: list[tuple[object, Callable[[], list[str]], str]] = [
         (another_content(one, one.read_bytes()[:-1]), after_a_round, "not what its name says"),
@@ -94,7 +94,7 @@ def test_it_sees_what_is_broken(field: Field) -> None:
     misplaced.unlink()
 
     for status, output in ((1, ""), (42, ""), (0, "Traceback (most recent call last)")):
-        assert model.violations(field, status, output)
+        assert model.violations(environment, status, output)
     with site.log.open("a") as log:
         log.write(json.dumps({"event": "run_stop", "level": "info"}) + "\n")
     assert any("breaks the schema" in said for said in after_a_round())

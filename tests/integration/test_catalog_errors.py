@@ -153,7 +153,7 @@ def test_limits_of_the_role_do_not_end_our_work_and_those_of_the_url_hold(
     database_url: str, hurried: str, options: str, expected: tuple[str, str]
 ) -> None:
     with connect(make_conninfo(database_url, user=hurried, options=options), "test") as conn:
-        limits = dict(conn.execute(LIMITS).fetchall())
+        limits: dict[str, str] = dict(conn.execute(LIMITS).fetchall())
 
     assert (limits.pop("statement_timeout"), limits.pop("lock_timeout")) == expected
     assert set(limits.values()) == {"0ms"}
@@ -162,7 +162,7 @@ def test_limits_of_the_role_do_not_end_our_work_and_those_of_the_url_hold(
 def test_both_ends_notice_a_dead_peer(tcp_url: str) -> None:
     with connect(tcp_url, "test") as conn:
         ours = conn.info.get_parameters()
-        theirs = dict(
+        theirs: dict[str, str] = dict(
             conn.execute(
                 "select name, setting from pg_settings"
                 " where name like 'tcp%' or name = 'client_connection_check_interval'"

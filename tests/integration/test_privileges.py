@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 import psycopg
@@ -207,7 +206,7 @@ def reader(catalog: Connection, catalog_url: str, name: str) -> str:
 
 def pg_dump(postgres: Postgres, url: str) -> str:
     """What pg_dump complains about."""
-    program = Path(postgres.server.bin_path) / "pg_dump"
+    program = postgres.programs / "pg_dump"
     argv = [str(program), "--format=custom", f"--dbname={url}"]
     done = subprocess.run(argv, stdout=DEVNULL, stderr=PIPE, text=True, check=False)
     return done.stderr

@@ -13,6 +13,7 @@ from ntt_backup.catalog import stats
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.history import end_run, start_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
+from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals, pending_estimate
 from ntt_backup.model import Blob, Failure, Reason
@@ -42,7 +43,7 @@ def test_an_estimate_is_exact_where_time_allows(catalog: Connection) -> None:
 
 def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements of these names end at once, as if their time were over."""
-    really = stats.statement
+    really = statement
 
     def slow(name: str, **parts: sql.Composable) -> sql.Composable:
         return sql.SQL("select pg_sleep(60)") if name in names else really(name, **parts)

@@ -241,8 +241,8 @@ class FakeSession:
             elif fault == "full":
                 self._answer()
                 if self._flights:
-                    error = RemoteCannotStore("full")
-                    self._arrived.insert(0, Rejection(self._flights.pop(0), error))
+                    full = RemoteCannotStore("full")
+                    self._arrived.insert(0, Rejection(self._flights.pop(0), full))
             elif fault == "lost":
                 self._lose()
             else:

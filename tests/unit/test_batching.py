@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.model import Batch, Blob, Reason
+from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.upload.batching import (
     GiveUp,
     Retry,
@@ -97,7 +97,9 @@ def test_bad_blobs_end_alone_and_failed_and_no_other_is(
     count, bad_numbers = case
     batch = a_batch(count)
     bad = {batch.blobs[number] for number in bad_numbers}
-    todo, stored, failed, sends = deque([batch]), [], [], 0
+    todo, sends = deque([batch]), 0
+    stored: list[Blob] = []
+    failed: list[Failure] = []
     while todo:
         sent = todo.popleft()
         sends += 1
@@ -131,7 +133,7 @@ def test_a_single_blob_is_given_up_only_after_all_its_attempts() -> None:
 
 
 def test_lost_links_do_not_count_against_a_blob() -> None:
-    batches = (a_batch(1),)
+    batches: tuple[Batch, ...] = (a_batch(1),)
     for _ in range(20):
         (lost,) = batches
         batches = after_link_loss(lost, 3)

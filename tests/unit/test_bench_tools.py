@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from ntt_backup.bench.results import Spread
 from tests.bench.contender import Failed, compare
 from tests.bench.plan import Case
-from tests.bench.results import Outcome, Sample, Spread
+from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
 from tests.bench.stores import PRODUCTION, Recipe, Store, cached, sizes
 

@@ -12,10 +12,8 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon import dump_child
 from ntt_backup.daemon.dump_child import RETRY_SECONDS, DumpChild
-from ntt_backup.events import DumpFailed, DumpSkipped, Event, Warning
-from ntt_backup.process.messages import DumpOver
+from ntt_backup.events import DumpFailed, DumpSkipped, Event
 from ntt_backup.process.pipeline import Child, wait_for
-from ntt_backup.upload.event_pipe import send
 from tests.patience import PATIENCE
 
 INTERVAL = 86400.0
@@ -46,7 +44,7 @@ def heard(dump: DumpChild, now: float = 0.0) -> Iterator[Event]:
         yield from dump.hear(now)
 
 
-def test_its_events_are_passed_on_and_its_end_is_not(program: Path) -> None:
+def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(program: Path) -> None:
     program.write_text(
         'print(\'{"event": "dump_skipped", "pid": 1, "name": "x"}\')\n'
         "print('a library says something'); print('[1]'); print('{}')\n"
@@ -79,20 +77,7 @@ def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_loo
     dump.kill()
 
 
-def test_it_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(got: Settings) -> int:
-        send(1, Warning(reason=str(got == settings())))
-        send(1, DumpOver(failed=False))
-        return 0
-
-    monkeypatch.setattr(dump_child, "work", work)
-    dump = DumpChild(settings())
-    dump.start_if_due(0.0)
-    assert [event.line for event in heard(dump)] == ["warning: True"]
-    assert not dump.failed
-
-
-def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
+def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
     program.write_text("import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()")
     dump = DumpChild(settings())
     dump.start_if_due(0.0)
@@ -107,16 +92,7 @@ def test_one_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> No
     dump.kill()
 
 
-def test_a_good_one_makes_up_for_a_failed_one(program: Path) -> None:
-    dump = DumpChild(settings())
-    for failed in ("true", "false"):
-        program.write_text(f'print(\'{{"event": "dump_over", "failed": {failed}}}\')')
-        dump.start_if_due(RETRY_SECONDS if failed == "false" else 0.0)
-        assert list(heard(dump)) == []
-        assert dump.failed is (failed == "true")
-
-
-def test_none_is_started_where_none_is_wanted(program: Path) -> None:
+def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -> None:
     dump = DumpChild(settings(**{"run.skip_pgdump": True}))
     dump.start_if_due(1e9)
     assert not dump.running

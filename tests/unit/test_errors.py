@@ -55,13 +55,6 @@ def test_every_error_has_the_exit_code_of_the_contract() -> None:
     assert set(found) - set(CONTRACT) == {"Stopped"}
 
 
-def test_an_error_reads_as_what_happened_and_what_was_said() -> None:
-    error = BackupError("it broke", detail="no such thing", hint="mend it")
-    assert str(error) == "it broke: no such thing"
-    assert (error.message, error.detail, error.hint) == ("it broke", "no such thing", "mend it")
-    assert str(BackupError("it broke")) == "it broke"
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_ends_with_the_code_that_shells_give_to_its_signal(
     signum: signal.Signals, code: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import threading
@@ -36,7 +35,7 @@ def outcome(body: Callable[[], int]) -> tuple[int | None, str, str]:
     return status, said.decode(), child.stderr.text
 
 
-def test_it_runs_a_function_and_ends_with_its_result() -> None:
+def test_a_fork_runs_a_function_and_ends_with_its_result() -> None:
     def body() -> int:
         os.write(1, b"said")
         os.write(2, b"complained")
@@ -45,7 +44,7 @@ def test_it_runs_a_function_and_ends_with_its_result() -> None:
     assert outcome(body) == (7, "said", "complained")
 
 
-def test_what_it_raises_is_told_and_does_not_come_back_here() -> None:
+def test_an_error_in_a_fork_is_told_and_does_not_return_to_the_parent() -> None:
     def body() -> int:
         raise SystemExit("broken")
 
@@ -54,14 +53,7 @@ def test_what_it_raises_is_told_and_does_not_come_back_here() -> None:
     assert complained.endswith("SystemExit: broken")
 
 
-def test_it_hears_us_on_its_stdin() -> None:
-    child = Fork(lambda: int(os.read(0, 10)), "test")
-    os.write(child.stdin_fd, b"5")
-    assert child.wait(PATIENCE) == 5
-    child.release()
-
-
-def test_it_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
+def test_a_fork_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(fd, True)
 
@@ -75,19 +67,7 @@ def test_it_has_no_descriptor_but_its_pipes(tmp_path: Path) -> None:
     assert set(said.split()) == {"0", "1", "2", "3"}
 
 
-def test_a_lock_that_we_hold_is_free_when_we_let_go_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with path.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        child = Fork(lambda: len(os.read(0, 1)), "test")
-        # It has begun once it is a leader; its descriptors are closed right after that.
-        wait_named(child.pid, "test")
-    with path.open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    child.kill()
-
-
-def test_our_signal_handlers_are_not_its_own() -> None:
+def test_a_fork_does_not_keep_the_signal_handlers_of_its_parent() -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         child = Fork(lambda: len(os.read(0, 1)), "test")
@@ -99,7 +79,7 @@ def test_our_signal_handlers_are_not_its_own() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_it_leads_a_session_and_has_its_name() -> None:
+def test_a_fork_leads_a_session_and_has_its_name() -> None:
     child = Fork(lambda: len(os.read(0, 1)), "ntt-worker 12")
     wait_named(child.pid, "ntt-worker 12")
     assert os.getsid(child.pid) == child.pid

@@ -33,7 +33,7 @@ def test_a_blobid_lies_below_its_first_two_pairs(blobid: str) -> None:
         GOOD[:-1] + "\N{FULLWIDTH DIGIT ONE}",
     ],
 )
-def test_anything_else_is_no_blobid_and_has_no_path(text: str) -> None:
+def test_any_other_text_is_no_blobid_and_has_no_path(text: str) -> None:
     assert not is_blobid(text)
     with pytest.raises(ValueError, match="not a blobid"):
         relative_path(text)

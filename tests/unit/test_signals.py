@@ -35,32 +35,12 @@ def test_a_signal_wakes_a_wait(signum: int) -> None:
         assert not wait_for(reading=[inbox.fd], timeout=0)
 
 
-def test_a_signal_ends_a_wait_that_has_begun() -> None:
-    with SignalInbox().installed() as inbox:
-        before = signal.signal(signal.SIGALRM, lambda *_: kill(signal.SIGTERM))
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        try:
-            assert wait_for(reading=[inbox.fd], timeout=PATIENCE) == {inbox.fd}
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        assert inbox.stops == 1
-
-
 def test_a_hangup_is_no_stop_and_is_taken_once() -> None:
     with SignalInbox().installed() as inbox:
         kill(signal.SIGHUP, signal.SIGHUP)
         assert inbox.stops == 0
         assert inbox.take_hangup()
         assert not inbox.take_hangup()
-
-
-def test_no_number_of_signals_can_block_us() -> None:
-    with SignalInbox().installed() as inbox:
-        for _ in range(100_000):
-            signal.raise_signal(signal.SIGHUP)
-        assert inbox.take_hangup()
-        inbox.drain()
-        assert not wait_for(reading=[inbox.fd], timeout=0)
 
 
 def test_afterwards_signals_do_what_they_did_before() -> None:

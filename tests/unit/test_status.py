@@ -185,10 +185,10 @@ def test_markup_from_the_catalog_is_shown_as_text() -> None:
 
 
 def settings(**run: Any) -> Settings:
-    return Settings(  # type: ignore[call-arg]
-        source={"root": "/store"},  # type: ignore[arg-type]
-        remote={"host": "vault", "path": "/backup"},  # type: ignore[arg-type]
-        run=run,  # type: ignore[arg-type]
+    return Settings(
+        source={"root": "/store"},
+        remote={"host": "vault", "path": "/backup"},
+        run=run,
     )
 
 

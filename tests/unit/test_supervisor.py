@@ -87,7 +87,7 @@ TICK = '{"event": "tick", "state": "sending"}'
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def test_one_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
+def test_a_worker_that_never_stops_talking_keeps_nobody_waiting(start: Start) -> None:
     """It may talk faster than it can be heard; signals and the other workers have their turn."""
     worker = start(f"exec yes '{TICK}'")
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
@@ -132,11 +132,8 @@ def test_a_flood_of_events_is_heard_to_its_end(start: Start) -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        "echo hello",
         "echo",
         "echo 17",
-        "echo '[]'",
-        "echo null",
         "echo '{}'",
         "echo '{\"event\": 5}'",
         "printf '\\000\\377\\n'",
@@ -190,11 +187,12 @@ def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> N
     wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.kill()
     *_, died = listen(worker)
+    assert isinstance(died, WorkerDied)
     assert died.status == -signal.SIGKILL
     wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "the child to end")
 
 
-def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_ends_a_worker_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of us that has just been made, and has not come so far."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(os, "setsid", signal.pause)
@@ -202,12 +200,14 @@ def test_kill_ends_one_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch
     worker.start(0.0)
     worker.kill()
     (died,) = listen(worker)
+    assert isinstance(died, WorkerDied)
     assert died.status == -signal.SIGKILL
 
 
 def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:
     worker = start("cut -d' ' -f5 /proc/$$/stat >&2; exit 1")
     (died,) = listen(worker)
+    assert isinstance(died, WorkerDied)
     assert int(died.detail) != os.getpgid(0)
 
 
@@ -228,7 +228,7 @@ def test_stopping_and_killing_what_has_ended_is_no_error(start: Start) -> None:
 # --- starting it again ----------------------------------------------------------------------------
 
 
-def test_it_is_started_again_a_bounded_number_of_times_with_growing_waits() -> None:
+def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() -> None:
     worker = SupervisedWorker(ORDERS, Backoff(1, 60))
     waits = []
     for nth in range(1, RESTARTS + 1):
@@ -250,13 +250,6 @@ def test_deaths_far_apart_do_not_add_up(start: Start) -> None:
         assert worker.restarts == nth
     worker.plan_restart(SOUND_SECONDS + 1, random=0.5)
     assert worker.restarts == 1
-
-
-def test_told_to_stop_it_is_not_started_again() -> None:
-    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
-    worker.plan_restart(100.0, random=0.5)
-    worker.stop()
-    assert worker.due is None
 
 
 def test_the_half_line_of_a_dead_process_is_not_the_beginning_of_the_next_ones(
@@ -301,6 +294,7 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     worker.start(0.0)
     (died,) = listen(worker)
+    assert isinstance(died, WorkerDied)
     assert died.status == 7
 
 

@@ -95,11 +95,6 @@ def test_the_sample_gives_each_target_a_lock_of_its_own(tmp_path: Path) -> None:
     assert locks == {Path("/run/ntt-backup/remote.lock"), Path("/run/ntt-backup/offsite.lock")}
 
 
-def test_the_sample_loads_as_it_is() -> None:
-    settings = load(Settings, environ={}, file=SAMPLE)
-    assert settings.source.root == Path("/srv/store")
-
-
 def test_the_sample_states_the_defaults(tmp_path: Path) -> None:
     spelled_out = tmp_path / "all.toml"
     spelled_out.write_text(re.sub(r"^#(\w+ = )", r"\1", _before_targets(), flags=re.MULTILINE))

@@ -66,7 +66,8 @@ def opener(ahead: Ahead) -> Remote:
 def test_a_connection_is_used_once_however_long_it_took_to_make(
     opener: Remote, ahead: Ahead
 ) -> None:
-    assert [opener.connect(), opener.connect()] == [ahead, None]
+    opened: list[object] = [opener.connect(), opener.connect()]
+    assert opened == [ahead, None]
 
 
 def test_a_connection_that_has_waited_for_long_is_made_anew(

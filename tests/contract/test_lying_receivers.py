@@ -14,7 +14,7 @@ from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.wire import read_messages, write_messages
 from tests.contract.harness import Machine
-from tests.lying_receiver import LIAR
+from tests.lying_receiver import LYING_RECEIVER
 from tests.patience import PATIENCE
 
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
@@ -38,11 +38,11 @@ class Taken:
 
 
 @pytest.fixture
-def liar(tmp_path: Path) -> Callable[..., ReadSession]:
+def lying_receiver(tmp_path: Path) -> Callable[..., ReadSession]:
     def make(answer: str, stall_timeout: float = PATIENCE) -> ReadSession:
         machine = Machine(tmp_path)
-        program = tmp_path / "liar.py"
-        program.write_text(LIAR.replace("{answer}", answer))
+        program = tmp_path / "lying.py"
+        program.write_text(LYING_RECEIVER.replace("{answer}", answer))
         project = Path(__file__).resolve().parents[2]
         machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
         run = RunSettings(stall_timeout=stall_timeout)
@@ -67,8 +67,10 @@ def liar(tmp_path: Path) -> Callable[..., ReadSession]:
         "os._exit(0)",
     ],
 )
-def test_names_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
-    session = liar(answer)
+def test_names_that_cannot_be_end_a_listing_session(
+    lying_receiver: Callable[[str], ReadSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     with pytest.raises(RemoteUnreachable):
         session.names(A, B, most=1)
 
@@ -84,8 +86,10 @@ def test_names_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -
         "say(given(2))",
     ],
 )
-def test_verdicts_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
-    session = liar(answer)
+def test_verdicts_that_cannot_be_end_a_hashing_session(
+    lying_receiver: Callable[[str], ReadSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     session.ask_verdicts([A, B])
     with pytest.raises(RemoteUnreachable):
         session.verdicts()
@@ -110,8 +114,10 @@ def test_verdicts_that_cannot_be(liar: Callable[[str], ReadSession], answer: str
         "say(blob(A, 3, 4))",
     ],
 )
-def test_contents_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
-    session = liar(answer)
+def test_contents_that_cannot_be_are_not_taken(
+    lying_receiver: Callable[[str], ReadSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     session.ask_contents([A, B])
     taken = Taken()
     with pytest.raises(RemoteUnreachable):
@@ -130,8 +136,10 @@ def test_contents_that_cannot_be(liar: Callable[[str], ReadSession], answer: str
         "say(piece(b'abc'))",
     ],
 )
-def test_hashes_of_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
-    session = liar(answer)
+def test_hashes_of_blocks_that_cannot_be_end_the_session(
+    lying_receiver: Callable[[str], ReadSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     with pytest.raises(RemoteUnreachable):
         session.sums(A, lambda digest, verdict, text: None)
 
@@ -146,8 +154,10 @@ def test_hashes_of_blocks_that_cannot_be(liar: Callable[[str], ReadSession], ans
         "say(verdicts(Verdicts(1, 1, 0, [])))",
     ],
 )
-def test_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) -> None:
-    session = liar(answer)
+def test_blocks_that_cannot_be_end_the_session(
+    lying_receiver: Callable[[str], ReadSession], answer: str
+) -> None:
+    session = lying_receiver(answer)
     taken: list[int] = []
     with pytest.raises(RemoteUnreachable):
         session.blocks(
@@ -156,17 +166,19 @@ def test_blocks_that_cannot_be(liar: Callable[[str], ReadSession], answer: str) 
     assert len(taken) <= 2
 
 
-def test_silence_has_an_end(liar: Callable[..., ReadSession]) -> None:
-    session = liar("pass", stall_timeout=1)
+def test_a_remote_that_says_nothing_is_given_up_after_the_stall_timeout(
+    lying_receiver: Callable[..., ReadSession],
+) -> None:
+    session = lying_receiver("pass", stall_timeout=1)
     session.ask_verdicts([A])
     with pytest.raises(RemoteUnreachable, match="does not answer"):
         session.verdicts()
 
 
-def test_what_is_not_allowed_is_said_before_it_is_tried(
-    liar: Callable[[str], ReadSession],
+def test_a_right_that_the_remote_does_not_allow_is_named_before_it_is_used(
+    lying_receiver: Callable[[str], ReadSession],
 ) -> None:
-    session = liar("pass")
+    session = lying_receiver("pass")
     session.require("get")
     with pytest.raises(Unsupported) as caught:
         session.require("put")
