@@ -66,7 +66,7 @@ def settings(site: Site) -> Settings:
 def make(site: Site, *, force: bool = False) -> list[str]:
     """A dump as the command makes it, without starting Python; the names of its events."""
     said: list[str] = []
-    job.dump(settings(site), lambda event, **_: said.append(event), force=force)
+    job.dump(settings(site), lambda event: said.append(event.kind), force=force)
     return said
 
 
