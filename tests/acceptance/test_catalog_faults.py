@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import psycopg
@@ -159,4 +160,20 @@ def test_limits_of_the_role_do_not_end_a_run(site: Site, role: Callable[[], str]
         release()
         assert run.wait(PATIENCE) == 0, site.output()
     assert site.events("outage") == []
+    site.assert_complete()
+
+
+@pytest.mark.long
+def test_a_stop_while_the_database_is_away_loses_nothing(site: Site, postgres: Postgres) -> None:
+    site.fill_slowly(600)
+    with site.running("run") as run:
+        site.await_event("batch_complete")
+        postgres.stop()
+        site.await_event("outage", 2)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 143, site.output()
+    assert site.processes() == {}
+    postgres.start()
+    assert site.failures() == {}
+    assert site.run("run", "--bwlimit", "1GB/s").returncode == 0
     site.assert_complete()

@@ -21,6 +21,7 @@ from ntt_backup.dump import job
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
 from tests.environment import IGNORING_CHILDREN, Site, wait_until
+from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.sshd import Sshd
@@ -615,4 +616,24 @@ def test_dump_needs_no_source_settings(dumping: Site) -> None:
     del dumping.settings["source"]
     dumping.write_config()
     assert dumping.run("dump").returncode == 0
+    assert len(dumps(dumping)) == 1
+
+
+@pytest.mark.long
+def test_a_link_that_is_cut_under_a_dump_leaves_none(dumping: Site, link: Link) -> None:
+    dumping.query(
+        "create table of_others as select random()::text as t from generate_series(1, 200000)"
+    )
+    dumping.through(dumping.sshd.through(link.port))
+    dumping.write_config(run={"bwlimit": "200kB/s"})
+    with dumping.running("dump") as run:
+        before = link.sent
+        wait_until(lambda: link.sent > before + 100_000, "the dump on its way")
+        link.cut()
+        assert run.wait(PATIENCE) == 5, dumping.output()
+    link.restore()
+    assert dumps(dumping) == []
+    dumping.write_config(run={"bwlimit": "100MB/s"})
+    done = dumping.run("dump")
+    assert done.returncode == 0, done.stderr
     assert len(dumps(dumping)) == 1

@@ -8,6 +8,8 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -227,3 +229,22 @@ def test_a_run_restarts_workers_when_its_starter_ignores_the_end_of_children(sit
     (restart,) = site.events("worker_restart")
     assert (restart["pid"], restart["status"]) == (victim, -signal.SIGKILL)
     assert site.on_remote() == site.in_store()
+
+
+def test_a_hangup_does_not_shorten_the_wait_for_a_remote(site: Site, link: Link) -> None:
+    site.through(site.sshd.through(link.port))
+    site.write_config(run={"backoff_base": 1, "backoff_cap": 1})
+    site.store.joinpath("00").mkdir()
+    link.cut()
+    with site.running("run", "--watch") as run:
+        site.await_event("outage")
+        run.send_signal(signal.SIGHUP)
+        site.await_event("outage", 4)
+        run.terminate()
+        assert run.wait(PATIENCE) == 143, site.output()
+    waits = [line["wait_s"] for line in site.events("outage")]
+    moments = [
+        datetime.fromisoformat(line["timestamp"]).timestamp() for line in site.events("outage")
+    ]
+    gaps = [after - before for before, after in pairwise(moments)]
+    assert [gap for gap, wait in zip(gaps, waits, strict=False) if gap < wait - 0.01] == []
