@@ -115,8 +115,14 @@ def test_remote_that_fills_up_is_an_error_and_nothing_is_left(site: Site, remote
     many = (*SHORT, "--only", "tar,stream", "--rounds", "100")
     with site.running("bench", "strategies", *many) as process:
         wait_until(lambda: "round 1 of 100: " in site.output(), "a first run")
-        remote.run(f"cat >{site.remote.path}/other", stdin=bytes(FULL_SIZE))
-        assert process.wait(PATIENCE) == 6
+
+        def filled() -> bool:
+            # Again and again: between two runs the bench removes what it has written.
+            remote.run(f"cat >>{site.remote.path}/other", stdin=bytes(FULL_SIZE))
+            return process.poll() is not None
+
+        wait_until(filled, "the end of the bench")
+        assert process.returncode == 6
     assert "No space left on device" in site.output()
     assert "may still stand" not in site.output()
     remote.run(f"rm {site.remote.path}/other")

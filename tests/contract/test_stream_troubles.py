@@ -116,7 +116,7 @@ def test_a_remote_that_clears_up_for_long_before_it_is_ready_is_waited_for(
 ) -> None:
     """Each sign of life takes half as long as the remote may be silent, by a clock that jumps."""
     transport = lying_receiver(machine, receipt(1))
-    program = machine.tools / "liar.py"
+    program = machine.tools / "lying.py"
     slowly = (
         "import time\ndef clear_up():\n    for _ in range(5): say(frame(BUSY)); time.sleep(0.1)\n"
     )
