@@ -38,7 +38,7 @@ from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
 from ntt_backup.process.messages import Fatal, Message, WorkerDied
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.upload.worker_main import Orders
+from ntt_backup.upload.worker_main import WorkerSpec
 
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
@@ -188,24 +188,24 @@ class _Run:
         return look.strategy, warnings
 
     def _prepare_workers(self, strategy: str) -> None:
-        self._hire(strategy)
+        self._set_strategy(strategy)
         for worker in self._workers:
             with suppress(OSError):  # Then it is started in its turn.
                 worker.prepare()
 
-    def _hire(self, strategy: str) -> None:
+    def _set_strategy(self, strategy: str) -> None:
         """Have the workers, and let those that are still to be started send by this strategy."""
         if not self._workers:
             self._workers = self._new_workers(strategy)
         for worker in self._workers:
-            worker.orders = replace(worker.orders, strategy=strategy)
+            worker.spec = replace(worker.spec, strategy=strategy)
 
     def _new_workers(self, strategy: str) -> list[SupervisedWorker]:
         settings, rate = self._settings, self._settings.run.bwlimit
         limit = None if rate is None else Limit(rate, settings.run.workers)
         return [
             SupervisedWorker(
-                Orders(
+                WorkerSpec(
                     settings=settings,
                     worker=index,
                     run_id=self._run_id,
@@ -247,7 +247,7 @@ class _Run:
     # --- the loop ---------------------------------------------------------------------------------
 
     def _work(self, strategy: str) -> None:
-        self._hire(strategy)
+        self._set_strategy(strategy)
         while any(worker.running or worker.due is not None for worker in self._workers):
             now = time.monotonic()
             for worker in self._workers:
@@ -267,9 +267,7 @@ class _Run:
             self._keep_time(time.monotonic())
 
     def _start(self, worker: SupervisedWorker, now: float) -> None:
-        """Start a worker. One that cannot be started has died at once: memory may be short, or its
-        program be replaced at this moment.
-        """
+        """Start a worker. One that cannot be started, for want of memory, has died at once."""
         try:
             worker.start(now)
         except OSError as error:

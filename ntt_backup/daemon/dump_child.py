@@ -22,7 +22,7 @@ from ntt_backup.process.pipeline import Child
 RETRY_SECONDS: Final = 3600.0
 
 
-def employ(settings: Settings) -> Child:
+def fork_dump(settings: Settings) -> Child:
     """A process that makes a dump if one is due. Raises OSError where that cannot be."""
     return Fork(partial(work, settings), "ntt-dump")
 
@@ -54,7 +54,7 @@ class DumpChild:
         self._next = now + min(wanted.interval, wanted.max_age or wanted.interval)
         self._over = False
         try:
-            self._child = EventChild(employ(self._settings))
+            self._child = EventChild(fork_dump(self._settings))
         except OSError:  # short of memory: the next look may find more
             self._retry(now)
 

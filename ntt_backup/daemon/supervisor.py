@@ -14,15 +14,15 @@ from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child
-from ntt_backup.upload.worker_main import GO, Orders, work
+from ntt_backup.upload.worker_main import GO, WorkerSpec, work
 
 RESTARTS: Final = 5
 SOUND_SECONDS: Final = 600.0
 
 
-def employ(orders: Orders) -> Child:
+def fork_worker(spec: WorkerSpec) -> Child:
     """A worker process that waits for GO. Raises OSError where that cannot be."""
-    return Fork(partial(work, orders), f"ntt-worker {orders.worker}")
+    return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
 
 
 class SupervisedWorker:
@@ -32,18 +32,21 @@ class SupervisedWorker:
     """
 
     def __init__(
-        self, orders: Orders, backoff: Backoff, employ: Callable[[Orders], Child] = employ
+        self,
+        spec: WorkerSpec,
+        backoff: Backoff,
+        fork: Callable[[WorkerSpec], Child] = fork_worker,
     ) -> None:
-        self._employ = employ
-        self.orders = orders
+        self._fork = fork
+        self.spec = spec
         self.restarts = 0
         self._started = 0.0
         self.due: float | None = 0.0
         self._backoff = backoff
         self._child: EventChild | None = None
-        self._told: Orders | None = None
+        self._given: WorkerSpec | None = None
         self._said_goodbye = False
-        self._said_nonsense = False
+        self._warned = False
         self._spoke = False
         self._expected = 0.0
         self._quiet = 0.0
@@ -52,7 +55,7 @@ class SupervisedWorker:
     @property
     def worker(self) -> int:
         """The worker's number."""
-        return self.orders.worker
+        return self.spec.worker
 
     @property
     def running(self) -> bool:
@@ -64,7 +67,7 @@ class SupervisedWorker:
         return [] if self._child is None else self._child.fds
 
     def start(self, now: float) -> None:
-        """Have it do its orders, in a process that is started if need be. now: monotonic seconds.
+        """Have it do its work, in a process that is started if need be. now: monotonic seconds.
         Raises OSError where that cannot be.
         """
         self.due = None
@@ -78,15 +81,15 @@ class SupervisedWorker:
         """Start the process already: it connects to the remote, and waits for `start`. Raises
         OSError where that cannot be.
         """
-        if self._child is not None and self._told != self.orders:
+        if self._child is not None and self._given != self.spec:
             self._child.kill()
             self._child.reap()
             self._child = None
         if self._child is None:
-            self._child = EventChild(self._employ(self.orders))
-            self._told = self.orders
+            self._child = EventChild(self._fork(self.spec))
+            self._given = self.spec
             self._said_goodbye = False
-            self._said_nonsense = False
+            self._warned = False
 
     def hear(self) -> Iterator[Message]:
         """Yields the messages that have arrived, as many as one read gives: a worker that sends
@@ -140,8 +143,8 @@ class SupervisedWorker:
         """Yields a warning for the first line that is no message: a library may print something,
         and that ends no backup.
         """
-        if not self._said_nonsense:
-            self._said_nonsense = True
+        if not self._warned:
+            self._warned = True
             shown = line[:200].decode("utf-8", "backslashreplace")
             reason = f"worker {self.worker} prints what is no event: {shown!r}"
             yield events.Warning(pid=pid, worker=self.worker, reason=reason)

@@ -1,5 +1,6 @@
-"""What a worker has claimed and not yet sent: blobs, batches that are to be sent again, and ranges
-that are tried again later.
+"""The send queue of a worker: what it has claimed and not yet sent.
+
+That is blobs, batches to be sent again, and ranges to be tried again later.
 
 Blobs come from the catalog in one order, and leave in batches cut to count and bytes; a batch that
 comes back, whole or in halves, goes first as soon as its wait is over. All of it is worth only as
@@ -23,7 +24,7 @@ class _Delayed:
     due: float
 
 
-class Backlog:
+class SendQueue:
     """Holds less than two batches of blobs, and the batches that wait. Times are monotonic seconds.
 
     name: what the names of the batches start with.

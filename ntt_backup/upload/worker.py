@@ -1,14 +1,14 @@
-"""The send loop: claim, send, settle, record, tell. One process a worker, one thread, one loop.
+"""The send loop: claim, send, collect, record, emit. One process a worker, one thread, one loop.
 
 The order within one batch is what the invariants rest on: the receipt comes from the remote after
-its sync, then the ledger is committed, then the event is told. When the remote is away, batches
+its sync, then the ledger is committed, then the event is emitted. When the remote is away, batches
 without a receipt are sent again; when the catalog is away, receipts are kept until they are
 recorded, and claims, which vanished with the connection, are made anew. Neither marks a blob
 failed.
 
 The loop knows no strategy and no SQL: it is given a way to open a `Session` and one to open a
-`CatalogSession`, and opens either again when it was lost. Decisions are `planner`'s, what waits to
-be sent is in the `Backlog`. The coordinator is at the other end of its event pipe.
+`CatalogSession`, and opens either again when it was lost. Decisions are those of `batching`, what
+waits to be sent is in the `SendQueue`. The coordinator is at the other end of its event pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup import events
@@ -41,7 +40,7 @@ from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rej
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
-from ntt_backup.upload.queue import Backlog
+from ntt_backup.upload.queue import SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.upload.suspicion import Judge
 
@@ -53,39 +52,33 @@ _LAST_POLL_SECONDS: Final = 2.0
 _PUT_OFF_CAPS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What one worker is to do. name: of the worker, unique in its run. watch: go on for ever."""
-
-    name: str
-    watch: bool
-    run: RunSettings
-
-
 class Worker:
-    """Runs until nothing is pending (or, watching, until it is told to stop)."""
+    """Runs until nothing is pending; with watch until it is told to stop. name: unique in a run."""
 
     def __init__(
         self,
-        assignment: Assignment,
+        name: str,
+        run: RunSettings,
         store: Store,
         connect_remote: Callable[[], Session],
         connect_catalog: Callable[[], CatalogSession],
         pipe: EventPipe,
+        *,
+        watch: bool,
     ) -> None:
-        self._run = run = assignment.run
-        self._watch = assignment.watch
+        self._run = run
+        self._watch = watch
         self._store = store
         self._connect_remote = connect_remote
         self._connect_catalog = connect_catalog
         self._pipe = pipe
         self._backoff = Backoff(run.backoff_base, run.backoff_cap)
-        limit = None if assignment.watch else run.outage_timeout
+        limit = None if watch else run.outage_timeout
         self._outages = Outages(pipe, self._backoff, limit)
         self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
-        self._backlog = Backlog(assignment.name, run.batch_size, run.batch_bytes)
+        self._queue = SendQueue(name, run.batch_size, run.batch_bytes)
         self._outcomes: list[Outcome] = []
         self._receipts: deque[Receipt] = deque()
         self._poll = _FIRST_POLL_SECONDS
@@ -128,7 +121,7 @@ class Worker:
             return
         self._record()
         if self._pipe.stopping:
-            self._backlog.forget()
+            self._queue.forget()
             if busy:
                 self._collect()
             else:
@@ -142,7 +135,7 @@ class Worker:
             self._send(batch)
         elif busy:
             self._collect()
-        elif (due := self._backlog.next_due) is not None:
+        elif (due := self._queue.next_due) is not None:
             state = "outage" if self._outages.lasts("suspect") else "waiting"
             self._pause(due - time.monotonic(), state)
         else:
@@ -151,14 +144,14 @@ class Worker:
     # --- what to send -----------------------------------------------------------------------------
 
     def _next_batch(self) -> Batch | None:
-        if (batch := self._backlog.pop_due(time.monotonic())) is not None:
+        if (batch := self._queue.pop_due(time.monotonic())) is not None:
             return batch
-        if missing := self._backlog.missing:
+        if missing := self._queue.missing:
             taken = self._open_catalog().claims.take(missing)
             self._outages.back("catalog")
             sized = self._store.measure([blob for blob, _ in taken])
-            self._backlog.add(zip(sized, (index for _, index in taken), strict=True))
-        return self._backlog.pop_new()
+            self._queue.add(zip(sized, (index for _, index in taken), strict=True))
+        return self._queue.pop_new()
 
     def _send(self, batch: Batch) -> None:
         self._idle_since = None
@@ -168,7 +161,7 @@ class Worker:
             try:
                 self._session = self._connect_remote()
             except BackupError:
-                self._backlog.delay([batch])
+                self._queue.delay([batch])
                 raise
         self._pipe.state("sending")
         self._pipe.emit(BatchStart(batch=batch.name, blobs=len(batch.blobs), bytes=batch.size))
@@ -178,7 +171,7 @@ class Worker:
             self._rejected(batch, error)
         except SourceError:
             if batch not in self._session.in_flight:
-                self._backlog.delay([batch])
+                self._queue.delay([batch])
             raise
         self._outages.back("source")
         self._outcomes += self._session.collect(0.0)
@@ -221,18 +214,18 @@ class Worker:
         if verdict.receipt.stored or verdict.receipt.failed:
             self._receipts.append(verdict.receipt)
         if verdict.cleared:
-            self._backlog.recall()
+            self._queue.recall()
             self._outages.back("suspect")
         if verdict.unread is None or self._pipe.stopping:
             return None
         if verdict.error is None:
             due = now + _PUT_OFF_CAPS * self._run.backoff_cap
-            self._backlog.put_off(verdict.unread.ranges, due)
+            self._queue.put_off(verdict.unread.ranges, due)
         elif not self._watch:
             return verdict.error
         else:
             due = now + self._outages.away("suspect", verdict.error)
-            self._backlog.delay([verdict.unread], due)
+            self._queue.delay([verdict.unread], due)
         return None
 
     def _rejected(self, batch: Batch, error: BatchRejected) -> None:
@@ -247,7 +240,7 @@ class Worker:
         else:
             count = len(batch.blobs)
             self._pipe.emit(events.BatchSplit(batch=batch.name, blobs=count, reason=str(error)))
-            self._backlog.delay(decision.parts)
+            self._queue.delay(decision.parts)
 
     def _resend(self, lost: Iterable[Batch], wait_s: float, error: BackupError) -> None:
         """Batches without a receipt, through no fault of theirs."""
@@ -255,7 +248,7 @@ class Worker:
             self._later(after_link_loss(batch, self._run.attempts), wait_s, error)
 
     def _later(self, batches: Sequence[Batch], wait_s: float, error: BackupError) -> None:
-        self._backlog.delay(batches, time.monotonic() + wait_s)
+        self._queue.delay(batches, time.monotonic() + wait_s)
         for batch in batches:
             self._pipe.emit(
                 events.BatchRetry(
@@ -268,9 +261,7 @@ class Worker:
             )
 
     def _record(self) -> None:
-        """Commit the receipts, oldest first, then tell of them, then free the ranges they
-        settle.
-        """
+        """Commit the receipts, oldest first, emit their events, and free the ranges they settle."""
         while self._receipts:
             receipt = self._receipts[0]
             self._open_catalog().ledger.record(receipt.stored, receipt.failed)
@@ -285,7 +276,7 @@ class Worker:
     def _release_settled(self, catalog: CatalogSession) -> None:
         spent = catalog.claims.exhausted()
         if spent:
-            kept = self._backlog.ranges(time.monotonic())
+            kept = self._queue.ranges(time.monotonic())
             busy = kept.union(*(batch.ranges for batch in self._in_flight()))
             catalog.claims.release(spent - busy)
 
@@ -384,7 +375,7 @@ class Worker:
         elif (left := due - time.monotonic()) > 0:
             self._pause(left, "outage")
         else:
-            self._backlog.forget()
+            self._queue.forget()
             self._judgement.forget()
             self._catalog_due = None
 

@@ -1,9 +1,9 @@
 """A worker as a process of its own: it can be watched and killed by itself, and lost.
 
-It has its orders when it is made. On stdin comes the word `go` once it is known that there is work,
-and at most the word `stop` after it; its events go out as JSON lines on stdout. Before `go` it only
-connects to the remote, while the preflight looks around there. When the coordinator dies, the
-kernel ends the worker, and with it its tar and ssh.
+It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it is known that there
+is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before
+`go` it only connects to the remote, which the preflight examines meanwhile. When the coordinator
+dies, the kernel ends the worker, and with it its tar and ssh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_session
 from ntt_backup.upload.strategies.session import Session
-from ntt_backup.upload.worker import Assignment, Worker
+from ntt_backup.upload.worker import Worker
 
 GO: Final = b"go\n"
 
@@ -39,9 +39,9 @@ _FRESH_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a worker is to do. worker counts from 0; owner names this host and target. limit: what
-    all workers together may send.
+class WorkerSpec:
+    """What a worker is to do. worker: its number, counted from 0. owner names this host and target.
+    limit: what all workers together may send.
     """
 
     settings: Settings
@@ -79,54 +79,54 @@ class Remote:
         return open_session(self._strategy, self._spec, self._store, ahead)
 
 
-def spec_of(orders: Orders, pipe: EventPipe) -> SessionSpec:
+def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
     """Return what this worker's sessions are opened with."""
-    settings = orders.settings
+    settings = spec.settings
     return SessionSpec(
         transport=Ssh(settings.remote),
         root=settings.remote.path,
-        owner=orders.owner,
-        run_id=orders.run_id,
-        slot=str(orders.worker),
+        owner=spec.owner,
+        run_id=spec.run_id,
+        slot=str(spec.worker),
         run=settings.run,
-        pace=orders.limit.sender(orders.worker) if orders.limit is not None else None,
+        pace=spec.limit.sender(spec.worker) if spec.limit is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,
     )
 
 
-def run(orders: Orders, store: Store, remote: Remote, pipe: EventPipe) -> None:
-    """Do the orders; raises what cannot be waited out."""
-    settings = orders.settings
+def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None:
+    """Do the work; raises what cannot be waited out."""
+    settings = spec.settings
 
     def connect_catalog() -> CatalogSession:
         return CatalogSession(
             settings.catalog.url,
-            f"{orders.application}/{orders.worker}",
+            f"{spec.application}/{spec.worker}",
             settings.target,
-            claim_order(orders.worker, settings.run.workers),
-            listen=orders.watch,
+            claim_order(spec.worker, settings.run.workers),
+            listen=spec.watch,
         )
 
-    assignment = Assignment(name=str(orders.worker), watch=orders.watch, run=settings.run)
-    Worker(assignment, store, remote.connect, connect_catalog, pipe).run()
+    name, connect = str(spec.worker), remote.connect
+    Worker(name, settings.run, store, connect, connect_catalog, pipe, watch=spec.watch).run()
 
 
-def work(orders: Orders) -> int:
+def work(spec: WorkerSpec) -> int:
     """The life of a worker, on its stdin and stdout. Exit status: 0, or that of the error that
     ended it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     pipe = EventPipe(_STDIN, _STDOUT)
-    store = Store(orders.settings.source.root)
-    remote = Remote(orders.strategy, spec_of(orders, pipe), store)
+    store = Store(spec.settings.source.root)
+    remote = Remote(spec.strategy, session_spec(spec, pipe), store)
     remote.connect_ahead()
     if _read_line(_STDIN) != GO:
         return 0
-    pipe.emit(events.WorkerStart(strategy=orders.strategy))
+    pipe.emit(events.WorkerStart(strategy=spec.strategy))
     try:
-        run(orders, store, remote, pipe)
+        run(spec, store, remote, pipe)
     except BackupError as error:
         pipe.emit(Fatal(**error.fields))
         return error.exit_code

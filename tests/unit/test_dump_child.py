@@ -30,10 +30,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What runs in the place of the process; to be written by the test."""
     path = tmp_path / "program.py"
 
-    def employ(_: Settings) -> Child:
+    def fork_dump(_: Settings) -> Child:
         return Child((sys.executable, str(path)), new_session=True)
 
-    monkeypatch.setattr(dump_child, "employ", employ)
+    monkeypatch.setattr(dump_child, "fork_dump", fork_dump)
     return path
 
 

@@ -19,12 +19,12 @@ from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWork
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child, wait_for
-from ntt_backup.upload.worker_main import Orders
+from ntt_backup.upload.worker_main import WorkerSpec
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 
 ENDLESS = 500_000
-ORDERS = Orders(
+SPEC = WorkerSpec(
     settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
     worker=3,
     run_id="run",
@@ -39,17 +39,17 @@ Start = Callable[..., SupervisedWorker]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a worker that does the scripts, one after the other, each time it is started, instead
-    of orders; it is killed at the end.
+    of a spec; it is killed at the end.
     """
     workers: list[SupervisedWorker] = []
 
     def make(*scripts: str) -> SupervisedWorker:
         left = list(scripts)
 
-        def employ(orders: Orders) -> Child:
+        def fork(spec: WorkerSpec) -> Child:
             return Child(("/bin/sh", "-c", left.pop(0)), new_session=True)
 
-        workers.append(SupervisedWorker(ORDERS, Backoff(1, 60), employ))
+        workers.append(SupervisedWorker(SPEC, Backoff(1, 60), fork))
         workers[-1].start(0.0)
         return workers[-1]
 
@@ -196,7 +196,7 @@ def test_kill_ends_a_worker_that_leads_no_session_yet(monkeypatch: pytest.Monkey
     """A copy of us that has just been made, and has not come so far."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(os, "setsid", signal.pause)
-    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
+    worker = SupervisedWorker(SPEC, Backoff(1, 60))
     worker.start(0.0)
     worker.kill()
     (died,) = listen(worker)
@@ -229,7 +229,7 @@ def test_stopping_and_killing_what_has_ended_is_no_error(start: Start) -> None:
 
 
 def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() -> None:
-    worker = SupervisedWorker(ORDERS, Backoff(1, 60))
+    worker = SupervisedWorker(SPEC, Backoff(1, 60))
     waits = []
     for nth in range(1, RESTARTS + 1):
         waits.append(worker.plan_restart(100.0, random=0.5))
@@ -281,7 +281,7 @@ def test_one_that_was_prepared_for_other_orders_is_replaced(start: Start, tmp_pa
     listen(worker)
     worker.prepare()
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
-    worker.orders = replace(worker.orders, strategy="stream")
+    worker.spec = replace(worker.spec, strategy="stream")
     worker.start(0.0)
     assert listen(worker) == [START, STOP]
     assert gone(int(pid.read_text()))

@@ -21,7 +21,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.upload.worker import Assignment, Worker
+from ntt_backup.upload.worker import Worker
 from tests.unit.fakes import FakeCatalog, FakePipe, FakeRemote, FakeStore, Script, blobs
 
 QUICK: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.01, "batch_size": 10, "window": 3}
@@ -56,11 +56,13 @@ class Scene:
 
     def worker(self, *, watch: bool = False, **run: Any) -> Worker:
         return Worker(
-            Assignment("0", watch, RunSettings(**{**QUICK, **run})),
+            "0",
+            RunSettings(**{**QUICK, **run}),
             cast(Any, self.store),
             self.remote.connect,
             cast(Any, self.catalog.connect),
             cast(Any, self.pipe),
+            watch=watch,
         )
 
     def assert_done(self, failed: Sequence[str] = ()) -> None:
