@@ -87,7 +87,7 @@ def connect(url: str, application_name: str) -> Connection:
         )
     except psycopg.Error as error:
         raise _translate(error, f"let us in ({describe(url)})") from error
-    with translated(conn, "set up the connection"):
+    with translated("set up the connection"):
         conn.execute(statement("set_defaults"))
         if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
             # There a text may be any bytes, and as UTF-8 the server would refuse to send some.
@@ -118,7 +118,7 @@ def configure(conn: Connection, setting: str, value: object, *, local: bool = Fa
 
 
 @contextmanager
-def translated(conn: Connection, doing: str) -> Iterator[None]:
+def translated(doing: str) -> Iterator[None]:
     """Raise CatalogUnavailable or CatalogRefused for what psycopg raises inside.
 
     doing completes "the catalog refused to ...".

@@ -48,13 +48,13 @@ class DumpRun:
 
 def database_state(conn: Connection) -> DatabaseState:
     """Return the database as it is at this moment."""
-    with translated(conn, "tell about itself"):
+    with translated("tell about itself"):
         return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
 
 
 def require_empty(conn: Connection) -> None:
     """Raise ConfigError where anybody keeps anything in the database."""
-    with translated(conn, "list its tables"):
+    with translated("list its tables"):
         found = conn.execute(statement("first_relation")).fetchone()
     if found is not None:
         raise ConfigError(
@@ -76,14 +76,14 @@ def record_dump(
 ) -> None:
     """Record a dump that was made or has failed."""
     result = {"name": name, "bytes": bytes, "sha256": sha256, "error": error}
-    with translated(conn, "note the dump"):
+    with translated("note the dump"):
         values = {"target": target, "started_at": started_at, **result}
         conn.execute(statement("record_dump"), values)
 
 
 def last_dumps(conn: Connection, target: str) -> list[DumpRun]:
     """Return the target's latest good dump, and its latest failed one where that came later."""
-    with translated(conn, "read the history of dumps"):
+    with translated("read the history of dumps"):
         rows = conn.execute(statement("last_dumps"), {"target": target}).fetchall()
     return [DumpRun(*row) for row in rows]
 

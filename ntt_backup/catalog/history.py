@@ -76,11 +76,11 @@ def end_run(
 
 def last_run(conn: Connection, target: str) -> Run | None:
     """Return the target's latest run, or None."""
-    with translated(conn, "read the history of runs"):
+    with translated("read the history of runs"):
         row = conn.execute(statement("last_run"), {"target": target}).fetchone()
     return Run(*row) if row else None
 
 
 def _record(conn: Connection, name: str, values: dict[str, object]) -> None:
-    with translated(conn, "note the run"):
+    with translated("note the run"):
         conn.execute(statement(name), values)

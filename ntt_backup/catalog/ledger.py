@@ -36,7 +36,7 @@ class Ledger:
             "largest_size": fragment("largest_size"),
             "counted": fragment("counted"),
         }
-        with translated(conn, "set up the ledger"):
+        with translated("set up the ledger"):
             configure(conn, "synchronous_commit", "off")
 
     def record(self, stored: Sequence[Blob], failed: Sequence[Failure]) -> None:
@@ -46,7 +46,7 @@ class Ledger:
         one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
         recording the same again is harmless but for the count of attempts.
         """
-        with translated(self._conn, "record a batch"), self._conn.transaction():
+        with translated("record a batch"), self._conn.transaction():
             sizes = {blob.blobid: blob.size for blob in stored}
             failures = {failure.blobid: failure for failure in failed}
             locked = self._lock({*sizes, *failures}) if failures else set()
@@ -109,7 +109,7 @@ def record_checks(
     """
     parts = {**columns(target), "counted": fragment("counted")}
     requeued = 0
-    with translated(conn, "record a check"), conn.transaction():
+    with translated("record a check"), conn.transaction():
         if right:
             conn.execute(statement("mark_checked", **parts), {"blobids": sorted(right)})
         if lost:
@@ -128,7 +128,7 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
     """
     requeued = 0
     values = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH, "past": None}
-    with translated(conn, "requeue failed blobs"):
+    with translated("requeue failed blobs"):
         parts = {**read_parts(conn, target), "counted": fragment("counted")}
         names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
         for name in names:

@@ -140,7 +140,7 @@ def require_writing(conn: Connection) -> None:
 
 def require_dumpable(conn: Connection) -> None:
     """Raise DumpFailed, with the SQL that mends it, where pg_dump may not read all there is."""
-    with translated(conn, "tell what of it may be read"):
+    with translated("tell what of it may be read"):
         found = _undumpable(conn, None)
     if not found:
         return

@@ -85,7 +85,7 @@ class Claims:
         self._held: set[int] = set()
         self._open: Cursor | None = None
         self._ahead: tuple[BlobRange, ...] = ()
-        with translated(conn, "read its indexes"):
+        with translated("read its indexes"):
             walk_indexes(conn)
             self._parts = read_parts(conn, target)
 
@@ -102,7 +102,7 @@ class Claims:
         come in the catalog's order. Each blob is handed out once for a claim.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
-        with translated(self._conn, "claim blobs"):
+        with translated("claim blobs"):
             taken: list[tuple[Blob, int]] = []
             while len(taken) < limit:
                 wanted = limit - len(taken)
@@ -121,7 +121,7 @@ class Claims:
         freed = self._held.intersection(indexes)
         if not freed:
             return
-        with translated(self._conn, "release ranges"):
+        with translated("release ranges"):
             if wholes := sorted(one for one in freed if one < RANGES):
                 self._run("unlock_ranges", {"indexes": wholes})
             if some := sorted(one for one in freed if one >= RANGES):
@@ -135,7 +135,7 @@ class Claims:
         not known: the next call goes on.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
-        with translated(self._conn, "look for pending blobs"):
+        with translated("look for pending blobs"):
             if not self._all.left:
                 self._all = _Search(prefix_ranges(), held=True)
             if self._find(self._all, 1, deadline):
@@ -145,12 +145,12 @@ class Claims:
 
     def listen(self) -> None:
         """Have inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
-        with translated(self._conn, "listen for new blobs"):
+        with translated("listen for new blobs"):
             self._conn.execute(statement("listen"))
 
     def fileno(self) -> int:
         """Return the socket, to wait on: readable on a notification, or when it was lost."""
-        with translated(self._conn, "wait for new blobs"):
+        with translated("wait for new blobs"):
             return self._conn.fileno()
 
     def drain_notifications(self) -> bool:
@@ -159,7 +159,7 @@ class Claims:
         Ask before waiting on `fileno` too: a notification may have come in with another answer. A
         lost connection stays readable, and is reported by the second call at the latest.
         """
-        with translated(self._conn, "listen for new blobs"):
+        with translated("listen for new blobs"):
             return bool(list(self._conn.notifies(timeout=0)))
 
     def _claim_any(self, limit: int, deadline: float) -> list[Cursor]:
@@ -291,6 +291,6 @@ def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
 
 def holders(conn: Connection, target: str) -> list[Holder]:
     """Return who holds which range of the target at this moment, by index."""
-    with translated(conn, "list who holds its ranges"):
+    with translated("list who holds its ranges"):
         rows = conn.execute(statement("holders"), {"class": lock_class(target)}).fetchall()
     return [Holder(*row) for row in rows]

@@ -29,7 +29,7 @@ class ScanProgress:
 
 def missing(conn: Connection, blobids: Sequence[str]) -> set[str]:
     """Return those of the blobids that the catalog lacks."""
-    with translated(conn, "look up blobs"):
+    with translated("look up blobs"):
         rows = conn.execute(statement("missing"), {"blobids": list(blobids)})
         return {blobid for (blobid,) in rows}
 
@@ -40,7 +40,7 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
     Existing rows are left as they are, also those that another program adds at this moment: COPY,
     several times faster than INSERT, cannot step over them, so it fills a temporary table.
     """
-    with translated(conn, "register blobs"), conn.transaction():
+    with translated("register blobs"), conn.transaction():
         conn.execute(statement("create_found"))
         with conn.cursor().copy(statement("copy_found")) as copy:
             for blob in rows:
@@ -51,14 +51,14 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:
     """Return the progress of the latest scan of this root, finished or not, or None."""
-    with translated(conn, "read the scan's progress"):
+    with translated("read the scan's progress"):
         row = conn.execute(statement("load_scan"), {"root": root}).fetchone()
     return ScanProgress(*row) if row else None
 
 
 def begin_scan(conn: Connection, root: str) -> None:
     """Record that a scan of this root starts from the beginning, forgetting an earlier one."""
-    with translated(conn, "save the scan's progress"):
+    with translated("save the scan's progress"):
         conn.execute(statement("begin_scan"), {"root": root})
 
 
@@ -74,5 +74,5 @@ def save_scan(
     """Record how far the scan of this root got; the counts are those since it began."""
     counts = {"registered": registered, "strays": strays}
     values = {"root": root, "directory": directory, "finished": finished, **counts}
-    with translated(conn, "save the scan's progress"):
+    with translated("save the scan's progress"):
         conn.execute(statement("save_scan"), values)

@@ -41,7 +41,7 @@ def init_db(
     CatalogRefused where the table cannot be used, or with all that is left for others to do;
     CatalogUnavailable where a lock was not to be had. The session's time limits may be changed.
     """
-    with translated(conn, "prepare its schema"), _one_at_a_time(conn, report):
+    with translated("prepare its schema"), _one_at_a_time(conn, report):
         privileges.require_writing(conn)
         for step in make_plan(conn, target, notify=notify).steps:
             if step.who is Who.OPERATOR and not step.by_hand:

@@ -100,7 +100,7 @@ def verify_schema(conn: Connection, target: str, command: str = "run") -> list[s
     command: one of `privileges.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for
     the first problem, with the SQL or the command that mends it.
     """
-    with translated(conn, "show its schema"):
+    with translated("show its schema"):
         table = existing_table(conn, target)
         if absent := [name for name in our_columns(target) if name not in table.columns]:
             raise CatalogRefused(f"the table blobs lacks {', '.join(absent)}", hint=INIT_DB)
@@ -127,7 +127,7 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
     """Raise CatalogRefused where this session may not do what the command does, naming all that it
     lacks; CatalogUnavailable where it may only read and the command writes.
     """
-    with translated(conn, "show its privileges"):
+    with translated("show its privileges"):
         if lacks := privileges.lacking(conn, target, [command]):
             raise CatalogRefused(
                 f"{conn.info.user} may not do what `{command}` does",

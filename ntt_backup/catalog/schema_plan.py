@@ -125,7 +125,7 @@ def make_plan(
     """Return all that is missing for the role (None: that of this session) to back up, and for the
     monitors to look at figures. Raises CatalogRefused for what adding cannot mend.
     """
-    with translated(conn, "show what it lacks"):
+    with translated("show what it lacks"):
         return _Planner(conn, target, role).plan(monitors, notify=notify)
 
 

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 def any_known(conn: Connection) -> bool:
     """Tell whether the catalog has a row at all."""
-    with translated(conn, "look for blobs"):
+    with translated("look for blobs"):
         return conn.execute(statement("any_known")).fetchone() is not None
 
 
@@ -41,17 +41,17 @@ def any_copied(conn: Connection, target: str) -> bool:
     """Tell whether anything was ever copied to the target. Reads the whole table where nothing was,
     else up to the first such row.
     """
-    with translated(conn, "look for copied blobs"):
+    with translated("look for copied blobs"):
         return conn.execute(statement("any_copied", **columns(target))).fetchone() is not None
 
 
 def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
     """Yield every pending blob, in the catalog's order, in constant memory."""
-    with translated(conn, "list pending blobs"):
+    with translated("list pending blobs"):
         query = statement("pending_blobs", **read_parts(conn, target))
     cursor: Cursor | None = Cursor(_EVERYTHING)
     while cursor:
-        with translated(conn, "list pending blobs"), conn.transaction():
+        with translated("list pending blobs"), conn.transaction():
             walk_indexes(conn, local=True)
             rows = conn.execute(query, {**reading([cursor]), "limit": _PAGE}).fetchall()
         yield from (Blob(blobid, size) for _, blobid, size in rows)
@@ -64,7 +64,7 @@ def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:
     The database's collation need not be the order of bytes, so the caller puts them in order.
     """
     query = statement("rows_between", **_readable(target))
-    with translated(conn, "list blobs"), conn.transaction():
+    with translated("list blobs"), conn.transaction():
         walk_indexes(conn, local=True)
         return [Row(*row) for row in conn.execute(query, {"lo": one.lo, "hi": one.hi})]
 
@@ -77,7 +77,7 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
     """
     query = statement("sample_from", **_readable(target))
     found: dict[str, Blob] = {}
-    with translated(conn, "draw a sample"), conn.transaction():
+    with translated("draw a sample"), conn.transaction():
         walk_indexes(conn, local=True)
         for number in range(_SAMPLE_POINTS):
             point = f"{number * 16**_SAMPLE_DIGITS // _SAMPLE_POINTS:0{_SAMPLE_DIGITS}x}"
@@ -111,7 +111,7 @@ class Checks:
         parts = _readable(target)
         parts["chosen"] = fragment("blobs_of_the_store" if local else "copied_blobs", **parts)
         values = {"prefix": prefix, "older_than": older_than, "fraction": fraction}
-        with translated(conn, "list the blobs to check"):
+        with translated("list the blobs to check"):
             with conn.transaction():
                 conn.execute(statement("begin_checks", **parts), values)
             self.total = conn.execute(statement("count_checks")).rowcount
@@ -119,7 +119,7 @@ class Checks:
 
     def next(self, count: int) -> list[Blob]:
         """Return the next blobs; none at the end."""
-        with translated(self._conn, "list the blobs to check"):
+        with translated("list the blobs to check"):
             rows = self._conn.execute(statement("next_checks", count=sql.Literal(count)))
             return [Blob(blobid, size) for blobid, size in rows]
 

@@ -84,7 +84,7 @@ class Reasons:
 
 def exact_totals(conn: Connection, target: str) -> Totals:
     """Count everything, as of one moment. Reads the whole table."""
-    with translated(conn, "count its blobs"):
+    with translated("count its blobs"):
         return _count(conn, target, milliseconds=0)
 
 
@@ -93,7 +93,7 @@ def quick_totals(conn: Connection, target: str) -> Totals:
 
     Of blobs that another program marked as failed it knows where few are still to be copied.
     """
-    with translated(conn, "count its blobs"):
+    with translated("count its blobs"):
         parts = read_parts(conn, target)
         all_rows = _expected_rows(conn, "all_rows_plan", parts)
         if all_rows <= _FEW:
@@ -102,7 +102,7 @@ def quick_totals(conn: Connection, target: str) -> Totals:
     pending = pending_estimate(conn, target, _MILLISECONDS // 2)
     reasons = quick_reasons(conn, target, few=pending.exact)
     failed = sum(reasons.failed.values())
-    with translated(conn, "estimate its blobs"):
+    with translated("estimate its blobs"):
         values = {"target": target}
         without_blobid = _quick(conn, "without_blobid", parts, values)
         copied, copied_bytes = conn.execute(statement("copied_by_runs"), values).fetchall()[0]
@@ -139,7 +139,7 @@ def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
 
     few: few blobs are still to be copied, so that all of them may be looked at.
     """
-    with translated(conn, "count failed blobs"):
+    with translated("count failed blobs"):
         parts = read_parts(conn, target)
         values = {"target": target, "checks": list(OF_CHECKS)}
         rows = _quick(conn, "uncopied_by_reason", parts, values) if few else None
@@ -159,7 +159,7 @@ def pending_estimate(conn: Connection, target: str, milliseconds: int) -> Pendin
     CatalogUnavailable.
     """
     deadline = time.monotonic() + milliseconds / 1000
-    with translated(conn, "estimate what is pending"):
+    with translated("estimate what is pending"):
         parts = read_parts(conn, target)
         with suppress(errors.QueryCanceled), conn.transaction():
             walk_indexes(conn, local=True)

@@ -242,7 +242,7 @@ def test_a_cancelled_statement_is_an_outage(catalog: Connection) -> None:
 
     with (
         pytest.raises(CatalogUnavailable, match="statement timeout") as caught,
-        translated(catalog, "sleep"),
+        translated("sleep"),
     ):
         catalog.execute("select pg_sleep(60)")
 
@@ -288,7 +288,7 @@ def test_the_state_of_an_error_says_whether_it_may_pass(
         sql.Literal(f"begin raise exception 'odd' using errcode = '{state}'; end")
     )
 
-    with pytest.raises(expected, match="odd") as caught, translated(database, "be odd"):
+    with pytest.raises(expected, match="odd") as caught, translated("be odd"):
         database.execute(raising)
 
     assert type(caught.value) is expected
