@@ -21,7 +21,6 @@ from ntt_backup.dump.job import dump
 from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
 from ntt_backup.process.messages import DumpOver, Message
-from ntt_backup.upload.event_pipe import send
 
 _STDOUT: Final = 1
 
@@ -47,4 +46,4 @@ def work(settings: Settings) -> int:
 
 
 def _emit(message: Message) -> None:
-    send(_STDOUT, message)
+    message.write(_STDOUT)

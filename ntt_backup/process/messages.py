@@ -60,8 +60,14 @@ class Message:
         }
 
     def encode(self) -> bytes:
-        """Returns the line of JSON that `decode` reads."""
+        """Returns the line of JSON that `events.decode` reads."""
         return (json.dumps({"event": self.kind, **self.fields}) + "\n").encode()
+
+    def write(self, fd: int) -> None:
+        """Writes the whole line to a pipe."""
+        data = self.encode()
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 def kinds(base: type[Message]) -> Iterator[type[Message]]:

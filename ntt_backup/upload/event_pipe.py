@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Final
 
@@ -10,13 +9,6 @@ from ntt_backup.process.messages import Message, Tick
 from ntt_backup.process.pipeline import wait_for
 
 _TICK_SECONDS: Final = 0.5
-
-
-def send(fd: int, message: Message) -> None:
-    """Write the whole message to a pipe."""
-    data = message.encode()
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 class EventPipe:
@@ -47,7 +39,7 @@ class EventPipe:
 
     def emit(self, message: Message) -> None:
         """Send a message to the coordinator."""
-        send(self._stdout, message)
+        message.write(self._stdout)
 
     def state(self, state: str, quiet: float = 0.0) -> None:
         """Say what the worker is doing, and that it may say nothing for quiet seconds."""
