@@ -14,8 +14,8 @@ from typing import Final
 
 from ntt_backup.blobdir.layout import is_blobid as is_blobid
 from ntt_backup.blobdir.layout import relative_path as relative_path
+from ntt_backup.wire.framing import MAX_BLOB
 
-LARGEST_BLOB: Final = 1 << 60  # as in the protocol; no file system holds one
 _FAILURES_KEPT: Final = 1000
 
 
@@ -67,7 +67,7 @@ class Blob:
         The catalog may hold any number there. One is found wrong when the blob is read; until then
         it may not spoil a sum over its neighbours.
         """
-        return self.size if self.size is not None and 0 <= self.size <= LARGEST_BLOB else 0
+        return self.size if self.size is not None and 0 <= self.size <= MAX_BLOB else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     Entry = os.DirEntry[str]
 
 BY_HASH = "by-hash"
-DIGEST_BYTES = 32
 
 _BLOBID = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")

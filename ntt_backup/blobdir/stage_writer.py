@@ -15,10 +15,10 @@ from binascii import hexlify
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.layout import DIGEST_BYTES
 from ntt_backup.blobdir.staged_batch import NewDirectory, StagedBatch
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.wire.framing import DIGEST_BYTES
 from ntt_backup.wire.write_messages import MISMATCH
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from binascii import hexlify
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ntt_backup.blobdir.layout import DIGEST_BYTES
 from ntt_backup.blobdir.partial import Partial
 from ntt_backup.blobdir.staging import remove_tree
+from ntt_backup.wire.framing import DIGEST_BYTES
 from ntt_backup.wire.write_messages import Exceptional
 
 

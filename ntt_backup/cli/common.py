@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -14,9 +14,7 @@ from ntt_backup.catalog import connection
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.cli.param_types import HEX_PREFIX
-from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, identity, load
-
-ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
+from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, ConfigT, identity, load
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")

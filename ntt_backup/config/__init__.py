@@ -34,6 +34,7 @@ __all__ = [
     "DEFAULT_TARGET",
     "ENVIRONMENT",
     "CatalogConfig",
+    "ConfigT",
     "DumpSettings",
     "RemoteConfig",
     "RemoteSettings",

@@ -41,7 +41,6 @@ from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
 from ntt_backup.process.pipeline import wait_for
 
-_HEAD_BYTES: Final = pg_programs.HEAD_BYTES
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
 
 Emit = Callable[[events.Event], None]
@@ -185,7 +184,7 @@ class _Job:
                     continue
                 digest.update(data)
                 size += len(data)
-                head += data[: max(0, _HEAD_BYTES - len(head))]
+                head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
                 upload.send(data)
                 deadline = time.monotonic() + patience
             status = child.wait(patience)

@@ -32,7 +32,6 @@ from ntt_backup.process.pipeline import Child, start, wait_for, write
 
 # More than pg_restore needs to see that there is more to come: a dump ends within its last table.
 _HELD: Final = 64 * 1024
-_HEAD_BYTES: Final = pg_programs.HEAD_BYTES
 _RIGHT: Final = re.compile(r"(ALTER .+ OWNER TO |ALTER DEFAULT PRIVILEGES |GRANT |REVOKE ).+;$")
 _WAIT_SECONDS: Final = 1.0
 _SHOWN: Final = 500
@@ -95,7 +94,7 @@ def _pour(
         for data in _proved(place.fetch(one.name), one):
             if data is None:
                 return None
-            head += data[: max(0, _HEAD_BYTES - len(head))]
+            head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
             if failure is None:
                 held += data
                 # What pg_restore stumbles over may be damage: the end will tell.

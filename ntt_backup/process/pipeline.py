@@ -105,12 +105,10 @@ class Child:
         argv: Sequence[str],
         *,
         stdin: int | None = None,
-        cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         new_session: bool = False,
-        death_signal: int = signal.SIGKILL,
     ) -> None:
-        die_with_us = die_with_parent(death_signal)
+        die_with_us = die_with_parent()
         # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
@@ -124,7 +122,6 @@ class Child:
                 stdin=subprocess.PIPE if stdin is None else stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=cwd,
                 env=env,
                 bufsize=0,
                 start_new_session=new_session,

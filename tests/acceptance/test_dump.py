@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 from ntt_backup.config import Settings, load
-from ntt_backup.dump import job
+from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
 from tests.environment import IGNORING_CHILDREN, Site, wait_until
@@ -320,11 +320,10 @@ def test_the_beginning_of_a_large_dump_is_enough_to_check_it_and_to_tell_of_owne
         "create table of_others as select random()::text as t from generate_series(1, 50000)"
     )
     dumping.query(f"alter table of_others owner to {name}")
-    monkeypatch.setattr(job, "_HEAD_BYTES", 64 * 1024)
+    monkeypatch.setattr(pg_programs, "HEAD_BYTES", 64 * 1024)
     assert make(dumping) == MADE
     assert record(dumping, *dumps(dumping))["bytes"] > 4 * 64 * 1024
     dumping.write_config(catalog={"url": empty})
-    monkeypatch.setattr(dump_restore, "_HEAD_BYTES", 64 * 1024)
     found = dump_restore.restore_catalog(settings(dumping), pytest.fail)
     assert found.rights == (f"ALTER TABLE public.of_others OWNER TO {name};",)
 
