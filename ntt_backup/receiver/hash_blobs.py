@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
-from ntt_backup.receiver.open_blob import BadBlob, BlobOpener, bad_blob, forget
+from ntt_backup.receiver.open_blob import BlobError, BlobOpener, blob_error, forget
 from ntt_backup.receiver.workspace import Refusal, Workspace
 from ntt_backup.wire import read_messages
 
@@ -123,10 +123,10 @@ class HashJob:
             try:
                 size, found = self._hash(fd, new, buffer)
             except OSError as problem:
-                raise bad_blob(problem) from None
+                raise blob_error(problem) from None
             finally:
                 os.close(fd)
-        except BadBlob as said:
+        except BlobError as said:
             verdict, text = said.verdict, said.text
         self._count(read_messages.BadBlob(position, verdict, size, found, text))
 
@@ -142,7 +142,7 @@ class HashJob:
             while True:
                 try:
                     fd, size = opener.open(self._digests[position])
-                except BadBlob as said:
+                except BlobError as said:
                     one = read_messages.BadBlob(position, said.verdict, 0, _NOTHING, said.text)
                     self._count(one)
                 else:
@@ -177,7 +177,7 @@ class HashJob:
                 verdict, text = said.verdict, said.text
             self._count(read_messages.BadBlob(blob.position, verdict, blob.size, digest, text))
 
-    def _why_unreadable(self, fd: int, buffer: memoryview) -> BadBlob:
+    def _why_unreadable(self, fd: int, buffer: memoryview) -> BlobError:
         """Returns the system's error for a blob that b3sum could not read. Raises OSError where
         this process can read it.
         """
@@ -185,7 +185,7 @@ class HashJob:
             while os.readv(fd, [buffer]):
                 self._require_going()
         except OSError as problem:
-            return bad_blob(problem)
+            return blob_error(problem)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "b3sum reads no blob")
 
     def _require_going(self) -> None:

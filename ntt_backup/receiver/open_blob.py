@@ -14,7 +14,7 @@ from ntt_backup.wire.read_messages import MISSING, UNREADABLE, WRONG
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 
-class BadBlob(Exception):
+class BlobError(Exception):
     """A blob that cannot be read, or is none. verdict and text are what the client is told."""
 
     def __init__(self, verdict: int, text: str) -> None:
@@ -31,23 +31,23 @@ class BlobOpener:
         self.close = self._blobs.close
 
     def open(self, digest: bytes) -> tuple[int, int]:
-        """Returns (a descriptor for the caller to close, its size). Raises BadBlob."""
+        """Returns (a descriptor for the caller to close, its size). Raises BlobError."""
         try:
             fd, status = self._blobs.open_blob(digest.hex())
         except NotAFile as found:
-            raise BadBlob(WRONG, str(found)) from None
+            raise BlobError(WRONG, str(found)) from None
         except OSError as problem:
-            raise bad_blob(problem) from None
+            raise blob_error(problem) from None
         return fd, status.st_size
 
 
-def bad_blob(problem: OSError) -> BadBlob:
+def blob_error(problem: OSError) -> BlobError:
     """Returns what an error of the system says about one blob."""
     if problem.errno == errno.ENOENT:
-        return BadBlob(MISSING, "it is not there")
+        return BlobError(MISSING, "it is not there")
     if problem.errno in _NOT_A_FILE:
-        return BadBlob(WRONG, "a symlink or a socket is in its place")
-    return BadBlob(UNREADABLE, error_line(problem))
+        return BlobError(WRONG, "a symlink or a socket is in its place")
+    return BlobError(UNREADABLE, error_line(problem))
 
 
 def forget(fd: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ntt_backup.blobdir.syscalls import error_line
-from ntt_backup.receiver.open_blob import BadBlob, BlobOpener, bad_blob, forget
+from ntt_backup.receiver.open_blob import BlobError, BlobOpener, blob_error, forget
 from ntt_backup.wire import read_messages
 from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, PACK_BYTES
 from ntt_backup.wire.read_messages import BLOCK_BYTES, BROKEN, COMPLETE, MAX_SUMS
@@ -39,7 +39,7 @@ def contents(
                     yield from _pieces(fd, digest, size, begin, begins, MAX_CHUNK)
                     continue
                 content = _read(fd, size, 0)
-        except BadBlob as said:
+        except BlobError as said:
             yield read_messages.not_given(digest, said.verdict, said.text)
             continue
         if len(content) + _TABLE_ENTRY > room:
@@ -67,7 +67,7 @@ def sums(
                     yield read_messages.block_sums(size, found)
                     found = []
             yield read_messages.block_sums(size, found)
-    except BadBlob as said:
+    except BlobError as said:
         yield read_messages.not_given(digest, said.verdict, said.text)
     yield read_messages.given(1)
 
@@ -80,7 +80,7 @@ def blocks(
         with _opened(opener, digest) as (fd, size):
             begins = (number * BLOCK_BYTES for number in numbers)
             yield from _pieces(fd, digest, size, 0, begins, BLOCK_BYTES)
-    except BadBlob as said:
+    except BlobError as said:
         yield read_messages.not_given(digest, said.verdict, said.text)
     yield read_messages.given(1)
 
@@ -106,12 +106,12 @@ def _pieces(
 
 @contextmanager
 def _opened(opener: BlobOpener, digest: bytes) -> Iterator[tuple[int, int]]:
-    """Opens a blob: (descriptor, size). Raises BadBlob, also for an OSError while it is read."""
+    """Opens a blob: (descriptor, size). Raises BlobError, also for an OSError while it is read."""
     fd, size = opener.open(digest)
     try:
         yield fd, size
     except OSError as problem:
-        raise bad_blob(problem) from None
+        raise blob_error(problem) from None
     finally:
         forget(fd)
         os.close(fd)
