@@ -182,7 +182,7 @@ class _Work:
     def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         low = int(prefix.ljust(64, "0"), 16)
         high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
-        for page in self._session.names(low, high, on_stray=self._stray_there):
+        for page in self._session.names(low, high, on_stray=self._stray_on_remote):
             self.seen.on_remote += len(page)
             yield from ((digest.hex(), "remote", size) for digest, size in page)
 
@@ -213,7 +213,7 @@ class _Work:
     def _stray_in_store(self, stray: Stray) -> None:
         self._tell(Difference.STRAY_STORE, stray.path, f"{stray.kind} {stray.detail}".strip())
 
-    def _stray_there(self, number: int, path: str) -> None:
+    def _stray_on_remote(self, number: int, path: str) -> None:
         kind = _STRAYS.get(number, StrayKind.UNREADABLE)
         if kind is StrayKind.UNREADABLE:
             self._unreadable.append("" if path == "." else path.replace("/", ""))

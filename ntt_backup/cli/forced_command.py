@@ -1,9 +1,9 @@
 """How the receiver comes to the remote as a forced command: what to put where, ready to paste.
 
-A key that may run anything there makes whoever holds this host the master of its backups, too. A
-forced command takes that away, but its line in authorized_keys is easily got wrong: quotes within
-quotes, an option forgotten. So it is made here from the settings. Nothing is installed from here:
-the right to do that is just what this host should not have.
+A key that may run anything on the remote makes whoever holds this host the master of its backups,
+too. A forced command takes that away, but its line in authorized_keys is easily got wrong: quotes
+within quotes, an option forgotten. So it is made from the settings. Nothing is installed: the right
+to do that is just what this host should not have.
 """
 
 from __future__ import annotations

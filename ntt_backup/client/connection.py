@@ -4,7 +4,7 @@ There are two beginnings. An account with a shell runs our loader, which asks fo
 program; a forced command (`ntt-backup-receive`) runs the installed one, whatever was asked for. The
 loader's line is the only difference, so the program is sent only after that line.
 
-The put session and the read session are built on it. See docs/protocol.md.
+Sessions that write and sessions that read are built on it. See docs/protocol.md.
 """
 
 from __future__ import annotations

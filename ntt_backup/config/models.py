@@ -1,6 +1,6 @@
 """What can be set: one frozen pydantic model for each table of the file.
 
-Sizes are in bytes, times in seconds. Values survive the way to another process as JSON.
+Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -179,19 +179,19 @@ class CatalogConfig(BaseModel):
 
 
 class StoreConfig(CatalogConfig):
-    """The settings of `scan`: the catalog and the store."""
+    """The settings of `scan` and `verify --local`: the catalog and the store."""
 
     source: SourceSettings
 
 
 class RemoteConfig(CatalogConfig):
-    """The settings of `verify`, `restore` and `dump`: the catalog and the remote."""
+    """The settings of the commands that need the remote, and the store not or not always."""
 
     remote: RemoteSettings
 
 
 class Settings(StoreConfig, RemoteConfig):
-    """The settings of `run` and `check`. As JSON they reach the process that dumps."""
+    """The settings of the commands that need the catalog, the store and the remote."""
 
     # pydantic would take the first base's field, which may be missing.
     remote: RemoteSettings

@@ -1,9 +1,9 @@
-"""Is everything in place? Asked by `check`, by the systemd unit, and by every run before it starts.
+"""The preflight finds out, before a run sends anything, whether everything is in place.
 
 A test connection that only says `echo` proves little: the real job once hung in X11 forwarding, and
 in an account's own RemoteCommand, where the echo had passed by another way. So the preflight does
 what the job does, with the same options: it opens the job's own session, and sends two real batches
-in a row that leave nothing there. What that means is the strategy's: see `strategies.probe.Probe`.
+in a row that leave no trace on the remote. How is the strategy's: see `strategies.probe.Probe`.
 
 Each step says ok, a warning, or what is wrong and what to do. Steps are independent where they can
 be, so that one call shows all that is wrong.
@@ -218,8 +218,8 @@ class Look:
         return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")
 
     def _look_for_place(self, catalog: Connection, probe: Probe) -> Step:
-        """by-hash is missing below remote.path. Made at the start of a target's life; later that
-        means a disk that is not mounted, and what would be made there would fill the disk below.
+        """Makes by-hash at the start of a target's life. Later, that it is missing means
+        a disk that is not mounted: making it would fill the disk below.
         """
         path = f"{self._spec.root}/by-hash"
         if selection.any_copied(catalog, self._settings.target):

@@ -80,7 +80,7 @@ def due(
 
 
 class _Job:
-    """One dump, from the look at what is there to the removal of what is no longer wanted."""
+    """One dump, from the look at earlier ones to the removal of those no longer wanted."""
 
     def __init__(self, settings: RemoteConfig, emit: Emit) -> None:
         self._settings = settings
@@ -126,12 +126,12 @@ class _Job:
         upload = self._place.upload(self._token, pace, self._settings.run.stall_timeout)
         try:
             size, digest, head = self._pour(found.pg_dump, upload)
-            there = upload.finish()
-            if there != (size, digest):
+            stored = upload.finish()
+            if stored != (size, digest):
                 raise RemoteCannotStore(
                     "the dump on the remote is not what was sent",
-                    detail=f"{size} bytes with SHA-256 {digest} were sent, and it has {there[0]}"
-                    f" bytes with {there[1]}",
+                    detail=f"{size} bytes with SHA-256 {digest} were sent, and it has {stored[0]}"
+                    f" bytes with {stored[1]}",
                     hint="look at the remote's disk and memory, and its kernel log",
                 )
             if not _BLOBS.search(pg_programs.read_head(found.pg_restore, head, "--list")):

@@ -1,9 +1,9 @@
-"""The directory `pgdump/` on the remote: what lies there, and how a dump comes to lie there.
+"""The directory `pgdump/` on the remote: the dumps in it, and how one gets into it.
 
 The job's own ssh and the remote's sh are enough, whatever the strategy. A dump's length is not
 known before its end, so it travels as all that follows a script on stdin, and its end is the end of
 the input. The remote cannot tell that end from a link that was cut; so what it has written gets
-no name then and there. It answers with size and SHA-256 of what is on its disk, and only the side
+no name yet. It answers with size and SHA-256 of what is on its disk, and only the side
 that has seen pg_dump end well asks, over another connection, for the name. Until then the first one
 stays: when it ends, whoever sent the dump is gone, and the remote removes it.
 """

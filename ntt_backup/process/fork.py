@@ -1,11 +1,10 @@
 """A child that is a copy of this process: it runs a function of ours instead of a program.
 
-A worker as a program of its own would be the obvious way, and cost 0.4 s of CPU each time, nearly
-all of it for loading what the coordinator has loaded already: more than a small backup takes. And
-an upgrade while a run lasts would have workers of two versions in it. The copy is made of a process
-with one thread, and is cut off at once from what it must not share: it has its own session, no
-descriptor but its pipes, no signal handler, and it ends without unwinding what lies below it on the
-stack, so that no connection of the parent's is ever touched.
+A worker as a program of its own costs 0.4 s of CPU each time, nearly all of it for loading what the
+coordinator has loaded already, and an upgrade while a run lasts would mix two versions. The copy is
+made of a process with one thread, and is cut off at once from what it must not share: it has its
+own session, no descriptor but its pipes, no signal handler, and it ends without unwinding what lies
+below it on the stack, so that no connection of the parent's is ever touched.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _MOST_FDS: Final = 1 << 20
 
 
 class Fork(Child):
-    """See `process.Child`. body's result is the exit status; whatever it raises goes to stderr, and
-    the status is 1 then. name: what it is called in lists of processes, 15 bytes at most.
+    """See `pipeline.Child`. body's result is the exit status; whatever it raises goes to stderr,
+    and the status is 1 then. name: what it is called in lists of processes, 15 bytes at most.
 
     Leader of a session of its own. Raises OSError where it cannot be made.
     """
@@ -105,7 +104,7 @@ def _be(
     status = 1
     try:
         prepare()
-        # What was there before is the parent's: it is neither finalized nor looked through.
+        # What exists already is the parent's: it is neither finalized nor looked through.
         gc.freeze()
         os.setsid()
         signal.set_wakeup_fd(-1)

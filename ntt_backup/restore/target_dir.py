@@ -1,9 +1,9 @@
 """The target directory of a restore, in which every name that is seen is complete and right.
 
 Content goes into scratch space below the target; once it hashes to its name and a sync has covered
-the whole batch, each file is published as `aa/bb/<blobid>`, or replaces a wrong one there. A large
+the whole batch, each file is published as `aa/bb/<blobid>`, or replaces a wrong one. A large
 blob is kept in `.ntt-restore/partial` until it is whole, also when the program is killed: the next
-call hashes it and resumes there. No link below the target is followed.
+call hashes it and resumes after it. No link below the target is followed.
 
 A `RestoreTarget` is the target, locked; each thread has a `TargetWriter` of its own.
 """
@@ -115,7 +115,7 @@ class _Large:
 
 
 class TargetWriter:
-    """One thread's files on their way; see `client.read_session.Taker`. Raises DestinationError.
+    """One thread's files on their way; a `read_session.ContentSink`. Raises DestinationError.
 
     on_bytes is told the length of content as it comes.
     """
@@ -176,7 +176,7 @@ class TargetWriter:
         return True
 
     def resume(self, digest: bytes) -> int:
-        """Returns how many bytes of a large blob an earlier attempt has left, to resume there."""
+        """Returns how many bytes of a large blob an earlier attempt has left, to resume after."""
         self._abandon()
         name = digest.hex()
         with destination(self._target.root):

@@ -15,7 +15,7 @@ from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.errors import BackupError
 from ntt_backup.upload.event_pipe import EventPipe
 
-_TOLD_AS: Final = {"suspect": "source"}
+_REPORTED_AS: Final = {"suspect": "source"}
 _SIDES: Final = ("remote", "catalog", "source", "suspect")
 
 
@@ -38,7 +38,7 @@ class Outages:
             raise error
         self._pipe.emit(
             events.Outage(
-                what=_TOLD_AS.get(side, side),
+                what=_REPORTED_AS.get(side, side),
                 reason=error.message,
                 detail=error.detail,
                 attempt=clock.attempt,
@@ -52,7 +52,7 @@ class Outages:
         clock = self._clocks[side]
         if clock.attempt:
             lasted = clock.lasted(time.monotonic())
-            self._pipe.emit(events.OutageEnd(what=_TOLD_AS.get(side, side), duration_s=lasted))
+            self._pipe.emit(events.OutageEnd(what=_REPORTED_AS.get(side, side), duration_s=lasted))
         clock.over()
 
     def lasts(self, side: str) -> bool:

@@ -340,7 +340,7 @@ class Worker:
 
     def _source_away(self, error: SourceError) -> None:
         """The store worked when the run began: a disk that was unmounted may be mounted again. For
-        one that is there in part, somebody must look what is wrong.
+        one that is incomplete, somebody must look what is wrong.
         """
         if isinstance(error, StoreSuspect):
             raise error

@@ -98,7 +98,6 @@ def test_every_setting_of_the_full_sample_is_used_and_differs_from_its_default()
     assert settings.run.bwlimit == 12_000_000
     assert settings.remote.path == "/storage/backup"
     assert settings.remote.identity_file == Path("~/.ssh/id_backup").expanduser()
-    assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
 def test_the_former_name_of_a_setting_is_still_read(tmp_path: Path) -> None:
@@ -369,7 +368,6 @@ def test_each_target_has_its_own_lock_unless_the_name_is_set(file: Path) -> None
     for name, expected in (("/run/ntt/lock", "/run/ntt/lock"), ("/srv/{target}", "/srv/nas")):
         one = load(Settings, file=file, environ={"NTT_LOCK_FILE": name}, target="nas")
         assert one.lock.file == Path(expected)
-        assert Settings.model_validate_json(one.model_dump_json()) == one
 
 
 # --- secrets --------------------------------------------------------------------------------------
@@ -448,12 +446,10 @@ def test_sizes_are_read_in_every_unit(number: int, unit: str, gap: str) -> None:
     )
 )
 def test_any_environment_loads_or_is_refused_in_one_line(environ: dict[str, str]) -> None:
-    settings, error = outcome(CatalogConfig, environ=environ)
+    _, error = outcome(CatalogConfig, environ=environ)
     if error is not None:
         assert str(error).isprintable()
         assert any(name in str(error) for name in [*environ, "is not set"])
-    else:
-        assert CatalogConfig.model_validate_json(settings.model_dump_json()) == settings
 
 
 toml_values = st.recursive(
@@ -467,9 +463,7 @@ keys = sorted(f"{table}.{name}" for table, model in TABLES.items() for name in m
 @given(key=st.sampled_from(keys), value=toml_values)
 def test_any_value_loads_or_is_refused_by_its_name(key: str, value: object) -> None:
     flags = {"source.root": "/d", "remote.host": "h", "remote.path": "/p", key: value}
-    settings, error = outcome(Settings, flags=flags, environ={})
+    _, error = outcome(Settings, flags=flags, environ={})
     if error is not None:
         assert error.message.startswith(f"--{key.partition('.')[2].replace('_', '-')} is ")
         assert str(error).isprintable()
-    else:
-        assert Settings.model_validate_json(settings.model_dump_json()) == settings
