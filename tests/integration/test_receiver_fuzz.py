@@ -130,7 +130,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(SESSION, HASHES, st.booleans())
 def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> None:
     with scratch() as place:
@@ -154,7 +154,7 @@ def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> No
                 assert blake3(path.read_bytes()).hexdigest() == path.name
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=400) | SESSION)
 def test_any_bytes_instead_of_a_hello_change_nothing(said: bytes) -> None:
     with scratch() as root:

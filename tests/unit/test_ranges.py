@@ -52,6 +52,10 @@ def test_the_parts_of_a_range_are_the_range(text: str) -> None:
     for whole in prefix_ranges():
         within = [one for one in parts(whole) if holds(one, text)]
         assert len(within) == holds(whole, text)
+
+
+def test_a_part_is_found_by_its_index() -> None:
+    for whole in prefix_ranges():
         assert len(parts(whole)) == PARTS
         assert [part(one.index) for one in parts(whole)] == list(parts(whole))
 
