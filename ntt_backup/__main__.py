@@ -17,7 +17,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Load the command line, and do what it says."""
+    """Loads the command line, and does what it says."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     gc.disable()

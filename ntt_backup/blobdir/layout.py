@@ -30,12 +30,14 @@ _KINDS = {
 
 
 def is_blobid(text: str) -> bool:
-    """Whether text is exactly 64 lowercase hex digits (no newline, no prefix, no upper case)."""
+    """Returns whether text is exactly 64 lowercase hex digits (no newline, no prefix, no upper
+    case).
+    """
     return _BLOBID.fullmatch(text) is not None
 
 
 def is_prefix(name: str) -> bool:
-    """Whether a directory `aa` or `bb` may have that name."""
+    """Returns whether a directory `aa` or `bb` may have that name."""
     return _PREFIX.fullmatch(name) is not None
 
 

@@ -135,7 +135,7 @@ class _MissingDirectories:
         self._names: set[str] | None = None
 
     def take(self, prefix: bytes) -> bool:
-        """Whether that directory may be made in the stage. It counts as made from then on."""
+        """Returns whether that directory may be made in the stage; then it counts as made."""
         above, name = prefix[:1], prefix[1:].hex()
         if above != self._above:
             self._above = above

@@ -101,7 +101,7 @@ class Staging:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), INCOMING)
 
     def _make_stage(self) -> bool:
-        """Whether it was made, and both it and its lock still have their names."""
+        """Returns whether it was made, and both it and its lock still have their names."""
         try:
             make_directory(self.incoming, self._name, 0o700)
             self.stage = open_below(self.incoming, self._name)

@@ -68,7 +68,7 @@ _missing: set[str] = set()
 
 
 def can_syncfs(device: int, mounts: str = "/proc/self/mountinfo") -> bool:
-    """Whether syncfs may be called, reaches the disk with this device number, and tells of
+    """Returns whether syncfs may be called, reaches the disk with this device number, and tells of
     write-back errors, which it does since Linux 5.8.
     """
     return (

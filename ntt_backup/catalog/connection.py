@@ -65,7 +65,7 @@ _AWAY_HINT = "check that PostgreSQL runs on that host, and catalog.url (NTT_DB_U
 
 
 def connect(url: str, application_name: str) -> Connection:
-    """Open a connection in autocommit mode; each end notices within 30 s that the other died.
+    """Opens a connection in autocommit mode; each end notices within 30 s that the other died.
 
     url is a libpq connection string or URI; what it sets itself is left alone. application_name is
     what pg_stat_activity shows. Raises ConfigError for a malformed url, CatalogUnavailable,
@@ -96,8 +96,8 @@ def connect(url: str, application_name: str) -> Connection:
 
 
 def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
-    """Return a connection string for a program of PostgreSQL's, and what its environment must have:
-    the password, since every user of this machine may see arguments. Raises ConfigError.
+    """Returns a connection string for a program of PostgreSQL's, and what its environment must
+    have: the password, since every user of this machine may see arguments. Raises ConfigError.
     """
     given = _parameters(url)
     if given.pop("sslpassword", None) is not None:
@@ -112,14 +112,14 @@ def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
 
 
 def configure(conn: Connection, setting: str, value: object, *, local: bool = False) -> None:
-    """Set a server setting for this session, or with local for this transaction only."""
+    """Sets a server setting for this session, or with local for this transaction only."""
     values = {"setting": setting, "value": str(value), "local": local}
     conn.execute(statement("configure"), values)
 
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raise CatalogUnavailable or CatalogRefused for what psycopg raises inside.
+    """Raises CatalogUnavailable or CatalogRefused for what psycopg raises inside.
 
     doing completes "the catalog refused to ...".
     """
@@ -130,14 +130,14 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def describe(url: str) -> str:
-    """Return the catalog as a message may name it: never with a password."""
+    """Returns the catalog as a message may name it: never with a password."""
     given = _parameters(url)
     where = given.get("host") or given.get("hostaddr") or given.get("service") or "local socket"
     return f"{given.get('dbname') or 'the default database'} on {where}"
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """Return the parts of url. Raises ConfigError, also where the unescaped @ or / of a password
+    """Returns the parts of url. Raises ConfigError, also where the unescaped @ or / of a password
     makes a wrong host or port.
     """
     hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"

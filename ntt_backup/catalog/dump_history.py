@@ -47,13 +47,13 @@ class DumpRun:
 
 
 def database_state(conn: Connection) -> DatabaseState:
-    """Return the database as it is at this moment."""
+    """Returns the database as it is at this moment."""
     with translated("tell about itself"):
         return DatabaseState(*conn.execute(statement("database_state")).fetchall()[0])
 
 
 def require_empty(conn: Connection) -> None:
-    """Raise ConfigError where anybody keeps anything in the database."""
+    """Raises ConfigError where anybody keeps anything in the database."""
     with translated("list its tables"):
         found = conn.execute(statement("first_relation")).fetchone()
     if found is not None:
@@ -74,7 +74,7 @@ def record_dump(
     sha256: str,
     error: str,
 ) -> None:
-    """Record a dump that was made or has failed."""
+    """Records a dump that was made or has failed."""
     result = {"name": name, "bytes": bytes, "sha256": sha256, "error": error}
     with translated("note the dump"):
         values = {"target": target, "started_at": started_at, **result}
@@ -82,12 +82,12 @@ def record_dump(
 
 
 def last_dumps(conn: Connection, target: str) -> list[DumpRun]:
-    """Return the target's latest good dump, and its latest failed one where that came later."""
+    """Returns the target's latest good dump, and its latest failed one where that came later."""
     with translated("read the history of dumps"):
         rows = conn.execute(statement("last_dumps"), {"target": target}).fetchall()
     return [DumpRun(*row) for row in rows]
 
 
 def ever_made(conn: Connection, target: str) -> bool:
-    """Tell whether the target ever got a good dump."""
+    """Returns whether the target ever got a good dump."""
     return any(one.name for one in last_dumps(conn, target))

@@ -48,13 +48,13 @@ def start_run(
     strategy: str,
     workers: int,
 ) -> None:
-    """Record that a run begins."""
+    """Records that a run begins."""
     about = {"target": target, "host": host, "pid": pid, "strategy": strategy, "workers": workers}
     _record(conn, "start_run", {"run_id": run_id, **about})
 
 
 def update_run(conn: Connection, run_id: UUID, *, copied: int, failed: int, bytes: int) -> None:
-    """Record what the run has done since it began: blobs copied, blobs failed, bytes copied."""
+    """Records what the run has done since it began: blobs copied, blobs failed, bytes copied."""
     done = {"copied": copied, "failed": failed, "bytes": bytes}
     _record(conn, "update_run", {"run_id": run_id, **done})
 
@@ -69,13 +69,13 @@ def end_run(
     failed: int,
     bytes: int,
 ) -> None:
-    """Record how the run ended, with its final counts."""
+    """Records how the run ended, with its final counts."""
     done = {"copied": copied, "failed": failed, "bytes": bytes}
     _record(conn, "end_run", {"run_id": run_id, "outcome": outcome, "exit_code": exit_code, **done})
 
 
 def last_run(conn: Connection, target: str) -> Run | None:
-    """Return the target's latest run, or None."""
+    """Returns the target's latest run, or None."""
     with translated("read the history of runs"):
         row = conn.execute(statement("last_run"), {"target": target}).fetchone()
     return Run(*row) if row else None

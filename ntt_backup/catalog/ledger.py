@@ -40,7 +40,8 @@ class Ledger:
             configure(conn, "synchronous_commit", "off")
 
     def record(self, stored: Sequence[Blob], failed: Sequence[Failure]) -> None:
-        """Commit the verdicts about a batch, all or none. Blobs gone from the catalog are no error.
+        """Commits the verdicts about a batch, all or none. Blobs gone from the catalog are no
+        error.
 
         stored: with the sizes sent; their earlier failures are forgotten. failed: each counts as
         one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
@@ -56,7 +57,7 @@ class Ledger:
                 self._mark_failed(found)
 
     def _mark_copied(self, sizes: dict[str, int | None]) -> None:
-        """Mark all rows but those that are gone.
+        """Marks all rows but those that are gone.
 
         Where nothing failed, rows are locked by this one update, as a rule in the order of blobids:
         a lock of its own would cost as much again. Should two sessions ever meet in another order,
@@ -69,7 +70,7 @@ class Ledger:
             _require_changed(len(unmoved), min(unmoved))
 
     def _update_copied(self, sizes: dict[str, int | None]) -> set[str]:
-        """Mark what can be marked; return the blobids that are not."""
+        """Marks what can be marked; returns the blobids that are not."""
         blobids = sorted(sizes)
         # psycopg looks at every element of a list in Python, a third of the cost of a batch.
         plain = all(map(is_blobid, blobids))
@@ -81,13 +82,13 @@ class Ledger:
         return {blobid for (blobid,) in rows}
 
     def _mark_failed(self, failures: Sequence[Failure]) -> None:
-        """Mark rows that are locked."""
+        """Marks rows that are locked."""
         values = _columns_of(failures)
         _require_changed(*self._run("mark_failed", blobids=values["blobids"]).fetchall()[0])
         self._run("record_failures", **values)
 
     def _lock(self, blobids: set[str]) -> set[str]:
-        """Return those of the blobids that are in the catalog; nobody can change them any more."""
+        """Returns those of the blobids that are in the catalog; nobody can change them any more."""
         locked = {blobid for (blobid,) in self._run("lock_rows", blobids=list(blobids))}
         if gone := blobids - locked:
             _require_changed(*self._run("unlockable", blobids=list(gone)).fetchall()[0])
@@ -101,8 +102,8 @@ class Ledger:
 def record_checks(
     conn: Connection, target: str, right: Sequence[str], lost: Sequence[Failure]
 ) -> int:
-    """Record in one transaction what a check found right, and make pending again what it found
-    lost; return how many became pending.
+    """Records in one transaction what a check found right, and makes pending again what it found
+    lost; returns how many became pending.
 
     The next run sends those, and the reason is kept in `ntt_backup.failures` until then. Blobs that
     are gone from the catalog, or not copied any more, are left alone.
@@ -121,7 +122,7 @@ def record_checks(
 
 
 def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
-    """Make failed blobs pending again, all or those of one reason; return how many.
+    """Makes failed blobs pending again, all or those of one reason; returns how many.
 
     Committed in batches, so no row is locked for long; interrupted, it can be called again. Without
     a reason this includes blobs that some other program marked as failed.
@@ -146,7 +147,7 @@ def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
 
 
 def _require_changed(unchanged: int, example: str) -> None:
-    """Raise CatalogRefused where an update left rows as they were.
+    """Raises CatalogRefused where an update left rows as they were.
 
     Blobs that cannot be marked would be sent again for ever.
     """
@@ -167,12 +168,12 @@ def _columns_of(failures: Sequence[Failure]) -> dict[str, list[str]]:
 
 
 def _array(elements: Iterable[str]) -> str:
-    """Return an array as PostgreSQL writes it, of elements that need no quotes."""
+    """Returns an array as PostgreSQL writes it, of elements that need no quotes."""
     return f"{{{','.join(elements)}}}"
 
 
 def _storable(detail: str) -> str:
-    """Return the detail as any database can keep it: no NUL, nothing that its encoding may lack.
+    """Returns the detail as any database can keep it: no NUL, nothing that its encoding may lack.
 
     It quotes file names and a remote's words. One odd character must not fail the whole batch.
     """

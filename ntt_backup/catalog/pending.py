@@ -37,12 +37,12 @@ class Index(NamedTuple):
 
 
 def index_names(target: str) -> tuple[str, str]:
-    """Return the name of our index, and the name for it where an unfit index has the first."""
+    """Returns the name of our index, and the name for it where an unfit index has the first."""
     return f"idx_blobs_{target}_pending", f"idx_blobs_{target}_pending_ntt"
 
 
 def read_indexes(conn: Connection, target: str, table: int | None = None) -> list[Index]:
-    """Return all indexes of the table (None: the one that the search path finds), ours first."""
+    """Returns all indexes of the table (None: the one that the search path finds), ours first."""
     names = index_names(target)
     indexes = [
         Index(name, valid, form_of(predicate, target) if ordered and predicate else None)
@@ -52,7 +52,7 @@ def read_indexes(conn: Connection, target: str, table: int | None = None) -> lis
 
 
 def form_of(predicate: str, target: str) -> str | None:
-    """Return the form of a predicate that the server prints; None for another predicate.
+    """Returns the form of a predicate that the server prints; None for another predicate.
 
     A closed list, since a form that is close but not the same would leave pending blobs out.
     """
@@ -62,7 +62,7 @@ def form_of(predicate: str, target: str) -> str | None:
 
 
 def columns(target: str) -> dict[str, sql.Composable]:
-    """Return the target's columns as parts of a query."""
+    """Returns the target's columns as parts of a query."""
     return {
         "copied": sql.Identifier(f"{target}_copied"),
         "last_checked": sql.Identifier(f"{target}_last_checked"),
@@ -71,7 +71,7 @@ def columns(target: str) -> dict[str, sql.Composable]:
 
 
 def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
-    """Return the target's columns, `size`, `uncopied` and `pending` as parts of a query."""
+    """Returns the target's columns, `size`, `uncopied` and `pending` as parts of a query."""
     usable = (index.form for index in read_indexes(conn, target) if index.valid and index.form)
     parts = columns(target)
     parts["uncopied"] = fragment(next(usable, _OWN_FORM), **parts)
@@ -81,7 +81,7 @@ def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
 
 
 def walk_indexes(conn: Connection, *, local: bool = False) -> None:
-    """Have PostgreSQL walk indexes in this session; with local in this transaction.
+    """Has PostgreSQL walk indexes in this session; with local in this transaction.
 
     Where bounds come out of a list, it can only guess how much lies between them: for a range
     without an end, a third of the table. To find a thousand blobs it would then read and sort
@@ -98,7 +98,7 @@ class Cursor(NamedTuple):
 
 
 def bounds(ranges: Sequence[BlobRange]) -> dict[str, object]:
-    """Return the values of a query that looks into ranges."""
+    """Returns the values of a query that looks into ranges."""
     return {
         "indexes": [one.index for one in ranges],
         "los": [one.lo for one in ranges],
@@ -107,7 +107,7 @@ def bounds(ranges: Sequence[BlobRange]) -> dict[str, object]:
 
 
 def reading(cursors: Sequence[Cursor]) -> dict[str, object]:
-    """Return the values of a query that reads ranges on from their cursors."""
+    """Returns the values of a query that reads ranges on from their cursors."""
     return {
         **bounds([cursor.range for cursor in cursors]),
         "los": [c.range.lo if c.past is None else c.past for c in cursors],

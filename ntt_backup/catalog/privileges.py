@@ -62,7 +62,7 @@ class Lack(NamedTuple):
 
 
 def needs(command: str) -> list[tuple[str, str, str]]:
-    """Return kind, privilege and name of all that the command needs besides reading `blobs`."""
+    """Returns kind, privilege and name of all that the command needs besides reading `blobs`."""
     found = []
     for line in NEEDS[command]:
         words = line.split()
@@ -75,7 +75,7 @@ def needs(command: str) -> list[tuple[str, str, str]]:
 
 
 def writes(command: str) -> bool:
-    """Tell whether the command changes anything in the catalog."""
+    """Returns whether the command changes anything in the catalog."""
     return any(verb != "select" for _, verb, _ in needs(command))
 
 
@@ -87,7 +87,7 @@ def lacking(
     role: str | None = None,
     table: int | None = None,
 ) -> list[Lack]:
-    """Return what the role (None: that of this session) may not do that the commands do.
+    """Returns what the role (None: that of this session) may not do that the commands do.
 
     table: the oid of `blobs`, where the search path may not find it.
     """
@@ -110,12 +110,12 @@ def lacking(
 
 
 def role_sql(role: str | None) -> sql.Composable:
-    """Return the role (None: that of this session) as a part of a query."""
+    """Returns the role (None: that of this session) as a part of a query."""
     return sql.SQL("{}::name").format(sql.Literal(role)) if role else sql.SQL("current_user")
 
 
 def require_writing(conn: Connection) -> None:
-    """Raise CatalogUnavailable where the transactions of this session may only read."""
+    """Raises CatalogUnavailable where the transactions of this session may only read."""
     read_only, standby, source, *names = conn.execute(statement("read_only")).fetchall()[0]
     if not read_only:
         return
@@ -139,7 +139,7 @@ def require_writing(conn: Connection) -> None:
 
 
 def require_dumpable(conn: Connection) -> None:
-    """Raise DumpFailed, with the SQL that mends it, where pg_dump may not read all there is."""
+    """Raises DumpFailed, with the SQL that mends it, where pg_dump may not read all there is."""
     with translated("tell what of it may be read"):
         found = _undumpable(conn, None)
     if not found:
@@ -166,13 +166,13 @@ def require_dumpable(conn: Connection) -> None:
 
 
 def unreadable(conn: Connection, role: str | None = None) -> list[tuple[str, str]]:
-    """Return what pg_dump reads and the role may not: schema and name of tables and sequences."""
+    """Returns what pg_dump reads and the role may not: schema and name of tables and sequences."""
     found = _undumpable(conn, role)
     return [(schema, name) for kind, _, schema, name in found if kind == "unreadable"]
 
 
 def grants_to_read(schemas: Iterable[str], role: str) -> list[str]:
-    """Return the SQL that lets a role read the tables and sequences of today in the schemas."""
+    """Returns the SQL that lets a role read the tables and sequences of today in the schemas."""
     return [
         shown("grant_reading", schema=sql.Identifier(one), role=sql.Identifier(role))
         for one in sorted(schemas)
@@ -180,5 +180,5 @@ def grants_to_read(schemas: Iterable[str], role: str) -> list[str]:
 
 
 def _undumpable(conn: Connection, role: str | None) -> list[tuple[str, str, str, str]]:
-    """Return kind, quoted name, schema and name of what pg_dump, run by the role, cannot dump."""
+    """Returns kind, quoted name, schema and name of what pg_dump, run by the role, cannot dump."""
     return conn.execute(statement("undumpable", role=role_sql(role))).fetchall()

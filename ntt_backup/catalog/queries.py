@@ -18,7 +18,7 @@ _HEADER = re.compile(r"^-- name: (\w+)\n(?:^--.*\n)+", re.MULTILINE)
 
 @cache
 def load_all() -> dict[str, str]:
-    """Return the SQL of all queries by name. In a file each follows `-- name: x` and a comment."""
+    """Returns the SQL of all queries by name. In a file each follows `-- name: x` and a comment."""
     queries = {}
     for file in (resources.files(__package__) / "sql").iterdir():
         if file.name.endswith(".sql"):
@@ -29,21 +29,21 @@ def load_all() -> dict[str, str]:
 
 
 def statement(name: str, **parts: sql.Composable) -> sql.Composed:
-    """Return the named query, ready to be executed, its `{...}` filled with parts."""
+    """Returns the named query, ready to be executed, its `{...}` filled with parts."""
     return pasted(name, fragment(name, **parts))
 
 
 def fragment(name: str, **parts: sql.Composable) -> sql.Composed:
-    """Return the named piece of SQL, to be put into another query."""
+    """Returns the named piece of SQL, to be put into another query."""
     return sql.SQL(load_all()[name]).format(**parts)
 
 
 def pasted(name: str, query: sql.Composed | str) -> sql.Composed:
-    """Return SQL, also a text that was `shown`, ready to be executed under a name."""
+    """Returns SQL, also a text that was `shown`, ready to be executed under a name."""
     composed = sql.Composed([sql.SQL(query)]) if isinstance(query, str) else query
     return sql.SQL("/* ntt_backup {} */ ").format(sql.SQL(name)) + composed
 
 
 def shown(name: str, **parts: sql.Composable) -> str:
-    """Return the named piece as text that an operator can paste into psql."""
+    """Returns the named piece as text that an operator can paste into psql."""
     return fragment(name, **parts).as_string(None) + ";"

@@ -41,7 +41,7 @@ _SEARCH_SECONDS: Final = 0.5
 
 
 def lock_class(name: str) -> int:
-    """Return the first key of our advisory locks: a signed 32-bit hash, the same on every host.
+    """Returns the first key of our advisory locks: a signed 32-bit hash, the same on every host.
 
     BLAKE2b of "ntt_backup:" + name, four bytes, big-endian. The second key is the range's index.
     """
@@ -95,8 +95,8 @@ class Claims:
         return bool(self._wholes.left or self._theirs.left)
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
-        """Up to limit pending blobs, each with its range's index; [] when nothing free is left, or
-        it is still `searching`: the next call goes on.
+        """Returns up to limit pending blobs, each with its range's index; [] when nothing free is
+        left, or it is still `searching`: the next call goes on.
 
         Goes on in the open range, then claims free ranges until limit is reached. Blobs of a range
         come in the catalog's order. Each blob is handed out once for a claim.
@@ -113,11 +113,11 @@ class Claims:
         return taken
 
     def exhausted(self) -> frozenset[int]:
-        """Return the held ranges that give nothing more: release them with their last blob."""
+        """Returns the held ranges that give nothing more: release them with their last blob."""
         return frozenset(self._held - {self._open.range.index} if self._open else self._held)
 
     def release(self, indexes: Iterable[int]) -> None:
-        """Free the ranges, so that anybody may claim them anew. Those not held are left alone."""
+        """Frees the ranges, so that anybody may claim them anew. Those not held are left alone."""
         freed = self._held.intersection(indexes)
         if not freed:
             return
@@ -131,8 +131,8 @@ class Claims:
             self._open = None
 
     def any_pending(self) -> bool | None:
-        """Tell whether the catalog has a pending blob, claimed by anyone or not. None while that is
-        not known: the next call goes on.
+        """Returns whether the catalog has a pending blob, claimed by anyone or not. None while that
+        is not known: the next call goes on.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated("look for pending blobs"):
@@ -144,17 +144,17 @@ class Claims:
         return None if self._all.left else False
 
     def listen(self) -> None:
-        """Have inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
+        """Has inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
         with translated("listen for new blobs"):
             self._conn.execute(statement("listen"))
 
     def fileno(self) -> int:
-        """Return the socket, to wait on: readable on a notification, or when it was lost."""
+        """Returns the socket, to wait on: readable on a notification, or when it was lost."""
         with translated("wait for new blobs"):
             return self._conn.fileno()
 
     def drain_notifications(self) -> bool:
-        """Tell whether blobs were inserted since the last call. Never waits.
+        """Returns whether blobs were inserted since the last call. Never waits.
 
         Ask before waiting on `fileno` too: a notification may have come in with another answer. A
         lost connection stays readable, and is reported by the second call at the latest.
@@ -163,7 +163,7 @@ class Claims:
             return bool(list(self._conn.notifies(timeout=0)))
 
     def _claim_any(self, limit: int, deadline: float) -> list[Cursor]:
-        """Lock what is to be read next: more of the range that we hold in parts, or what is free,
+        """Locks what is to be read next: more of the range that we hold in parts, or what is free,
         or parts of what others share; [] when there is none, or the search is not over.
         """
         if self._ahead and (cursors := self._lock_parts(self._look(self._ahead, limit))):
@@ -181,7 +181,7 @@ class Claims:
         return self._lock_parts(found)
 
     def _share(self, cursors: list[Cursor], limit: int) -> list[Cursor]:
-        """Of ranges that were just locked, hold the last one in parts where it has much more than
+        """Of ranges that were just locked, holds the last one in parts where it has much more than
         limit: only that one can.
         """
         *others, last = cursors
@@ -195,7 +195,7 @@ class Claims:
         return others + begun
 
     def _lock_parts(self, found: Sequence[int]) -> list[Cursor]:
-        """Lock parts of ranges, and note which are ahead; [] where others were quicker with all."""
+        """Locks parts of ranges, and notes which are ahead; [] where others have locked all."""
         rows = self._run("lock_parts", _of_parts(found)) if found else []
         got = {index for (index,) in rows}
         self._held |= got
@@ -208,8 +208,8 @@ class Claims:
         return [Cursor(one) for one in begun]
 
     def _claim(self, limit: int, deadline: float) -> list[Cursor]:
-        """Lock free ranges that have pending blobs, about limit of them; [] when there are none, or
-        the search is not over.
+        """Locks free ranges that have pending blobs, about limit of them; [] when there are none,
+        or the search is not over.
 
         What is found free may be taken by another before we lock it; then it is not found again.
         """
@@ -224,7 +224,7 @@ class Claims:
         return []
 
     def _find(self, search: _Search, limit: int, deadline: float) -> list[int]:
-        """Go on with a search until the deadline; the first ranges that it finds, or []."""
+        """Continues a search until the deadline; returns the first ranges that it finds, or []."""
         while search.left and time.monotonic() < deadline:
             some = search.left[: 1 if search.one_by_one else None]
             try:
@@ -244,13 +244,17 @@ class Claims:
         return []
 
     def _look(self, ranges: Sequence[BlobRange], limit: int, *, held: bool = False) -> list[int]:
-        """Those that are free, or held too, and have pending blobs; no more than limit takes."""
+        """Returns those that are free, or held too, and have pending blobs; no more than limit
+        takes.
+        """
         locks = None if held else self._class
         rows = self._run("free_ranges", {**bounds(ranges), "limit": limit, "class": locks})
         return [index for (index,) in rows]
 
     def _begin(self, indexes: set[int]) -> list[Cursor]:
-        """The ranges from their beginnings, in order; the next search starts after the last one."""
+        """Returns the ranges from their beginnings, in order; the next search starts after the last
+        one.
+        """
         places = [nth for nth, one in enumerate(self._ranges) if one.index in indexes]
         cursors = [Cursor(self._ranges[nth]) for nth in places]
         after = places[-1] + 1
@@ -259,7 +263,7 @@ class Claims:
         return cursors
 
     def _read(self, cursors: Sequence[Cursor], limit: int) -> list[tuple[Blob, int]]:
-        """Read the locked ranges on, until limit or their end; note which of them is open then.
+        """Reads the locked ranges on, until limit or their end; notes which of them is open then.
 
         The statement begins after the locks were taken, so it sees what their last holder
         committed.
@@ -284,13 +288,13 @@ class Claims:
 
 
 def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
-    """Return the values of a statement that locks or unlocks parts of ranges."""
+    """Returns the values of a statement that locks or unlocks parts of ranges."""
     some = list(indexes)
     return {"parts": some, "wholes": [whole_of(one) for one in some]}
 
 
 def holders(conn: Connection, target: str) -> list[Holder]:
-    """Return who holds which range of the target at this moment, by index."""
+    """Returns who holds which range of the target at this moment, by index."""
     with translated("list who holds its ranges"):
         rows = conn.execute(statement("holders"), {"class": lock_class(target)}).fetchall()
     return [Holder(*row) for row in rows]

@@ -19,7 +19,7 @@ WORTH_SHARING = 256
 
 @cache
 def prefix_ranges() -> tuple[BlobRange, ...]:
-    """Cut the whole space of blobids at the two-digit hex prefixes.
+    """Cuts the whole space of blobids at the two-digit hex prefixes.
 
     The first range starts at '' and the last has no end, so that every text, also one that is no
     blobid, lies in exactly one range, whatever the database's collation makes of it.
@@ -31,7 +31,7 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
 
 
 def parts(whole: BlobRange) -> tuple[BlobRange, ...]:
-    """Cut a range at the third digit. The indexes of the parts follow on those of all ranges."""
+    """Cuts a range at the third digit. The indexes of the parts follow on those of all ranges."""
     cuts = [whole.lo, *(f"{whole.index:02x}{part:x}" for part in range(1, PARTS))]
     first = RANGES + PARTS * whole.index
     return tuple(
@@ -46,17 +46,17 @@ def part(index: int) -> BlobRange:
 
 
 def whole_of(index: int) -> int:
-    """Return the index of the range that this is a part of; its own, where it is no part."""
+    """Returns the index of the range that this is a part of; its own, where it is no part."""
     return index if index < RANGES else (index - RANGES) // PARTS
 
 
 def range_name(index: int) -> str:
-    """Return the digits that the blobids of a range, or of a part, begin with."""
+    """Returns the digits that the blobids of a range, or of a part, begin with."""
     return f"{index:02x}" if index < RANGES else f"{index - RANGES:03x}"
 
 
 def claim_order(worker: int, workers: int) -> tuple[int, ...]:
-    """Return the order in which a worker (counted from 0) tries the ranges: its own share, then
+    """Returns the order in which a worker (counted from 0) tries the ranges: its own share, then
     those of the others from their ends.
 
     Each works its share upwards, so what is left lies at the ends. Ranges that are done are tried

@@ -28,14 +28,14 @@ class ScanProgress:
 
 
 def missing(conn: Connection, blobids: Sequence[str]) -> set[str]:
-    """Return those of the blobids that the catalog lacks."""
+    """Returns those of the blobids that the catalog lacks."""
     with translated("look up blobs"):
         rows = conn.execute(statement("missing"), {"blobids": list(blobids)})
         return {blobid for (blobid,) in rows}
 
 
 def register(conn: Connection, rows: Sequence[Blob]) -> int:
-    """Add the blobs that the catalog lacks, in one transaction; return how many were added.
+    """Adds the blobs that the catalog lacks, in one transaction; returns how many were added.
 
     Existing rows are left as they are, also those that another program adds at this moment: COPY,
     several times faster than INSERT, cannot step over them, so it fills a temporary table.
@@ -50,14 +50,14 @@ def register(conn: Connection, rows: Sequence[Blob]) -> int:
 
 
 def load_scan(conn: Connection, root: str) -> ScanProgress | None:
-    """Return the progress of the latest scan of this root, finished or not, or None."""
+    """Returns the progress of the latest scan of this root, finished or not, or None."""
     with translated("read the scan's progress"):
         row = conn.execute(statement("load_scan"), {"root": root}).fetchone()
     return ScanProgress(*row) if row else None
 
 
 def begin_scan(conn: Connection, root: str) -> None:
-    """Record that a scan of this root starts from the beginning, forgetting an earlier one."""
+    """Records that a scan of this root starts from the beginning, forgetting an earlier one."""
     with translated("save the scan's progress"):
         conn.execute(statement("begin_scan"), {"root": root})
 
@@ -71,7 +71,7 @@ def save_scan(
     strays: int,
     finished: bool = False,
 ) -> None:
-    """Record how far the scan of this root got; the counts are those since it began."""
+    """Records how far the scan of this root got; the counts are those since it began."""
     counts = {"registered": registered, "strays": strays}
     values = {"root": root, "directory": directory, "finished": finished, **counts}
     with translated("save the scan's progress"):

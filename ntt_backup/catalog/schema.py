@@ -34,7 +34,7 @@ Report = Callable[[str], object]
 def init_db(
     conn: Connection, target: str, *, notify: bool = False, report: Report = lambda line: None
 ) -> list[str]:
-    """Create or complete the catalog for a target, as far as this session may.
+    """Creates or completes the catalog for a target, as far as this session may.
 
     report gets a line for each step, wait and warning. notify: also have inserts wake the daemon
     at once. Returns what this session may not do yet although it may run, a command each. Raises
@@ -105,7 +105,7 @@ def _execute(conn: Connection, step: Step) -> None:
 
 
 def _build_index(conn: Connection, step: Step) -> None:
-    """Execute the step without time limits, unless another session is building an index."""
+    """Executes the step without time limits, unless another session is building an index."""
     if builders := conn.execute(statement("building")).fetchall():
         raise CatalogUnavailable(
             "another session is building an index on blobs",
@@ -118,7 +118,7 @@ def _build_index(conn: Connection, step: Step) -> None:
 
 
 def _with_brief_lock(conn: Connection, step: Step, report: Report) -> None:
-    """Execute a step that locks the table, never waiting long enough for a queue behind us."""
+    """Executes a step that locks the table, never waiting long enough for a queue behind us."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             with conn.transaction():

@@ -56,13 +56,13 @@ class Table(NamedTuple):
 
 
 def search_path(conn: Connection, schema: str, role: str = "") -> str:
-    """Return the SQL that lets a role ("": that of this session) find the tables of a schema."""
+    """Returns the SQL that lets a role ("": that of this session) find the tables of a schema."""
     names = {"user": role or conn.info.user, "database": conn.info.dbname, "schema": schema}
     return shown("mend_search_path", **{key: sql.Identifier(name) for key, name in names.items()})
 
 
 def our_columns(target: str) -> dict[str, str]:
-    """Return the columns that we need besides blobid, and the types we give them."""
+    """Returns the columns that we need besides blobid, and the types we give them."""
     return {
         "size": "bigint",
         f"{target}_copied": "boolean",
@@ -72,7 +72,7 @@ def our_columns(target: str) -> dict[str, str]:
 
 
 def find_table(conn: Connection) -> Table | None:
-    """Return the table that the search path finds, else the only one that it may be meant to find.
+    """Returns the table that the search path finds, else the only one that it may be meant to find.
 
     Raises CatalogRefused where it finds none and there are several.
     """
@@ -95,7 +95,7 @@ def find_table(conn: Connection) -> Table | None:
 
 
 def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
-    """Check that everything the command relies on exists, and that this session may use it.
+    """Checks that everything the command relies on exists, and that this session may use it.
 
     command: one of `privileges.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for
     the first problem, with the SQL or the command that mends it.
@@ -124,7 +124,7 @@ def verify_schema(conn: Connection, target: str, command: str = "run") -> list[s
 
 
 def verify_rights(conn: Connection, target: str, command: str) -> None:
-    """Raise CatalogRefused where this session may not do what the command does, naming all that it
+    """Raises CatalogRefused where this session may not do what the command does, naming all that it
     lacks; CatalogUnavailable where it may only read and the command writes.
     """
     with translated("show its privileges"):
@@ -139,7 +139,7 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
 
 
 def existing_table(conn: Connection, target: str) -> Table:
-    """Return the table that the search path finds, checked as by `check_table`.
+    """Returns the table that the search path finds, checked as by `check_table`.
 
     Raises CatalogRefused where there is none.
     """
@@ -153,7 +153,7 @@ def existing_table(conn: Connection, target: str) -> Table:
 
 
 def check_table(conn: Connection, table: Table, target: str) -> None:
-    """Raise CatalogRefused where the table is of a kind that adding columns cannot mend."""
+    """Raises CatalogRefused where the table is of a kind that adding columns cannot mend."""
     if table.kind not in ("r", "p"):
         elsewhere = conn.execute(statement("tables_elsewhere")).fetchall()
         raise CatalogRefused(
@@ -191,12 +191,12 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
 
 
 def own_tables(conn: Connection) -> frozenset[str]:
-    """Return those of our own tables that exist."""
+    """Returns those of our own tables that exist."""
     return frozenset(name for (name,) in conn.execute(statement("own_tables")))
 
 
 def own_version(conn: Connection) -> tuple[int, str]:
-    """Return the version of our schema (0: none is recorded), and the schema of the table it
+    """Returns the version of our schema (0: none is recorded), and the schema of the table it
     serves. Raises CatalogRefused where a newer program made it.
     """
     rows = conn.execute(statement("schema_version")).fetchall()
@@ -210,7 +210,7 @@ def own_version(conn: Connection) -> tuple[int, str]:
 
 
 def check_one_table(conn: Connection) -> None:
-    """Raise CatalogRefused where the schema ntt_backup of this database serves another table.
+    """Raises CatalogRefused where the schema ntt_backup of this database serves another table.
 
     Claims and failures are told apart by target and blobid only, and the progress of a scan by the
     store. A second catalog in one database is not worth a third key to each: a database is cheap.
@@ -225,7 +225,7 @@ def check_one_table(conn: Connection) -> None:
 
 
 def warnings(conn: Connection, table: Table) -> list[str]:
-    """Return what works and may deserve a change, a line each, with the SQL where there is one."""
+    """Returns what works and may deserve a change, a line each, with the SQL where there is one."""
     found = []
     if not conn.execute(statement("blobid_unique")).fetchall()[0][0]:
         found.append(

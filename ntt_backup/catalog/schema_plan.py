@@ -88,7 +88,7 @@ class Plan:
         return any(step.needed for step in self.steps)
 
     def __str__(self) -> str:
-        """Say in one line who has to do what."""
+        """Says in one line who has to do what."""
         ordered = sorted(self.steps, key=lambda step: list(Who).index(step.who))
         return "; ".join(
             f"{who} ({self.names[who]}): {', '.join(step.text for step in group)}"
@@ -96,7 +96,7 @@ class Plan:
         )
 
     def script(self, only: Who | None = None) -> str:
-        """Return the script of one, or those of all, for psql."""
+        """Returns the script of one, or those of all, for psql."""
         return "\n".join(self._script(who) for who in Who if only in (None, who))
 
     def _script(self, who: Who) -> str:
@@ -122,7 +122,7 @@ def make_plan(
     monitors: Iterable[str] = (),
     notify: bool = False,
 ) -> Plan:
-    """Return all that is missing for the role (None: that of this session) to back up, and for the
+    """Returns all that is missing for the role (None: that of this session) to back up, and for the
     monitors to look at figures. Raises CatalogRefused for what adding cannot mend.
     """
     with translated("show what it lacks"):
@@ -165,7 +165,7 @@ class _Planner:
         self._unreadable = privileges.unreadable(conn, self._role)
 
     def _new_table(self) -> Table:
-        """Return a table that is still to be made: its oid is 0, its owner "" for anybody."""
+        """Returns a table that is still to be made: its oid is 0, its owner "" for anybody."""
         around = self._around
         may_make = around.may_create_table and self._role == around.user
         owner = self._role if may_make else ""
@@ -228,7 +228,7 @@ class _Planner:
         return [Step(who, f"add to blobs: {', '.join(absent)}", (alter,), lock=Lock.BRIEF)]
 
     def _index(self) -> list[Step]:
-        """Have one valid index of what is pending; those of others are used as they are."""
+        """Has one valid index of what is pending; those of others are used as they are."""
         indexes = read_indexes(self._conn, self._target, self._table.oid)
         if any(index.valid and index.form for index in indexes):
             return []
@@ -262,7 +262,7 @@ class _Planner:
         return [Step(who, text, statements, lock=Lock.UNHURRIED)]
 
     def _rows_and_time(self) -> str:
-        """Say how large the table is, and how long an index takes; "" where that is soon over."""
+        """Says how large the table is, and how long an index takes; "" where that is soon over."""
         values = {"table": self._table.oid}
         rows = self._conn.execute(statement("rows_about"), values).fetchall()[0][0]
         seconds = rows / _ROWS_PER_SECOND
@@ -299,7 +299,7 @@ class _Planner:
     # --- who may do what with it ------------------------------------------------------------------
 
     def _access(self, role: str) -> list[Step]:
-        """Let the role get to the table at all."""
+        """Lets the role get to the table at all."""
         steps = []
         around = self._around
         _, connects, uses = self._ask("may_make", role, schema=self._schema)
@@ -320,7 +320,7 @@ class _Planner:
     def _grants(
         self, role: str, commands: Sequence[str], purpose: str, *, dump: bool = False
     ) -> list[Step]:
-        """Grant what the commands lack, a step for each who must; needed is what `run` lacks."""
+        """Grants what the commands lack, a step for each who must; needed is what `run` lacks."""
         lacks = self._lacking(role, commands)
         readable = not any(one.on == "blobs" and one.privilege == "select" for one in lacks)
         if dump and readable and (self._schema, "blobs") in self._unreadable:
@@ -340,7 +340,7 @@ class _Planner:
         return list(steps.values())
 
     def _rest_of_dump(self) -> list[Step]:
-        """Let pg_dump read what other programs have in the database."""
+        """Lets pg_dump read what other programs have in the database."""
         schemas = {
             schema
             for schema, name in self._unreadable
@@ -355,7 +355,7 @@ class _Planner:
         return privileges.lacking(self._conn, self._target, commands, role=role, table=table)
 
     def _object(self, on: str) -> tuple[sql.Composable, Who, bool]:
-        """Return the object of a `Lack`, who may grant it, and whether the role itself makes it:
+        """Returns the object of a `Lack`, who may grant it, and whether the role itself makes it:
         then it may do everything with it.
         """
         if on == "blobs":
@@ -377,7 +377,7 @@ class _Planner:
         return shown("grant", role=sql.Identifier(role), **parts)
 
     def _who(self, owner: str) -> Who:
-        """Return who may act as the owner of something."""
+        """Returns who may act as the owner of something."""
         if not owner:
             return Who.OWNER
         if self._ask("acts_as", self._role, other=owner)[0]:
@@ -392,7 +392,7 @@ class _Planner:
 
 
 def _verb(lack: privileges.Lack) -> str:
-    """Return the privilege to grant. To read is granted on the whole table, as pg_dump locks it."""
+    """Returns the privilege to grant. Reading is granted on the whole table: pg_dump locks it."""
     if not lack.columns or lack.privilege == "select":
         return lack.privilege
     names = sql.SQL(", ").join(map(sql.Identifier, lack.columns))

@@ -32,21 +32,21 @@ class Row(NamedTuple):
 
 
 def any_known(conn: Connection) -> bool:
-    """Tell whether the catalog has a row at all."""
+    """Returns whether the catalog has a row at all."""
     with translated("look for blobs"):
         return conn.execute(statement("any_known")).fetchone() is not None
 
 
 def any_copied(conn: Connection, target: str) -> bool:
-    """Tell whether anything was ever copied to the target. Reads the whole table where nothing was,
-    else up to the first such row.
+    """Returns whether anything was ever copied to the target. Reads the whole table where nothing
+    was, else up to the first such row.
     """
     with translated("look for copied blobs"):
         return conn.execute(statement("any_copied", **columns(target))).fetchone() is not None
 
 
 def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
-    """Yield every pending blob, in the catalog's order, in constant memory."""
+    """Yields every pending blob, in the catalog's order, in constant memory."""
     with translated("list pending blobs"):
         query = statement("pending_blobs", **read_parts(conn, target))
     cursor: Cursor | None = Cursor(_EVERYTHING)
@@ -59,7 +59,7 @@ def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
 
 
 def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:
-    """Return all rows of the range, in no order, also those whose blobid is malformed.
+    """Returns all rows of the range, in no order, also those whose blobid is malformed.
 
     The database's collation need not be the order of bytes, so the caller puts them in order.
     """
@@ -70,7 +70,7 @@ def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:
 
 
 def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
-    """Return about limit blobs, or all where there are fewer; none twice, none that is failed.
+    """Returns about limit blobs, or all where there are fewer; none twice, none that is failed.
 
     Blobids are hashes, so a walk along the index from any point meets blobs of all ages and sizes:
     a few walks, spread evenly, are a fair sample, and the table is not read.
@@ -118,7 +118,7 @@ class Checks:
             conn.execute(statement("rewind_checks"))
 
     def next(self, count: int) -> list[Blob]:
-        """Return the next blobs; none at the end."""
+        """Returns the next blobs; none at the end."""
         with translated("list the blobs to check"):
             rows = self._conn.execute(statement("next_checks", count=sql.Literal(count)))
             return [Blob(blobid, size) for blobid, size in rows]

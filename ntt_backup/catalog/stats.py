@@ -83,13 +83,13 @@ class Reasons:
 
 
 def exact_totals(conn: Connection, target: str) -> Totals:
-    """Count everything, as of one moment. Reads the whole table."""
+    """Counts everything, as of one moment. Reads the whole table."""
     with translated("count its blobs"):
         return _count(conn, target, milliseconds=0)
 
 
 def quick_totals(conn: Connection, target: str) -> Totals:
-    """Return all figures in about half a second; `estimated` names those that were not counted.
+    """Returns all figures in about half a second; `estimated` names those that were not counted.
 
     Of blobs that another program marked as failed it knows where few are still to be copied.
     """
@@ -135,7 +135,7 @@ def quick_totals(conn: Connection, target: str) -> Totals:
 
 
 def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
-    """Return the failed blobs, and those pending since a check, as exactly as a moment allows.
+    """Returns the failed blobs, and those pending since a check, as exactly as a moment allows.
 
     few: few blobs are still to be copied, so that all of them may be looked at.
     """
@@ -151,7 +151,7 @@ def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
 
 
 def pending_estimate(conn: Connection, target: str, milliseconds: int) -> PendingEstimate:
-    """Return how much is pending, in about so many milliseconds, whatever the size of the table.
+    """Returns how much is pending, in about so many milliseconds, whatever the size of the table.
 
     The first half of the time is for an exact count. If that does not suffice, the first blobs of
     each range are read: hashes lie evenly, so how close they lie tells how many follow. If even
@@ -170,7 +170,7 @@ def pending_estimate(conn: Connection, target: str, milliseconds: int) -> Pendin
 
 
 def _count(conn: Connection, target: str, milliseconds: int) -> Totals:
-    """Count everything; QueryCanceled where a query takes longer than so many milliseconds, unless
+    """Counts everything; QueryCanceled where a query takes longer than so many milliseconds, unless
     they are 0.
     """
     with conn.transaction():
@@ -194,7 +194,7 @@ def _reasons(rows: Iterable[tuple[Any, ...]], *, counted: bool = True) -> Reason
 
 
 def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate | None:
-    """Scale up from the first blobs of as many ranges as time allows; None where those are few."""
+    """Scales up from the first blobs of as many ranges as time allows; None where those are few."""
     ranges = [prefix_ranges()[nth * _SAMPLE_STEP % RANGES] for nth in range(RANGES)]
     query = statement("pending_starts", **parts)
     read = blobs = found = size = unsized = 0
@@ -218,7 +218,7 @@ def _sampled(conn: Connection, parts: Parts, deadline: float) -> PendingEstimate
 
 
 def _followed(one: BlobRange, count: int, first: str, last: str) -> int:
-    """Return about how many blobs a range has, whose first ones reach from first to last."""
+    """Returns about how many blobs a range has, whose first ones reach from first to last."""
     start, span = _position(first), _position(last) - _position(first)
     if count < _SAMPLE_BLOBS or span <= 0:
         return count
@@ -227,7 +227,7 @@ def _followed(one: BlobRange, count: int, first: str, last: str) -> int:
 
 
 def _position(blobid: str | None) -> float:
-    """Return where a blobid lies among all: 0 to 1. What is no hex lies at the end."""
+    """Returns where a blobid lies among all: 0 to 1. What is no hex lies at the end."""
     try:
         return int((blobid or "")[:12].ljust(12, "0"), 16) / 16**12
     except ValueError:
@@ -235,7 +235,7 @@ def _position(blobid: str | None) -> float:
 
 
 def _planned(conn: Connection, parts: Parts, milliseconds: int) -> PendingEstimate:
-    """Return what the planner expects. Only a lock can make it wait."""
+    """Returns what the planner expects. Only a lock can make it wait."""
     with conn.transaction():
         configure(conn, "lock_timeout", max(milliseconds, 1), local=True)
         blobs = _expected_rows(conn, "pending_plan", parts)
@@ -252,7 +252,7 @@ def _expected_rows(conn: Connection, name: str, parts: Parts) -> int:
 def _quick(
     conn: Connection, name: str, parts: Parts, values: Mapping[str, object]
 ) -> list[tuple[Any, ...]] | None:
-    """Return the rows of a query; None where it takes too long."""
+    """Returns the rows of a query; None where it takes too long."""
     with suppress(errors.QueryCanceled), conn.transaction():
         walk_indexes(conn, local=True)
         configure(conn, "statement_timeout", _MILLISECONDS // 8, local=True)
@@ -261,6 +261,6 @@ def _quick(
 
 
 def _limit(conn: Connection, deadline: float) -> None:
-    """Have the next statements of the transaction end by then, each with QueryCanceled."""
+    """Has the next statements of the transaction end by then, each with QueryCanceled."""
     left = int((deadline - time.monotonic()) * 1000)
     configure(conn, "statement_timeout", max(left, 1), local=True)  # 0 would be no limit.

@@ -22,7 +22,7 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
 def key_line(remote: RemoteSettings) -> str:
-    """The line for authorized_keys on the remote."""
+    """Returns the line for authorized_keys on the remote."""
     command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED} --require blake3"
     # sshd takes the text up to the next quote without a backslash before it.
     quoted = command.replace('"', '\\"')
@@ -30,7 +30,7 @@ def key_line(remote: RemoteSettings) -> str:
 
 
 def steps(remote: RemoteSettings) -> str:
-    """What to do, in order, for a person."""
+    """Returns what to do, in order, for a person."""
     lines = [
         f"How to let this host do no more at {remote.host} than add to {remote.path}:",
         "",
@@ -61,7 +61,7 @@ def steps(remote: RemoteSettings) -> str:
 
 
 def write(path: Path) -> None:
-    """The receiver as one file, ready to be run. Raises ConfigError."""
+    """Writes the receiver as one file, ready to be run. Raises ConfigError."""
     try:
         path.write_text(standalone(), encoding="utf-8")
         path.chmod(0o755)
@@ -72,7 +72,7 @@ def write(path: Path) -> None:
 
 
 def _public_key(identity: Path | None) -> str | None:
-    """The key that belongs to an identity file; None where it is not to be read."""
+    """Returns the key that belongs to an identity file; None where it is not to be read."""
     if identity is None:
         return None
     try:

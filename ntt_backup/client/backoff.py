@@ -18,7 +18,7 @@ class Backoff:
     cap: float
 
     def wait(self, attempt: int, random: Callable[[], float]) -> float:
-        """Return the seconds to wait. attempt counts from 1; random() is uniform in [0, 1)."""
+        """Returns the seconds to wait. attempt counts from 1; random() is uniform in [0, 1)."""
         ceiling = min(self.cap, self.base * 2.0 ** min(attempt - 1, 60))
         return ceiling * (0.1 + 0.9 * random())
 
@@ -37,7 +37,7 @@ class OutageClock:
         self.attempt = 0
 
     def next_wait(self, now: float) -> float | None:
-        """Count a failure; return the seconds to wait, or None when the limit has passed."""
+        """Counts a failure; returns the seconds to wait, or None when the limit has passed."""
         if self._since is None:
             self._since = now
         if self._limit is not None and now - self._since >= self._limit:
@@ -46,14 +46,14 @@ class OutageClock:
         return self._backoff.wait(self.attempt, self._random)
 
     def lasted(self, now: float) -> float:
-        """Return the seconds since the outage began; 0 where there is none."""
+        """Returns the seconds since the outage began; 0 where there is none."""
         return 0.0 if self._since is None else now - self._since
 
     def over(self) -> None:
-        """End the outage: the next failure begins a new one."""
+        """Ends the outage: the next failure begins a new one."""
         self.answered()
         self.attempt = 0
 
     def answered(self) -> None:
-        """Count the limit anew: the side answered, but no work was done, so waits keep growing."""
+        """Counts the limit anew: the side answered, but no work was done, so waits keep growing."""
         self._since = None

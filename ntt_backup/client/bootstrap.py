@@ -68,7 +68,7 @@ sources = {{}}
 
 @cache
 def bundle() -> tuple[str, bytes]:
-    """Return the remote command, and the bytes that follow once its loader has greeted."""
+    """Returns the remote command, and the bytes that follow once its loader has greeted."""
     program = f"sources = {_sources()!r}\n{_IMPORTER.format(start='serve')}"
     data = zlib.compress(program.encode(), 9)
     words = " ".join(GREETING)
@@ -76,7 +76,7 @@ def bundle() -> tuple[str, bytes]:
 
 
 def standalone() -> str:
-    """Return the receiver as one Python file, readable for who wants to know what a key runs."""
+    """Returns the receiver as one Python file, readable for who wants to know what a key runs."""
     parts = [_STANDALONE.format(version=ntt_backup.__version__)]
     for name, source in _sources().items():
         parts.append(f"sources[{name!r}] = r'''{source}'''\n")
@@ -85,7 +85,7 @@ def standalone() -> str:
 
 
 def _sources() -> dict[str, str]:
-    """Return the sources of all modules that travel, by name."""
+    """Returns the sources of all modules that travel, by name."""
     sources = {"ntt_backup": f"__version__ = {ntt_backup.__version__!r}\n"}
     for package in _PACKAGES:
         for file in sorted(resources.files(ntt_backup).joinpath(package).iterdir(), key=str):

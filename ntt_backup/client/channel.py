@@ -59,8 +59,8 @@ class Channel:
     def greet(
         self, script: bytes, greeting: re.Pattern[bytes], timeout: float, *, doing: str
     ) -> re.Match[bytes]:
-        """Send script, and return the match of the first line that is a greeting. What comes before
-        it is skipped. doing names what was wanted, for the errors.
+        """Sends script, and returns the match of the first line that is a greeting. What comes
+        before it is skipped. doing names what was wanted, for the errors.
 
         Raises RemoteUnreachable when no greeting has come after timeout seconds, RemoteDenied for
         noise without end or a receiver that nobody asked for, and what `Transport.explain` returns
@@ -117,7 +117,7 @@ class Channel:
         patience: float,
         beside: Iterable[int] = (),
     ) -> None:
-        """Send all of data; what comes back meanwhile goes to hear. A wait ends early when one of
+        """Sends all of data; what comes back meanwhile goes to hear. A wait ends early when one of
         the descriptors beside is readable.
 
         patience: see `is_silent`. Raises RemoteUnreachable for a stall or the end of the channel,
@@ -151,7 +151,7 @@ class Channel:
     def hear(
         self, hear: Callable[[bytes], None], timeout: float, *, beside: Iterable[int] = ()
     ) -> None:
-        """Wait up to timeout seconds for data, which goes to hear, or for one of beside.
+        """Waits up to timeout seconds for data, which goes to hear, or for one of beside.
 
         Raises RemoteUnreachable at the end of the channel.
         """
@@ -162,7 +162,7 @@ class Channel:
             hear(data)
 
     def read(self, timeout: float, beside: Iterable[int] = ()) -> bytes | None:
-        """Return what has come within timeout seconds: b"" at the end, None for nothing."""
+        """Returns what has come within timeout seconds: b"" at the end, None for nothing."""
         if self._ahead:
             data, self._ahead = self._ahead, b""
             return data
@@ -170,14 +170,14 @@ class Channel:
         return self._read()
 
     def is_silent(self, since: float, patience: float, now: float) -> bool:
-        """Return whether, counted from since, nothing has come for patience seconds, or nothing but
-        signs of life for ten times as long.
+        """Returns whether, counted from since, nothing has come for patience seconds, or nothing
+        but signs of life for ten times as long.
         """
         waited = now - since
         return now - max(since, self.heard) > patience or waited > PATIENCE_FACTOR * patience
 
     def _hear_the_end(self, hear: Callable[[bytes], None]) -> None:
-        """Hear the last words of a remote that reads no more, then raise what became of it."""
+        """Hears the last words of a remote that reads no more, then raises what became of it."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             self.hear(hear, left)
@@ -214,15 +214,15 @@ class Channel:
         return self._child.stderr.text
 
     def end_input(self) -> None:
-        """Tell the remote that nothing more will be sent."""
+        """Tells the remote that nothing more will be sent."""
         self._child.close_stdin()
 
     def wait(self, timeout: float) -> int | None:
-        """Return the local process's exit status; None if it still runs after timeout seconds."""
+        """Returns the local process's exit status; None if it still runs after timeout seconds."""
         return self._child.wait(timeout)
 
     def lost(self, said: bytes = b"") -> BackupError:
-        """Return the error for a channel that has ended. said: what came instead of an answer;
+        """Returns the error for a channel that has ended. said: what came instead of an answer;
         /usr/sbin/nologin, for one, speaks on stdout.
         """
         status = self._child.wait(_LAST_WORDS_SECONDS)
@@ -236,7 +236,7 @@ class Channel:
         )
 
     def close(self, last_word: bytes = b"") -> None:
-        """End the input, and wait a bounded time for the end in good order.
+        """Ends the input, and waits a bounded time for the end in good order.
 
         last_word is what the remote says when its work is done. ssh does not end before every
         process on the remote has let go of the connection, and one that a login has left behind may
@@ -257,6 +257,6 @@ class Channel:
         self.abort()
 
     def abort(self) -> None:
-        """End the channel now. Never raises."""
+        """Ends the channel now. Never raises."""
         self.ended = True
         self._child.kill()

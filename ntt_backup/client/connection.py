@@ -75,7 +75,7 @@ class SessionSpec:
     sync: str = "syncfs"
 
     def channel(self, command: str) -> Channel:
-        """Start the remote command, under this limit."""
+        """Starts the remote command, under this limit."""
         return Channel(self.transport, command, pace=self.pace, on_bytes=self.on_bytes)
 
 
@@ -123,13 +123,13 @@ class Connection:
             raise
 
     def open(self, **more: Field) -> None:
-        """Have the receiver open the root, which must hold by-hash. more: see `hello`."""
+        """Has the receiver open the root, which must hold by-hash. more: see `hello`."""
         with self.checked():
             if not self.hello(**more).get("placed"):
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
-        """Have the receiver open the root, and return what its READY says. more: fields of HELLO
+        """Has the receiver open the root, and returns what its READY says. more: fields of HELLO
         that only one kind of session sends.
         """
         spec = self.spec
@@ -146,16 +146,16 @@ class Connection:
         return self._ready(write_messages.fields(framing.HELLO, fields))
 
     def place(self) -> None:
-        """Have the receiver make by-hash."""
+        """Has the receiver make by-hash."""
         self._ready(framing.frame(framing.PLACE))
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
-        """Send a small frame; what comes meanwhile goes to hear."""
+        """Sends a small frame; what comes meanwhile goes to hear."""
         self.channel.send(memoryview(frame), hear, patience=self.spec.run.stall_timeout)
 
     def frames(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield the frames that data completes, other than signs of life. A payload holds until the
-        next frame is asked for. Raises what an ERROR frame means, and ProtocolError.
+        """Yields the frames that data completes, other than signs of life. A payload holds until
+        the next frame is asked for. Raises what an ERROR frame means, and ProtocolError.
         """
         rest = memoryview(data)
         while rest:
@@ -174,7 +174,7 @@ class Connection:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """End the connection for any error; a ProtocolError is raised as ProtocolViolation."""
+        """Ends the connection for any error; a ProtocolError is raised as ProtocolViolation."""
         try:
             yield
         except ProtocolError as error:
@@ -185,7 +185,7 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """End the connection in good order, in bounded time; end it at once if it was lost."""
+        """Ends the connection in good order, in bounded time; ends it at once if it was lost."""
         if self.channel.ended:
             return
         try:
@@ -196,7 +196,7 @@ class Connection:
             self.channel.close(framing.frame(framing.LEFT))
 
     def abort(self) -> None:
-        """End the connection now. Never raises."""
+        """Ends the connection now. Never raises."""
         self.channel.abort()
 
     def _start(self, program: bytes) -> re.Match[bytes]:
@@ -247,7 +247,7 @@ class Connection:
 
 
 def _refusal(code: str, text: str) -> BackupError:
-    """Return the error that an ERROR frame means."""
+    """Returns the error that an ERROR frame means."""
     if code in _EXPLANATIONS:
         return _EXPLANATIONS[code](text)
     if code == "place":

@@ -93,7 +93,7 @@ _CASES: Final = (
 
 
 def explain_root(text: str) -> BackupError:
-    """Return the error for words about remote.path itself."""
+    """Returns the error for words about remote.path itself."""
     error = explain_batch(text)
     if not isinstance(error, BatchRejected):
         return error
@@ -106,7 +106,7 @@ def explain_root(text: str) -> BackupError:
 
 
 def explain_gone(text: str) -> BackupError:
-    """Return the error for a remote.path that has disappeared: an outage."""
+    """Returns the error for a remote.path that has disappeared: an outage."""
     return RemoteUnreachable(
         "remote.path is gone",
         detail=text,
@@ -115,7 +115,7 @@ def explain_gone(text: str) -> BackupError:
 
 
 def explain_batch(text: str) -> BackupError:
-    """Return the error for words about the storing of a batch; BatchRejected for its own."""
+    """Returns the error for words about the storing of a batch; BatchRejected for its own."""
     said = text.lower()
     for case in _CASES:
         if found := re.search(case.pattern, said):
@@ -124,7 +124,9 @@ def explain_batch(text: str) -> BackupError:
 
 
 def _around(text: str, place: int) -> str:
-    """The part of text that begins shortly before place: tar complains of every single file."""
+    """Returns the part of text that begins shortly before place: tar complains of every single
+    file.
+    """
     start = max(0, place - _BEFORE)
     end = start + _SHOWN
     return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

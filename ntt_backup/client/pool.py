@@ -77,7 +77,7 @@ class SessionPool:
         self._met = False
 
     def open_first(self) -> ReadSession:
-        """Open the first session, without patience; the first thread takes it over. Raises
+        """Opens the first session, without patience; the first thread takes it over. Raises
         BackupError.
         """
         session = self._open("first")
@@ -85,12 +85,12 @@ class SessionPool:
         return session
 
     def close(self) -> None:
-        """End the first session, where no thread has taken it over."""
+        """Ends the first session, where no thread has taken it over."""
         while self._first:
             self._first.pop().abort()
 
     def is_empty(self) -> bool:
-        """Return whether the remote has no blob at all, by a session of its own, without patience.
+        """Returns whether the remote has no blob at all, by a session of its own, without patience.
         Raises BackupError.
         """
         session = self._open("look")
@@ -100,7 +100,7 @@ class SessionPool:
             session.abort()
 
     def session(self, slot: str) -> ReconnectingSession:
-        """Return a session of that name, not connected yet."""
+        """Returns a session of that name, not connected yet."""
         run = self._settings.run
         backoff = Backoff(run.backoff_base, run.backoff_cap)
         clock = OutageClock(backoff, run.outage_timeout, random.random)
@@ -109,7 +109,7 @@ class SessionPool:
     def run(
         self, workers: int, work: Callable[[ReconnectingSession], None], tick: Callable[[], None]
     ) -> None:
-        """Do work in that many threads, each with a session; see `run_threads`."""
+        """Does work in that many threads, each with a session; see `run_threads`."""
 
         def with_session(slot: str) -> None:
             session = self.session(slot)
@@ -121,16 +121,16 @@ class SessionPool:
         run_threads(workers, with_session, tick, self._stop, self._news)
 
     def wake(self) -> None:
-        """Have tick called now."""
+        """Has tick called now."""
         self._news.set()
 
     def cancelled(self) -> None:
-        """Raise Cancelled where the command is ending."""
+        """Raises Cancelled where the command is ending."""
         if self._stop.is_set():
             raise Cancelled
 
     def _wait(self, error: BackupError, seconds: float) -> None:
-        """Wait, if the remote was ever reached; raise the error where it never was."""
+        """Waits, if the remote was ever reached; raises the error where it never was."""
         with self._contact:
             self._contact.wait_for(lambda: self._met or not self._opening)
             if not self._met:
@@ -216,7 +216,7 @@ class ReconnectingSession:
         self._session: ReadSession | None = None
 
     def do(self, work: Callable[[ReadSession], T]) -> T:
-        """Return what work returns; call it again, with a new session, when the remote was lost.
+        """Returns what work returns; calls it again, with a new session, when the remote was lost.
 
         work counts in the session's `settled` what it will not ask for again. Raises BackupError
         for what waiting does not mend, or lasts for too long.
@@ -240,7 +240,7 @@ class ReconnectingSession:
         high: int,
         on_stray: Callable[[int, str], None] = lambda kind, path: None,
     ) -> Iterator[list[tuple[bytes, int]]]:
-        """Yield pages of the remote's names and sizes, in order, from low up to but not including
+        """Yields pages of the remote's names and sizes, in order, from low up to but not including
         high. A page that is asked for again reports its strays once.
         """
         while low < high:
@@ -253,7 +253,7 @@ class ReconnectingSession:
             low = int.from_bytes(page.names[-1][0], "big") + 1 if left else high
 
     def close(self) -> None:
-        """End the session in good order."""
+        """Ends the session in good order."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -273,7 +273,7 @@ class ReconnectingSession:
                 self._fruitless += 1
 
     def _require_hope(self, error: BackupError) -> None:
-        """Raise where trying again is useless: an answer each time would keep the clock going."""
+        """Raises where trying again is useless: an answer each time would keep the clock going."""
         self._violations += isinstance(error, ProtocolViolation)
         if self._fruitless >= FRUITLESS:
             raise RemoteUnreachable(
@@ -318,7 +318,7 @@ class WorkQueue(Generic[Job, Result]):
         return self._jobs.full()
 
     def put(self, job: Job) -> None:
-        """Add a job; wait for room."""
+        """Adds a job; waits for room."""
         while True:
             self._cancelled()
             try:
@@ -327,11 +327,11 @@ class WorkQueue(Generic[Job, Result]):
                 continue
 
     def close(self) -> None:
-        """Announce that there will be no more jobs."""
+        """Announces that there will be no more jobs."""
         self._closed = True
 
     def take(self, *, wait: bool) -> Job | None:
-        """Return the next job; None where none waits, or with wait, where none will come."""
+        """Returns the next job; None where none waits, or with wait, where none will come."""
         while True:
             self._cancelled()
             closed = self._closed
@@ -342,12 +342,12 @@ class WorkQueue(Generic[Job, Result]):
                     return None
 
     def give(self, result: Result) -> None:
-        """Add what came of a job."""
+        """Adds what came of a job."""
         self._done.put(result)
         self._wake()
 
     def done(self) -> list[Result]:
-        """Return the results that have come since the last call."""
+        """Returns the results that have come since the last call."""
         found: list[Result] = []
         while not self._done.empty():
             found.append(self._done.get())
@@ -361,7 +361,7 @@ def run_threads(
     stop: threading.Event,
     news: threading.Event,
 ) -> None:
-    """Do work in that many threads, each with its name, until all are done; tick is called
+    """Does work in that many threads, each with its name, until all are done; tick is called
     meanwhile, in this thread, and at once when news is set. stop is set to end the threads.
 
     Raises what the first of them, or tick, raises.

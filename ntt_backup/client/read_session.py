@@ -58,12 +58,12 @@ class ContentSink(Protocol):
 
 
 def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
-    """Return the failure that a verdict about the remote's copy of a blob means."""
+    """Returns the failure that a verdict about the remote's copy of a blob means."""
     return Failure(blobid, _REASONS[verdict], text)
 
 
 def hash_mismatch(size: int, found: bytes) -> str:
-    """Return the words for content on the remote that does not hash to its name."""
+    """Returns the words for content on the remote that does not hash to its name."""
     return f"{size} bytes on the remote hash to {found.hex()}"
 
 
@@ -92,7 +92,7 @@ class ReadSession:
         return self._connection.received
 
     def require(self, word: str) -> None:
-        """Raise Unsupported where the receiver may not do this: `list`, `verify` or `get`."""
+        """Raises Unsupported where the receiver may not do this: `list`, `verify` or `get`."""
         if word not in self.banner.allowed:
             allowed = ",".join(sorted(self.banner.allowed))
             raise Unsupported(
@@ -105,7 +105,7 @@ class ReadSession:
     # --- the questions ----------------------------------------------------------------------------
 
     def names(self, low: bytes, high: bytes, most: int) -> Page:
-        """Return the first names from low to high, both included; at most so many."""
+        """Returns the first names from low to high, both included; at most so many."""
         names: list[tuple[bytes, int]] = []
         strays: list[tuple[int, str]] = []
         last = b""
@@ -131,13 +131,13 @@ class ReadSession:
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 
     def ask_verdicts(self, digests: Sequence[bytes]) -> None:
-        """Have the remote hash these; `verdicts` returns the answers, in the order of asking."""
+        """Has the remote hash these; `verdicts` returns the answers, in the order of asking."""
         with self._connection.checked():
             self._send(read_messages.verifying(digests))
         self._asked.append(tuple(digests))
 
     def verdicts(self) -> read_messages.Verdicts:
-        """Return the answer for one `ask_verdicts`."""
+        """Returns the answer for one `ask_verdicts`."""
         with self._connection.checked():
             kind, payload = self._next()
             if kind != framing.VERDICTS:
@@ -148,7 +148,7 @@ class ReadSession:
             return found
 
     def ask_contents(self, digests: Sequence[bytes], offset: int = 0) -> None:
-        """Have the remote send these, each once; `contents` takes the answers, in the order of
+        """Has the remote send these, each once; `contents` takes the answers, in the order of
         asking. offset: where to begin, for a single blob.
         """
         once = tuple(dict.fromkeys(digests))
@@ -157,7 +157,7 @@ class ReadSession:
         self._asked.append(once)
 
     def contents(self, sink: ContentSink) -> None:
-        """Hand over all that was asked for with one `ask_contents`."""
+        """Hands over all that was asked for with one `ask_contents`."""
         waiting = set(self._asked.popleft())
 
         def awaited(digest: bytes) -> bytes:
@@ -204,8 +204,8 @@ class ReadSession:
     def sums(
         self, digest: bytes, not_given: Callable[[bytes, int, str], None]
     ) -> tuple[int, bytes] | None:
-        """Return a blob's size and the hashes of all its blocks joined; None where it is not given,
-        after not_given was told why.
+        """Returns a blob's size and the hashes of all its blocks joined; None where it is not
+        given, after not_given was told why.
         """
         found = bytearray()
         size = 0
@@ -232,7 +232,7 @@ class ReadSession:
     def blocks(
         self, digest: bytes, size: int, numbers: Sequence[int], take: Callable[[memoryview], None]
     ) -> str:
-        """Have take called for each of these blocks of a blob of that size, in order. Returns what
+        """Has take called for each of these blocks of a blob of that size, in order. Returns what
         went wrong, or "".
         """
         lengths = deque(
@@ -257,11 +257,11 @@ class ReadSession:
         return problem
 
     def close(self) -> None:
-        """End the session in good order, in bounded time."""
+        """Ends the session in good order, in bounded time."""
         self._connection.close()
 
     def abort(self) -> None:
-        """End the session now. Never raises."""
+        """Ends the session now. Never raises."""
         self._connection.abort()
 
     # --- frames -----------------------------------------------------------------------------------
@@ -270,13 +270,13 @@ class ReadSession:
         self._connection.send(frame, self._unread.append)
 
     def _answers(self, question: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Send a question, and yield the frames up to GIVEN."""
+        """Sends a question, and yields the frames up to GIVEN."""
         self._send(question)
         while (frame := self._next())[0] != framing.GIVEN:
             yield frame
 
     def _next(self) -> tuple[int, memoryview]:
-        """Return the next frame; its payload holds until the one after it."""
+        """Returns the next frame; its payload holds until the one after it."""
         asked = time.monotonic()
         while (frame := next(self._frames, None)) is None:
             self._spec.cancelled()
@@ -288,7 +288,7 @@ class ReadSession:
         return frame
 
     def _require_life(self, asked: float) -> None:
-        """Raise RemoteUnreachable after silence, or after signs of life without an answer."""
+        """Raises RemoteUnreachable after silence, or after signs of life without an answer."""
         run, now = self._spec.run, time.monotonic()
         heard = self._connection.channel.heard
         if not self._unread and now - max(asked, heard) > run.stall_timeout:
@@ -301,6 +301,6 @@ class ReadSession:
 
 
 def _problem(payload: memoryview) -> str:
-    """Return why an END ends a blob early; "" where it is complete."""
+    """Returns why an END ends a blob early; "" where it is complete."""
     status, text = read_messages.read_blob_end(payload)
     return (text or _NO_REASON) if status == read_messages.BROKEN else ""

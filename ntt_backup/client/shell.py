@@ -36,7 +36,7 @@ _TOOLS: Final = (
 
 
 def shell_script(script: str, values: Mapping[str, str]) -> tuple[str, bytes]:
-    """Return the remote command, and what must be written to its stdin first: script, with values
+    """Returns the remote command, and what must be written to its stdin first: script, with values
     as variables.
     """
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
@@ -57,12 +57,12 @@ class Answer:
         self.status: int | None = None
 
     def script(self, script: str) -> str:
-        """Return script with NTT-ANSWER printed before its answer, and the mark after it."""
+        """Returns script with NTT-ANSWER printed before its answer, and the mark after it."""
         end = f'printf "\\n{self._words} %s\\n" $?'
         return f"trap '{end}' EXIT\necho\necho NTT-ANSWER\n{script}"
 
     def take(self, data: bytes) -> bytes:
-        """Take in data; return as much of the answer as is certain by now."""
+        """Takes in data; returns as much of the answer as is certain by now."""
         if self.status is not None:
             return b""
         self._held += data
@@ -77,12 +77,12 @@ class Answer:
         return said
 
     def rest(self) -> bytes:
-        """Return what was held back, where no mark will come."""
+        """Returns what was held back, where no mark will come."""
         held, self._held = self._held, b""
         return held
 
     def hear(self, channel: Channel, deadline: float) -> bytes | None:
-        """Return more of the answer: b"" at its end, None where nothing has come by deadline, in
+        """Returns more of the answer: b"" at its end, None where nothing has come by deadline, in
         monotonic seconds.
         """
         while self.status is None:
@@ -106,7 +106,7 @@ def ask(
     timeout: float,
     limit: int = 1 << 20,
 ) -> bytes:
-    """Run script on the remote; return what it printed, at most limit bytes. Noise before it is
+    """Runs script on the remote; returns what it printed, at most limit bytes. Noise before it is
     skipped.
 
     doing names the question for the error when no answer has come after timeout seconds. Raises
@@ -135,7 +135,7 @@ def ask(
 
 
 def require_success(channel: Channel, answer: Answer, doing: str) -> None:
-    """Raise RemoteDenied where a script has failed, and what became of a connection that ended
+    """Raises RemoteDenied where a script has failed, and what became of a connection that ended
     without its mark.
     """
     if answer.status == 0:
@@ -150,7 +150,7 @@ def require_success(channel: Channel, answer: Answer, doing: str) -> None:
 
 
 def late(channel: Channel, doing: str) -> RemoteUnreachable:
-    """Return the error for an answer that has not come in time."""
+    """Returns the error for an answer that has not come in time."""
     return RemoteUnreachable(
         f"the remote did not answer in time: {doing}",
         detail=channel.stderr[-200:],

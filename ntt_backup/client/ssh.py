@@ -51,7 +51,7 @@ _FIXED_OPTIONS = (
 
 
 def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
-    """Return the argv that runs command on the remote. aes: the CPU has AES instructions."""
+    """Returns the argv that runs command on the remote. aes: the CPU has AES instructions."""
     argv = ["ssh"]
     if remote.ssh_config is not None:
         argv += ["-F", str(remote.ssh_config)]
@@ -76,14 +76,14 @@ def ssh_argv(remote: RemoteSettings, command: str, *, aes: bool) -> list[str]:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as ssh_config reads it: in double quotes, with its percent tokens escaped."""
+    """Returns a path as ssh_config reads it: in double quotes, with its percent tokens escaped."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'
 
 
 @cache
 def cpu_has_aes() -> bool:
-    """Return whether this CPU has AES instructions, as far as Linux tells."""
+    """Returns whether this CPU has AES instructions, as far as Linux tells."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -172,7 +172,7 @@ _CASES = (
 
 
 def explain(status: int | None, stderr: str) -> BackupError:
-    """Return the error for an ssh that ended with status (None: it was killed) and said stderr."""
+    """Returns the error for an ssh that ended with status (None: it was killed) and said stderr."""
     lines = [line.strip() for line in stderr.splitlines()]
     last = lines[-1] if lines else ""
     for case in _CASES:
@@ -215,7 +215,7 @@ class Ssh:
         return ssh_argv(self.remote, remote_command, aes=cpu_has_aes())
 
     def environment(self) -> Mapping[str, str]:
-        """Return ours, without what makes ssh ask a person or speak another language."""
+        """Returns ours, without what makes ssh ask a person or speak another language."""
         hidden = {"DISPLAY", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "LC_ALL", "LANG", "LANGUAGE"}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         return {**kept, "LC_ALL": "C"}

@@ -40,7 +40,7 @@ class Limit:
         self.shared: memoryview[float] = area.cast("d")
 
     def sender(self, index: int) -> Pace:
-        """Return the pace of the sender with this number, counted from 0."""
+        """Returns the pace of the sender with this number, counted from 0."""
         return Pace(self, index)
 
     @property
@@ -57,7 +57,7 @@ class Pace:
         self._own = 1 + index
 
     def allowance(self) -> int:
-        """Return how many bytes may be sent at this moment."""
+        """Returns how many bytes may be sent at this moment."""
         limit = self._limit
         now, sent = limit.clock(), limit.sent
         # A bucket that is full gathers no more: tokens count from a later time on.
@@ -65,7 +65,7 @@ class Pace:
         return int(limit.share) if self._missing(now, sent) <= 0 else 0
 
     def delay(self) -> float:
-        """Return the seconds, above 0, until a share is there if the others send nothing.
+        """Returns the seconds, above 0, until a share is there if the others send nothing.
 
         It is up to twice as long where there are others, by chance: of several that wait for the
         same moment it is not always the same one that comes first.
@@ -75,7 +75,7 @@ class Pace:
         return delay * (1 + random.random()) if len(limit.shared) > 2 else delay
 
     def spend(self, sent: int) -> None:
-        """Count what was sent."""
+        """Counts what was sent."""
         self._limit.shared[self._own] += sent
 
     def _missing(self, now: float, sent: int) -> float:
@@ -84,5 +84,5 @@ class Pace:
 
 
 def alone(bytes_per_second: float | None) -> Pace | None:
-    """Return the pace of a single sender; None where there is no limit."""
+    """Returns the pace of a single sender; None where there is no limit."""
     return None if bytes_per_second is None else Limit(bytes_per_second, 1).sender(0)

@@ -24,15 +24,15 @@ class Transport(Protocol):
         ...
 
     def argv(self, remote_command: str) -> list[str]:
-        """Return the local argv that runs remote_command, with stdin and stdout wired through."""
+        """Returns the local argv that runs remote_command, with stdin and stdout wired through."""
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """Return the environment for that local process."""
+        """Returns the environment for that local process."""
         ...
 
     def explain(self, status: int | None, stderr: str) -> BackupError:
-        """Return the error for a local process that ended with status (None: it was killed) and
+        """Returns the error for a local process that ended with status (None: it was killed) and
         said stderr.
         """
         ...

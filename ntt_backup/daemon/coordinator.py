@@ -49,7 +49,7 @@ FAILURES_LOGGED: Final = 100
 
 
 def run(settings: Settings, *, watch: bool, view: View) -> int:
-    """Send what is pending; the exit code of the contract.
+    """Sends what is pending; returns the exit code of the contract.
 
     watch: go on for ever, until a signal. Raises BackupError only for what is wrong before the run
     has a log to say it in (lock, log file); everything later is logged, shown, and returned as the
@@ -128,7 +128,8 @@ class _Run:
         return self._finish()
 
     def _preflight(self) -> str | None:
-        """The strategy to send by; watching, an outage is waited out. None when told to stop.
+        """Returns the strategy to send by; with watch, an outage is waited out. None when told to
+        stop.
 
         A store that cannot be used counts as one, as it does once the workers run: its disk may be
         mounted later than we are started.
@@ -165,8 +166,9 @@ class _Run:
         return None
 
     def _look_around(self) -> tuple[str, list[str]]:
-        """The strategy to send by, and the warnings of the preflight; raises the error of the first
-        step that fails. Workers connect to the remote while the preflight looks around on it.
+        """Returns the strategy to send by, and the warnings of the preflight; raises the error of
+        the first step that fails. Workers connect to the remote while the preflight looks around on
+        it.
         """
         warnings = []
         with preflight.Look(
@@ -194,7 +196,7 @@ class _Run:
                 worker.prepare()
 
     def _set_strategy(self, strategy: str) -> None:
-        """Have the workers, and let those that are still to be started send by this strategy."""
+        """Has the workers, and lets those that are still to be started send by this strategy."""
         if not self._workers:
             self._workers = self._new_workers(strategy)
         for worker in self._workers:
@@ -221,7 +223,7 @@ class _Run:
         ]
 
     def _sit_out(self, wait_s: float) -> None:
-        """Wait, alive to the watchdog and to SIGHUP; a stop ends it."""
+        """Waits, alive to the watchdog and to SIGHUP; a stop ends it."""
         until = time.monotonic() + wait_s
         while not self._inbox.stops and (left := until - time.monotonic()) > 0:
             self._systemd.notify("WATCHDOG=1")
@@ -229,7 +231,7 @@ class _Run:
             self._mind_hangup()
 
     def _dump_first(self) -> None:
-        """Dump the catalog before its blobs go; a stop ends that, a failure is told and no more."""
+        """Dumps the catalog before its blobs go; a stop ends that, a failure is only an event."""
         self._dump.start_if_due(time.monotonic())
         if self._dump.running:
             self._systemd.notify("STATUS=dumping the catalog")
@@ -267,7 +269,7 @@ class _Run:
             self._keep_time(time.monotonic())
 
     def _start(self, worker: SupervisedWorker, now: float) -> None:
-        """Start a worker. One that cannot be started, for want of memory, has died at once."""
+        """Starts a worker. One that cannot be started, for want of memory, has died at once."""
         try:
             worker.start(now)
         except OSError as error:
@@ -302,7 +304,7 @@ class _Run:
                 self._emit(message)
 
     def _emit_unlogged(self) -> None:
-        """Log how many blobs failed, by reason, that had no line of their own."""
+        """Logs how many blobs failed, by reason, that had no line of their own."""
         if self._unlogged:
             count = self._unlogged.total()
             self._emit(events.BlobsFailed(count=count, reasons=dict(self._unlogged)))
@@ -328,7 +330,7 @@ class _Run:
         )
 
     def _fail(self, error: BackupError) -> None:
-        """Keep the first error and let the workers finish what is in flight."""
+        """Keeps the first error and lets the workers finish what is in flight."""
         if self._error is None:
             self._error = error
         self._stop_workers()
@@ -356,7 +358,7 @@ class _Run:
                 worker.kill()
 
     def _refresh(self) -> Snapshot:
-        """Find out how much is pending, if that is due, and show the run as it is now."""
+        """Finds out how much is pending, if that is due, and shows the run as it is now."""
         self._history.count_pending(self._progress, time.monotonic())
         snapshot = self._progress.snapshot(time.monotonic())
         self._view.refresh(snapshot)
@@ -378,7 +380,9 @@ class _Run:
             self._emit_progress(snapshot, now)
 
     def _emit_progress(self, snapshot: Snapshot, now: float) -> None:
-        """While there is work, once when there is none any more, and rarely from then on."""
+        """Emits progress while there is work, once when there is none any more, and rarely from
+        then on.
+        """
         if snapshot.says_more_than(self._last_progress) or now >= self._next_idle_progress:
             self._last_progress = snapshot
             self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS

@@ -23,7 +23,7 @@ RETRY_SECONDS: Final = 3600.0
 
 
 def fork_dump(settings: Settings) -> Child:
-    """A process that makes a dump if one is due. Raises OSError where that cannot be."""
+    """Returns a process that makes a dump if one is due. Raises OSError where that cannot be."""
     return Fork(partial(work, settings), "ntt-dump")
 
 
@@ -47,7 +47,7 @@ class DumpChild:
         return [] if self._child is None else self._child.fds
 
     def start_if_due(self, now: float) -> None:
-        """Start one, if it is time to. now: monotonic seconds."""
+        """Starts one, if it is time to. now: monotonic seconds."""
         if self._next is None or now < self._next or self._child is not None:
             return
         wanted = self._settings.dump
@@ -84,7 +84,7 @@ class DumpChild:
                 self._retry(now)
 
     def kill(self) -> None:
-        """End it and all that it started, now; the remote removes what it got."""
+        """Ends it and all that it started, now; the remote removes what it got."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

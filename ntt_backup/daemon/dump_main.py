@@ -26,7 +26,7 @@ _STDOUT: Final = 1
 
 
 def work(settings: Settings) -> int:
-    """Make a dump if one is due; the exit status."""
+    """Makes a dump if one is due; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failed = False
     try:

@@ -48,11 +48,11 @@ class EventLog:
         )
 
     def emit(self, event: Event) -> None:
-        """Append the event's line."""
+        """Appends the event's line."""
         self._logger.info(event.kind, level=event.level, **event.fields)
 
     def close(self) -> None:
-        """Close the file; the next event opens the one that has its name then."""
+        """Closes the file; the next event opens the one that has its name then."""
         self._file.close()
 
 
@@ -90,7 +90,7 @@ class _RotatableFile:
         return os.open(self._path, flags, 0o644)
 
     def write(self, line: str) -> None:
-        """Append a line. Where that fails, the line is dropped and the operator told once."""
+        """Appends a line. Where that fails, the line is dropped and the operator told once."""
         data = ("\n" + line if self._torn else line).encode()
         try:
             if not self._has_the_name():
@@ -108,7 +108,7 @@ class _RotatableFile:
                 self._complained = False
 
     def flush(self) -> None:
-        """Do nothing: `write` keeps nothing back."""
+        """Does nothing: `write` keeps nothing back."""
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -33,7 +33,7 @@ _WRITABLE = f"{_ELSEWHERE} a path where this user may write, or run as the user 
 
 @contextmanager
 def pid_lock(path: Path) -> Iterator[None]:
-    """Hold the lock while the context lasts; the file holds our PID meanwhile, then nothing.
+    """Holds the lock while the context lasts; the file holds our PID meanwhile, then nothing.
 
     Raises LockHeld naming the holder's PID, or ConfigError where the file cannot be used.
     """

@@ -82,7 +82,7 @@ def check(settings: Settings) -> Iterator[Step]:
 
 
 def require_known(catalog: Connection, settings: Settings) -> None:
-    """Raise ConfigError where the catalog knows no blob at all and the store has some.
+    """Raises ConfigError where the catalog knows no blob at all and the store has some.
 
     Nothing is pending then, and "done" would be true and a lie: it is the first day, or another
     database than the one that knows the blobs.
@@ -177,7 +177,7 @@ class Look:
         return Step("", text, warning="; ".join(warnings))
 
     def _look_for_pending(self, catalog: Connection) -> Step:
-        """A few pending blobs are looked for in the store: a wrong source.root shows here."""
+        """Looks for a few pending blobs in the store: a wrong source.root shows here."""
         sample = list(islice(selection.iter_pending(catalog, self._settings.target), _SAMPLE))
         if not sample:
             try:
@@ -246,7 +246,7 @@ class Look:
 
 
 def _need(estimate: stats.PendingEstimate, sizes: list[int]) -> tuple[int, str]:
-    """The bytes that are pending, and what to say of those that are guessed.
+    """Returns the bytes that are pending, and what to say of those that are guessed.
 
     A blob without a size is taken for one like the others, or where none has a size, like those
     that were looked at in the store, which have the sizes given.
@@ -299,7 +299,9 @@ def _clock(facts: Facts) -> Step:
 
 
 def _dump(settings: Settings, *, reached: bool) -> Step:
-    """reached: the remote lets us in, so it can be asked whether it takes dumps."""
+    """Says whether a dump can be made. reached: the remote lets us in, so it can be asked whether
+    it takes dumps.
+    """
     if settings.run.skip_pgdump:
         return Step("", "the catalog is not dumped (run.skip_pgdump)")
     try:

@@ -60,7 +60,9 @@ class Snapshot:
     workers: tuple[WorkerStatus, ...]
 
     def says_more_than(self, other: Snapshot | None) -> bool:
-        """Whether there is work, or anything but a speed has changed: speeds only fade then."""
+        """Returns whether there is work, or anything but a speed has changed: speeds only fade
+        then.
+        """
         states = {worker.state for worker in self.workers}
         return other is None or bool(states - {"idle"}) or self._sums != other._sums
 
@@ -163,7 +165,7 @@ class Progress:
         self.bytes = 0
 
     def take(self, worker: int, message: Message, now: float) -> None:
-        """Take in a message of this worker."""
+        """Takes in a message of this worker."""
         one = self._workers[worker]
         match message:
             case Tick():
@@ -196,7 +198,7 @@ class Progress:
                 one.stalled = False
 
     def _change_state(self, one: _Worker, state: str, now: float) -> None:
-        """Note what a worker does, and whether with it the work of all begins or ends."""
+        """Notes what a worker does, and whether with it the work of all begins or ends."""
         one.state = state
         if state == "idle":
             one.batch = ""
@@ -211,7 +213,7 @@ class Progress:
             self.out_of_date = self.pending != 0
 
     def found(self, blobs: int, bytes_: int, unsized: int, *, exact: bool) -> None:
-        """Take in how much is pending at this moment: blobs, the bytes of those with a known size,
+        """Takes in how much is pending at this moment: blobs, the bytes of those with a known size,
         and how many have none. exact: it was counted. An estimate replaces nothing that still
         holds: two estimates may differ by more than what came meanwhile.
         """
@@ -248,12 +250,12 @@ class Progress:
         return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
 
     def _content_since(self, then: _Sums) -> float:
-        """Content that was settled since then; failed blobs have no known size."""
+        """Returns the content that was settled since then; failed blobs have no known size."""
         return self.bytes - then.bytes + (self.failed - then.failed) * self._mean_size
 
     def _amounts(self, found: _Found, pending: int) -> tuple[float, float]:
-        """What is done in this burst of work, and what is left: bytes, or blobs where all are
-        empty.
+        """Returns what is done in this burst of work, and what is left: bytes, or blobs where all
+        are empty.
         """
         done = max(0.0, self._content_since(self._before) + self._in_flight)
         known = found.bytes + found.unsized * self._mean_size

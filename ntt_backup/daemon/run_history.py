@@ -48,7 +48,7 @@ class RunHistory:
         self._started = False
 
     def start(self, strategy: str) -> None:
-        """Write that the run begins. Raises CatalogError: at the start the catalog must answer."""
+        """Writes that the run begins. Raises CatalogError: at the start the catalog must answer."""
         settings = self._settings
         history.start_run(
             self._open(),
@@ -62,14 +62,14 @@ class RunHistory:
         self._started = True
 
     def any_pending(self) -> bool:
-        """Whether there is anything to send, or may be, where that is not known in a moment.
-        Raises CatalogError.
+        """Returns whether there is anything to send, or may be, where that is not known in a
+        moment. Raises CatalogError.
         """
         claims = Claims(self._open(), self._settings.target, range(RANGES))
         return claims.any_pending() is not False
 
     def count_pending(self, progress: Progress, now: float) -> None:
-        """Tell progress how much is pending, if that is due: sooner where it is out of date. now:
+        """Tells progress how much is pending, if that is due: sooner where it is out of date. now:
         monotonic seconds.
         """
         rest = _AT_WORK_SECONDS if progress.at_work else _IDLE_SECONDS
@@ -87,7 +87,7 @@ class RunHistory:
         self._rest = (time.monotonic() - began) / _COUNT_SHARE
 
     def update(self, snapshot: Snapshot) -> None:
-        """Write what the run has done so far; that also shows that it is alive."""
+        """Writes what the run has done so far; that also shows that it is alive."""
         self._try(lambda conn: history.update_run(conn, self._run_id, **_sums(snapshot)))
 
     def still_failed(self) -> int:
@@ -103,7 +103,7 @@ class RunHistory:
         )
 
     def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
-        """Write how the run ended, and close the connection."""
+        """Writes how the run ended, and closes the connection."""
         if self._started:
             self._try(
                 lambda conn: history.end_run(

@@ -36,12 +36,12 @@ class SignalInbox:
         return self._stops[0] if self._stops else 0
 
     def take_hangup(self) -> bool:
-        """Whether SIGHUP came since the last call."""
+        """Returns whether SIGHUP came since the last call."""
         came, self._hangup = self._hangup, False
         return came
 
     def drain(self) -> None:
-        """Make fd unreadable again."""
+        """Makes fd unreadable again."""
         try:
             while os.read(self.fd, 512):
                 pass
@@ -58,7 +58,7 @@ class SignalInbox:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """While the context lasts a stop is raised as Stopped wherever we are: there is nothing in
+        """Raises a stop as Stopped while the context lasts, wherever we are: there is nothing in
         flight to finish, and what we wait for may take a minute.
         """
         self._raising = True
@@ -71,7 +71,7 @@ class SignalInbox:
 
     @contextmanager
     def installed(self) -> Iterator[SignalInbox]:
-        """Handle the signals here while the context lasts, then as before."""
+        """Handles the signals here while the context lasts, then as before."""
         ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {signum: signal.signal(signum, self._note) for signum in ours}
         old_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -87,7 +87,7 @@ class SignalInbox:
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise error where what is inside takes longer. Whatever it worked with is then in no state
+    """Raises error where what is inside takes longer. Whatever it worked with is then in no state
     to be used again. In the main thread only.
     """
 

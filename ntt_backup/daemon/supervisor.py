@@ -21,7 +21,7 @@ SOUND_SECONDS: Final = 600.0
 
 
 def fork_worker(spec: WorkerSpec) -> Child:
-    """A worker process that waits for GO. Raises OSError where that cannot be."""
+    """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
 
 
@@ -67,7 +67,7 @@ class SupervisedWorker:
         return [] if self._child is None else self._child.fds
 
     def start(self, now: float) -> None:
-        """Have it do its work, in a process that is started if need be. now: monotonic seconds.
+        """Has it do its work, in a process that is started if need be. now: monotonic seconds.
         Raises OSError where that cannot be.
         """
         self.due = None
@@ -78,7 +78,7 @@ class SupervisedWorker:
             self._child.tell(GO)
 
     def prepare(self) -> None:
-        """Start the process already: it connects to the remote, and waits for `start`. Raises
+        """Starts the process already: it connects to the remote, and waits for `start`. Raises
         OSError where that cannot be.
         """
         if self._child is not None and self._given != self.spec:
@@ -150,19 +150,19 @@ class SupervisedWorker:
             yield events.Warning(pid=pid, worker=self.worker, reason=reason)
 
     def stop(self) -> None:
-        """Ask it to finish what is in flight and end; not to be started again."""
+        """Asks it to finish what is in flight and end; not to be started again."""
         self.due = None
         if self._child is not None:
             self._child.tell(b"stop\n")
 
     def kill(self) -> None:
-        """End it and all that it started, now."""
+        """Ends it and all that it started, now."""
         self.due = None
         if self._child is not None:
             self._child.kill()
 
     def plan_restart(self, now: float, random: float) -> float:
-        """Count a restart and set when it is due; seconds until then. Raises WorkerFailed at the
+        """Counts a restart and sets when it is due; seconds until then. Raises WorkerFailed at the
         limit. A worker that lived for SOUND_SECONDS starts counting anew.
         """
         if now - self._started > SOUND_SECONDS:

@@ -47,7 +47,7 @@ Emit = Callable[[events.Event], None]
 
 
 def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False) -> None:
-    """Make a dump if it is time to, and not where the last one is as good as a new one.
+    """Makes a dump if it is time to, and not where the last one is as good as a new one.
 
     emit takes each event. force: whether or not anything has changed. Raises BackupError, after it
     was noted for `status`; DumpImpossible where this machine or this key cannot make any.
@@ -63,7 +63,8 @@ def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False) -> None:
 def due(
     known: list[Stored], fingerprint: str, now: datetime, max_age_s: float, *, force: bool
 ) -> str:
-    """Why a dump should be made now: "first", "asked", "changed" or "old"; "" where it need not.
+    """Returns why a dump should be made now: "first", "asked", "changed" or "old"; "" where it need
+    not.
 
     known: the whole dumps of this database for this target, oldest first. Pure.
     """
@@ -113,7 +114,9 @@ class _Job:
         self._settle(name, made, ours)
 
     def _require_nothing_copied(self) -> None:
-        """by-hash is missing: at the start of a target's life, or because a disk is not mounted."""
+        """Raises RemoteUnreachable where blobs were copied. by-hash is missing at the start of a
+        target's life, or because a disk is not mounted.
+        """
         with self._connect() as conn:
             if selection.any_copied(conn, self._settings.target):
                 raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
@@ -163,7 +166,7 @@ class _Job:
         return name, made
 
     def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:
-        """pg_dump into upload: how many bytes, their SHA-256, and the first of them."""
+        """Sends pg_dump's output; returns how many bytes, their SHA-256, and the first of them."""
         child = pg_programs.start_pg_dump(pg_dump, self._settings.catalog.url, self._application)
         digest, size, head = hashlib.sha256(), 0, bytearray()
         patience = self._settings.run.receipt_timeout
@@ -195,7 +198,7 @@ class _Job:
         return size, digest.hexdigest(), bytes(head)
 
     def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> None:
-        """Remove what is past retention, and note it. The dump is good, whatever comes of that."""
+        """Removes what is past retention, and notes it. The dump is good even if that fails."""
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
         whole = {**{one.name: one.begun for one in ours if one.whole}, name: self._begun}
@@ -222,7 +225,7 @@ class _Job:
         )
 
     def note(self, name: str, made: DumpRecord | None, error: str) -> None:
-        """Write into the catalog what `status` shows. It may be away: then only the log knows."""
+        """Writes into the catalog what `status` shows. It may be away: then only the log knows."""
         with suppress(CatalogError), self._connect() as conn:
             dump_history.record_dump(
                 conn,
@@ -236,5 +239,5 @@ class _Job:
 
 
 def _is_of(one: Stored, target: str, database: str) -> bool:
-    """Whether it is of this catalog: others may lie beside it."""
+    """Returns whether it is of this catalog: others may lie beside it."""
     return one.record is not None and (one.record.target, one.record.database) == (target, database)

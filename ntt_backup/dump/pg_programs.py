@@ -40,7 +40,7 @@ class Programs:
 
 
 def find(directory: Path | None, server_version: int) -> Programs:
-    """The programs for a server, in directory or, where that is None, wherever they are.
+    """Returns the programs for a server, in directory or, where that is None, wherever they are.
 
     server_version: as the server counts, 160004 for 16.4. Raises DumpImpossible.
     """
@@ -83,7 +83,7 @@ def _installed(places: Iterable[Path]) -> Iterator[tuple[int, Programs]]:
 
 
 def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> Child:
-    """pg_dump, which writes a dump of the database of url to its output.
+    """Returns pg_dump, which writes a dump of the database of url to its output.
 
     The password is in its environment: arguments are shown to everybody. Raises ConfigError for a
     url that it cannot be given.
@@ -97,7 +97,9 @@ def start_pg_dump(pg_dump: Path, url: str, application: str, *options: str) -> C
 
 
 def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
-    """The error for a pg_dump that has ended with status (None: it has not); said: its stderr."""
+    """Returns the error for a pg_dump that has ended with status (None: it has not); said: its
+    stderr.
+    """
     hint = ""
     if "permission denied" in said:
         hint = "as a superuser of the database: grant pg_read_all_data to the user of catalog.url"
@@ -110,7 +112,8 @@ def pg_dump_failed(status: int | None, said: str) -> DumpFailed:
 
 
 def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
-    """What pg_restore prints of the beginning of a dump, which has all but the rows of tables.
+    """Returns what pg_restore prints of the beginning of a dump, which has all but the rows of
+    tables.
 
     Raises DumpFailed where it cannot read it.
     """

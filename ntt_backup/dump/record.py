@@ -47,7 +47,7 @@ class DumpRecord:
     duration_s: float
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns the record as one line."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -83,12 +83,14 @@ class Stored:
 
 
 def name_of(moment: datetime, token: str) -> str:
-    """The name of a dump that is begun at moment; token: 8 hex digits, so that no two collide."""
+    """Returns the name of a dump that is begun at moment; token: 8 hex digits, so that no two
+    collide.
+    """
     return f"{moment.astimezone(UTC).strftime(_STAMP)}-{token}.dump"
 
 
 def is_name(text: str) -> bool:
-    """Whether text is a name of ours, and so harmless in a path or a shell."""
+    """Returns whether text is a name of ours, and so harmless in a path or a shell."""
     try:
         begun(text)
     except ValueError:
@@ -97,7 +99,7 @@ def is_name(text: str) -> bool:
 
 
 def begun(name: str) -> datetime:
-    """When the dump of that name was begun. Raises ValueError where it is no name of ours."""
+    """Returns when the dump of that name was begun. Raises ValueError for another name."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"{name!r} is not the name of a dump")
@@ -105,7 +107,7 @@ def begun(name: str) -> datetime:
 
 
 def read(text: str) -> DumpRecord | None:
-    """The record in a JSON text; None for anything else."""
+    """Returns the record in a JSON text; None for anything else."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossi
 
 
 def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
-    """The programs that will make a dump, if one can be made.
+    """Returns the programs that will make a dump, if one can be made.
 
     Raises DumpFailed where a run would end with its exit code, CatalogError where the catalog does
     not answer, and DumpImpossible where none can be made and nobody relies on them.
@@ -47,8 +47,8 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
 
 
 def relied_on(settings: RemoteConfig) -> bool:
-    """Whether somebody counts on dumps, so that one that cannot be made is a failure: a place of
-    pg_dump is set, or a dump was made before.
+    """Returns whether somebody counts on dumps, so that one that cannot be made is a failure: a
+    place of pg_dump is set, or a dump was made before.
     """
     if settings.dump.bin is not None:
         return True

@@ -54,7 +54,7 @@ class DumpPlace:
         self._patience = patience
 
     def contents(self) -> Contents:
-        """Look, and change nothing."""
+        """Returns what lies in it, and changes nothing."""
         said = self._ask("list")
         dumps = []
         for line in said.get("dump", []):
@@ -65,34 +65,34 @@ class DumpPlace:
         return Contents(tuple(dumps), said.get("by-hash") == ["present"])
 
     def try_out(self, token: str) -> None:
-        """Find out whether a dump could be stored, and leave nothing behind."""
+        """Finds out whether a dump could be stored, and leaves nothing behind."""
         _require(self._ask("try", token=token), "tried")
 
     def upload(self, token: str, pace: Pace | None, stall_timeout: float) -> Upload:
-        """Begin to send a dump under the temporary name that belongs to token."""
+        """Begins to send a dump under the temporary name that belongs to token."""
         values = {"action": "put", "root": self._root, "token": token}
         return Upload(*self._open(values, pace), self._patience, stall_timeout)
 
     def name(self, token: str, name: str, record: DumpRecord) -> None:
-        """Give what was uploaded its name; durable when this returns."""
+        """Gives what was uploaded its name; durable when this returns."""
         values = {"name": name, "record": record.to_json(), "bytes": str(record.bytes)}
         _require(self._ask("name", token=token, **values), "named")
 
     def forget(self, token: str) -> None:
-        """Remove what was uploaded and is not named. Does not wait for long: somebody may have
+        """Removes what was uploaded and is not named. Does not wait for long: somebody may have
         asked for the end.
         """
         values = {"action": "drop", "root": self._root, "token": token, "names": ""}
         _require(self._talk(values, self._transport.connect_timeout), "dropped")
 
     def drop(self, names: Sequence[str]) -> None:
-        """Remove dumps, with their records."""
+        """Removes dumps, with their records."""
         safe = [name for name in names if is_name(name)]
         if safe:
             _require(self._ask("drop", names=" ".join(safe)), "dropped")
 
     def fetch(self, name: str) -> Iterator[bytes]:
-        """A dump's content as it comes. It is the caller who knows what it must be."""
+        """Yields a dump's content as it comes. It is the caller who knows what it must be."""
         channel, answer = self._open({"action": "get", "root": self._root, "name": name}, None)
         try:
             channel.end_input()
@@ -154,7 +154,7 @@ class Upload:
         self._sent = 0
 
     def send(self, data: bytes) -> None:
-        """Hand data over."""
+        """Hands data over."""
         try:
             self._channel.send(memoryview(data), self._hear, patience=self._stall_timeout)
         except BackupError:
@@ -163,7 +163,7 @@ class Upload:
         self._sent += len(data)
 
     def look(self) -> None:
-        """Note what has come back meanwhile; raises where the connection has ended."""
+        """Notes what has come back meanwhile; raises where the connection has ended."""
         try:
             self._channel.hear(self._hear, 0.0)
         except BackupError:
@@ -171,7 +171,9 @@ class Upload:
             raise
 
     def finish(self) -> tuple[int, str]:
-        """That was all: the size and the SHA-256 of what is on the remote's stable storage."""
+        """Ends the dump; returns the size and the SHA-256 of what is on the remote's stable
+        storage.
+        """
         self._channel.end_input()
         patience = self._patience + self._sent / _SLOW
         said = _rest(self._channel, self._answer, self._said, patience, until=_SUMMED)
@@ -179,14 +181,14 @@ class Upload:
         return int(_require(answers, "size")), _require(answers, "sum")
 
     def abort(self) -> None:
-        """End the connection. Never raises."""
+        """Ends the connection. Never raises."""
         self._channel.abort()
 
     def _hear(self, data: bytes) -> None:
         self._said = (self._said + self._answer.take(data))[-_LIMIT:]
 
     def _explain(self) -> None:
-        """Raise what the remote said itself, which explains more than the end of the link."""
+        """Raises what the remote said itself, which explains more than the end of the link."""
         _answers(self._said + self._answer.rest())
 
 
@@ -203,7 +205,7 @@ def _rest(
     *,
     until: re.Pattern[bytes] | None = None,
 ) -> bytes:
-    """All that is said up to the end, or until that is in it."""
+    """Returns all that is said up to the end, or until that is in it."""
     deadline = time.monotonic() + patience
     while until is None or not until.search(said):
         data = answer.hear(channel, deadline)
@@ -222,7 +224,7 @@ def _rest(
 
 
 def _answers(said: bytes) -> dict[str, list[str]]:
-    """What was answered, by name. Raises what a `problem` says."""
+    """Returns what was answered, by name. Raises what a `problem` says."""
     found: dict[str, list[str]] = {}
     for name, value in _pairs(said.decode("utf-8", "backslashreplace").splitlines()):
         found.setdefault(name, []).append(value)

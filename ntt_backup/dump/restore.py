@@ -49,7 +49,7 @@ class Recalled:
 
 
 def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Recalled:
-    """Fill the database of catalog.url from the newest dump of the target that is whole.
+    """Fills the database of catalog.url from the newest dump of the target that is whole.
 
     warn is told of each that is damaged. Raises BackupError; the database is as it was then.
     """
@@ -83,8 +83,8 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
 def _pour(
     place: DumpPlace, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
 ) -> bytes | None:
-    """The dump into the database; its beginning, or None, and nothing done, where its content is
-    not right.
+    """Restores the dump into the database; returns its beginning, or None, and nothing done, where
+    its content is not right.
     """
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
@@ -119,7 +119,7 @@ def _pour(
 def _rights(
     pg_restore: Path, head: bytes, user: str, warn: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """The statements about owners and grants in a dump, but that something belongs to user."""
+    """Returns the statements on owners and grants in a dump, except for user as the owner."""
     try:
         script = pg_programs.read_head(pg_restore, head, "--schema-only", "--file=-")
     except DumpFailed as error:
@@ -131,7 +131,9 @@ def _rights(
 
 
 def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
-    """The pieces; after the last one None, where all of them together are not what was dumped."""
+    """Yields the pieces; after the last one None, where all of them together are not what was
+    dumped.
+    """
     digest, size = hashlib.sha256(), 0
     for piece in pieces:
         digest.update(piece)

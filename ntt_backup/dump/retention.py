@@ -25,7 +25,8 @@ class Retention:
 
 
 def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:
-    """Those of dumps (a name, when it was begun; oldest first) that stay. Days and weeks are UTC's.
+    """Returns those of dumps (a name, when it was begun; oldest first) that stay. Days and weeks
+    are UTC's.
 
     Their order counts, not their times: a clock may have been ahead once.
     """

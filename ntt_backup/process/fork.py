@@ -100,7 +100,7 @@ def _be(
     ends: tuple[int, int, int],
     held: Iterable[int],
 ) -> NoReturn:
-    """The life of the child."""
+    """Runs body in the child, and ends the process."""
     status = 1
     try:
         prepare()

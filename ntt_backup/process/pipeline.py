@@ -56,7 +56,8 @@ class Tail:
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
-    """A preexec_fn: the kernel sends signum to the new process when the thread that starts it ends.
+    """Returns a preexec_fn: the kernel sends signum to the new process when the thread that starts
+    it ends.
 
     It calls nothing that could wait for another thread.
     """
@@ -72,7 +73,7 @@ def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
 
 
 def name_process(name: str) -> None:
-    """What this process is called in lists of processes; 15 bytes of it are shown."""
+    """Sets what this process is called in lists of processes; 15 bytes of it are shown."""
     _prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
@@ -174,11 +175,11 @@ class Child:
         return self._process.poll()
 
     def read(self, limit: int = READ_BYTES) -> bytes | None:
-        """What stdout has; b'' at its end, None where nothing is there yet."""
+        """Returns what stdout has; b'' at its end, None where nothing is there yet."""
         return _read(self.stdout_fd, limit)
 
     def drain_stderr(self) -> None:
-        """Take what stderr has, without waiting; closes it at its end.
+        """Takes what stderr has, without waiting; closes it at its end.
 
         So much at a time: what comes faster than it is taken would never end.
         """
@@ -192,7 +193,7 @@ class Child:
             self.stderr.add(data)
 
     def output(self, timeout: float) -> bytes:
-        """All that stdout has up to its end; what has come by then after timeout seconds."""
+        """Returns what stdout has up to its end, or what has come within timeout seconds."""
         said = bytearray()
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -210,7 +211,7 @@ class Child:
             self._process.stdin.close()
 
     def wait(self, timeout: float) -> int | None:
-        """The exit status, waiting at most timeout seconds; None if it still runs then.
+        """Returns the exit status, waiting at most timeout seconds; None if it still runs then.
 
         stdout and stderr are read meanwhile, so that the child never waits for us to read them.
         """
@@ -227,8 +228,8 @@ class Child:
         return self.status
 
     def end(self) -> None:
-        """End it now (SIGKILL), with what it has started in its session; what it has said can still
-        be read.
+        """Ends it now (SIGKILL), with what it has started in its session; what it has said can
+        still be read.
         """
         if self.status is None:
             self._process.kill()
@@ -237,13 +238,13 @@ class Child:
                     os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> int:
-        """End it now, release its pipes, and return the exit status."""
+        """Ends it now, releases its pipes, and returns the exit status."""
         self.end()
         self.drain_stderr()
         return self.release()
 
     def release(self) -> int:
-        """Close the pipes and reap it; call when it has ended or is about to."""
+        """Closes the pipes and reaps it; call when it has ended or is about to."""
         for pipe in self._pipes():
             pipe.close()
         return self._process.wait()
@@ -252,8 +253,8 @@ class Child:
 def start(
     argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
 ) -> Child:
-    """A child of a program that this machine should have. Raises SourceError where it has not, or
-    cannot start it now.
+    """Returns a child of a program that this machine should have. Raises SourceError where it has
+    not, or cannot start it now.
 
     It leads a session of its own: a Ctrl-C at the terminal is ours to handle. One that reached it
     as well would look like an outage before we have heard of it ourselves.
@@ -276,7 +277,7 @@ def _open_fd(pipe: IO[bytes] | None) -> int:
 
 
 def _widen(fd: int) -> None:
-    """A 64 KiB pipe makes tar and ssh take turns; 1 MiB lets them run side by side."""
+    """Enlarges a pipe: 64 KiB make tar and ssh take turns; 1 MiB lets them run side by side."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     except PermissionError:
@@ -291,7 +292,7 @@ def _read(fd: int, limit: int) -> bytes | None:
 
 
 def write(fd: int, data: bytes | memoryview) -> int:
-    """Write what the pipe takes; 0 where it is full. Raises BrokenPipeError when nobody reads."""
+    """Writes what the pipe takes; 0 where it is full. Raises BrokenPipeError when nobody reads."""
     try:
         return os.write(fd, data)
     except BlockingIOError:
@@ -301,7 +302,7 @@ def write(fd: int, data: bytes | memoryview) -> int:
 def wait_for(
     *, reading: Iterable[int] = (), writing: Iterable[int] = (), timeout: float | None
 ) -> frozenset[int]:
-    """The descriptors that are ready (or at their end, or broken) within timeout seconds."""
+    """Returns the descriptors that are ready, at their end or broken within timeout seconds."""
     poller = select.poll()
     events: dict[int, int] = {}
     for fd in reading:
@@ -315,15 +316,15 @@ def wait_for(
 
 
 def version_of(argv: Sequence[str]) -> str:
-    """The first line that a program prints when it is asked for its version; "" for nothing. Raises
-    as `output_of` does.
+    """Returns the first line that a program prints when it is asked for its version; "" for
+    nothing. Raises as `output_of` does.
     """
     return output_of(argv, timeout=_VERSION_SECONDS).partition("\n")[0]
 
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
-    """What a short-lived local command prints (stdout, else stderr). Raises SourceError where it
-    is not installed.
+    """Returns what a short-lived local command prints (stdout, else stderr). Raises SourceError
+    where it is not installed.
     """
     child = start(argv)
     child.close_stdin()

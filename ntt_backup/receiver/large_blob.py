@@ -53,7 +53,7 @@ class LargeBlob:
             self._kept = self._length
 
     def is_right(self, checksum: bytes) -> bool:
-        """Whether all of it has this hash of the session's kind, and its own name."""
+        """Returns whether all of it has this hash of the session's kind, and its own name."""
         if self._length != self._size:
             raise ProtocolError(f"{self._length} of the announced {self._size} bytes")
         session, *name = self._sums

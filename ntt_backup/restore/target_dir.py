@@ -135,8 +135,8 @@ class TargetWriter:
     # --- what the target has ----------------------------------------------------------------------
 
     def is_right(self, digest: bytes, size: int | None, *, trust_size: bool) -> bool:
-        """Whether the target has this blob. size: the remote's, None for unknown. trust_size: takes
-        a file of that size for right without reading it.
+        """Returns whether the target has this blob. size: the remote's, None for unknown.
+        trust_size: takes a file of that size for right without reading it.
         """
         try:
             fd, status = self._blobs.open_blob(digest.hex())
@@ -148,7 +148,7 @@ class TargetWriter:
             return False
 
     def has_base(self, digest: bytes) -> bool:
-        """Whether a file that is worth repairing has this blob's name."""
+        """Returns whether a file that is worth repairing has this blob's name."""
         try:
             with self.base(digest) as fd:
                 return os.fstat(fd).st_size >= _WORTH_REPAIRING
@@ -168,7 +168,7 @@ class TargetWriter:
             yield fd
 
     def has_part(self, digest: bytes) -> bool:
-        """Whether an earlier attempt has left a part of this blob."""
+        """Returns whether an earlier attempt has left a part of this blob."""
         try:
             os.stat(digest.hex(), dir_fd=self._target.partial, follow_symlinks=False)
         except OSError:

@@ -60,7 +60,7 @@ class LiveView:
         )
 
     def event(self, event: events.Event) -> None:
-        """Keep the event's line to be shown; progress is seen in the picture itself."""
+        """Keeps the event's line to be shown; progress is seen in the picture itself."""
         line = event.line
         if line is None or isinstance(event, events.Progress):
             return
@@ -76,18 +76,18 @@ class LiveView:
             self._draw(self._picture)
 
     def refresh(self, snapshot: Snapshot) -> None:
-        """Draw the run as it is now."""
+        """Draws the run as it is now."""
         self._snapshot = snapshot
         self._draw(self._picture)
 
     def close(self) -> None:
-        """Leave a summary in place of the picture."""
+        """Leaves a summary in place of the picture."""
         summary = Group(*self._recent, self._summary)
         self._draw(lambda: summary, last=True)
         self._live = None
 
     def _draw(self, picture: Callable[[], RenderableType], *, last: bool = False) -> None:
-        """Draw the picture, made for the size that the terminal has now."""
+        """Draws the picture, made for the size that the terminal has now."""
         if self._live is None:
             return
         try:

@@ -22,7 +22,7 @@ class PlainView:
         self._failures = 0
 
     def event(self, event: events.Event) -> None:
-        """Print the event's line, of failed blobs only the first ones."""
+        """Prints the event's line, of failed blobs only the first ones."""
         line = event.line
         if isinstance(event, events.BlobFailed):
             self._failures += 1
@@ -38,17 +38,17 @@ class PlainView:
             self._stream = None
 
     def refresh(self, snapshot: Snapshot) -> None:
-        """Do nothing: the event `progress` has a line."""
+        """Does nothing: the event `progress` has a line."""
 
     def close(self) -> None:
-        """Do nothing: each line is printed at once."""
+        """Does nothing: each line is printed at once."""
 
 
 class QuietView(PlainView):
     """Only what is wrong at a run's end: a mail that comes is one to be read."""
 
     def event(self, event: events.Event) -> None:
-        """Print the event's line where it says that the run is not well."""
+        """Prints the event's line where it says that the run is not well."""
         failed = isinstance(event, events.RunStop) and event.exit_code == SOME_FAILED
         if failed or isinstance(event, events.StillFailed) or event.level == "error":
             super().event(event)

@@ -41,13 +41,13 @@ class ScanView:
                 self._file.close()
 
     def begin(self, resumed_from: str | None) -> None:
-        """Empty the file of strays, unless the scan goes on where an earlier one ended."""
+        """Empties the file of strays, unless the scan goes on where an earlier one ended."""
         if resumed_from is None and self._file is not None and self._file.seekable():
             with self._writing():
                 self._file.truncate(0)
 
     def progress(self, result: ScanResult) -> None:
-        """Show how far the scan is."""
+        """Shows how far the scan is."""
         self._line.show(
             lambda: (
                 f"{result.registered:,} registered, {result.known:,} known, at {result.directory}"
@@ -55,7 +55,7 @@ class ScanView:
         )
 
     def stray(self, stray: Stray) -> None:
-        """Report one entry that is no blob."""
+        """Reports one entry that is no blob."""
         if self._file is not None:
             line = {"path": stray.path, "kind": stray.kind.value, "detail": stray.detail}
             with self._writing():

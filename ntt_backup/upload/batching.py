@@ -14,7 +14,7 @@ from ntt_backup.model import Batch, Blob, Failure, Reason
 
 
 def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -> bool:
-    """Whether a batch of count blobs and size bytes ends before this blob.
+    """Returns whether a batch of count blobs and size bytes ends before this blob.
 
     It holds at most max_blobs, and at most max_bytes of content, except that a single blob larger
     than max_bytes travels alone. Blobs of unknown size count as empty.
@@ -23,7 +23,7 @@ def is_full(count: int, size: int, blob: Blob, max_blobs: int, max_bytes: int) -
 
 
 def cut(blobs: Sequence[Blob], max_blobs: int, max_bytes: int) -> int:
-    """How many blobs from the front make the next batch; 0 only for no blobs."""
+    """Returns how many blobs from the front make the next batch; 0 only for no blobs."""
     size = 0
     for count, blob in enumerate(blobs):
         if is_full(count, size, blob, max_blobs, max_bytes):
@@ -60,7 +60,7 @@ Decision = Retry | Split | GiveUp
 def after_rejection(
     batch: Batch, detail: str, attempts: int, backoff: Backoff, random: Callable[[], float]
 ) -> Decision:
-    """What to do with a batch that the remote (or the local tar) refused for itself.
+    """Returns what to do with a batch that the remote (or the local tar) refused for itself.
 
     It is retried as a whole until it was refused `attempts` times; then it is halved, until a
     single blob is left that keeps failing. The whole has shown that waiting does not help, so
@@ -76,7 +76,7 @@ def after_rejection(
 
 
 def after_link_loss(batch: Batch, attempts: int) -> tuple[Batch, ...]:
-    """What to send once the link is back, for a batch that had no receipt when it broke.
+    """Returns what to send once the link is back, for a batch that had no receipt when it broke.
 
     A broken link is no blob's failure, so nothing is ever given up here. But a link that breaks
     again and again under the same large batch may carry a smaller one: after every `attempts`
@@ -89,7 +89,7 @@ def after_link_loss(batch: Batch, attempts: int) -> tuple[Batch, ...]:
 
 
 def split(batch: Batch, refusals: int) -> tuple[Batch, Batch]:
-    """The two halves of a batch of at least two blobs; names grow by 'a' and 'b'."""
+    """Returns the two halves of a batch of at least two blobs; names grow by 'a' and 'b'."""
     middle = len(batch.blobs) // 2
     half = replace(batch, attempt=refusals + 1, refusals=refusals)
     return (

@@ -33,5 +33,5 @@ class CatalogSession:
             raise
 
     def close(self) -> None:
-        """End the connection, and with it every claim."""
+        """Ends the connection, and with it every claim."""
         self._conn.close()

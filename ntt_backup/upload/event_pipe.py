@@ -38,25 +38,25 @@ class EventPipe:
         return self._stopping
 
     def emit(self, message: Message) -> None:
-        """Send a message to the coordinator."""
+        """Sends a message to the coordinator."""
         message.write(self._stdout)
 
     def state(self, state: str, quiet: float = 0.0) -> None:
-        """Say what the worker is doing, and that it may say nothing for quiet seconds."""
+        """Says what the worker is doing, and that it may say nothing for quiet seconds."""
         changed, self._state = state != self._state, state
         now = time.monotonic()
         if changed or max(quiet, now - self._ticked) >= _TICK_SECONDS:
             self._tick(now, quiet)
 
     def sent(self, count: int) -> None:
-        """Count bytes on the link, also none, and say so now and then."""
+        """Counts bytes on the link, also none, and says so now and then."""
         self._sent += count
         now = time.monotonic()
         if now - self._ticked >= _TICK_SECONDS:
             self._tick(now)
 
     def carried(self, count: int) -> None:
-        """Count content that was sent; below zero for content that has to be sent again."""
+        """Counts content that was sent; below zero for content that has to be sent again."""
         self._content += count
 
     def _tick(self, now: float, quiet: float = 0.0) -> None:

@@ -29,7 +29,7 @@ class Outages:
         self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
 
     def away(self, side: str, error: BackupError) -> float:
-        """Count an outage and emit its event; returns the seconds to wait. Raises the error when
+        """Counts an outage and emits its event; returns the seconds to wait. Raises the error when
         the outage has lasted too long.
         """
         clock = self._clocks[side]
@@ -48,7 +48,7 @@ class Outages:
         return wait_s
 
     def back(self, side: str) -> None:
-        """End the outage of a side that has answered, if there was one."""
+        """Ends the outage of a side that has answered, if there was one."""
         clock = self._clocks[side]
         if clock.attempt:
             lasted = clock.lasted(time.monotonic())
@@ -56,5 +56,5 @@ class Outages:
         clock.over()
 
     def lasts(self, side: str) -> bool:
-        """Whether the side was away when it was last tried."""
+        """Returns whether the side was away when it was last tried."""
         return self._clocks[side].attempt > 0

@@ -51,38 +51,38 @@ class SendQueue:
         return min((*dues, *self._put_off.values()), default=None)
 
     def ranges(self, now: float) -> frozenset[int]:
-        """The ranges of everything here. Those that were put off until now are let go."""
+        """Returns the ranges of everything here. Those that were put off until now are let go."""
         self._put_off = {index: due for index, due in self._put_off.items() if due > now}
         delayed = (one.batch.ranges for one in self._delayed)
         return frozenset(index for _, index in self._claimed).union(self._put_off, *delayed)
 
     def add(self, claimed: Iterable[tuple[Blob, int]]) -> None:
-        """Append blobs, each with its range's index."""
+        """Appends blobs, each with its range's index."""
         self._claimed.extend(claimed)
 
     def delay(self, batches: Iterable[Batch], due: float = 0.0) -> None:
-        """Take back batches, to be handed out again from that time on; 0: at once."""
+        """Takes back batches, to be handed out again from that time on; 0: at once."""
         self._delayed += [_Delayed(batch, due) for batch in batches]
 
     def put_off(self, ranges: Iterable[int], due: float) -> None:
-        """Keep the ranges until that time, without their blobs: there may be millions of them. Who
+        """Keeps the ranges until that time, without their blobs: there may be millions of them. Who
         claims the ranges then finds the blobs again.
         """
         self._put_off |= dict.fromkeys(ranges, due)
 
     def recall(self) -> None:
-        """Put off no range any longer."""
+        """Puts off no range any longer."""
         self._put_off.clear()
 
     def pop_due(self, now: float) -> Batch | None:
-        """A delayed batch whose time has come."""
+        """Returns a delayed batch whose time has come."""
         for index, one in enumerate(self._delayed):
             if one.due <= now:
                 return self._delayed.pop(index).batch
         return None
 
     def pop_new(self) -> Batch | None:
-        """A batch cut from the front of the claimed blobs; None where there are none."""
+        """Returns a batch cut from the front of the claimed blobs; None where there are none."""
         count = cut([blob for blob, _ in self._claimed], self._max_blobs, self._max_bytes)
         if count == 0:
             return None
@@ -95,7 +95,7 @@ class SendQueue:
         )
 
     def forget(self) -> None:
-        """Let go of everything: it is still pending in the catalog."""
+        """Lets go of everything: it is still pending in the catalog."""
         self._claimed.clear()
         self._delayed.clear()
         self._put_off.clear()

@@ -31,7 +31,7 @@ class Suspicion:
         self._seen: deque[tuple[int, int]] = deque()
 
     def falls(self, tried: int, unreadable: int) -> bool:
-        """Judge a batch, and remember it."""
+        """Judges a batch, and remembers it."""
         self._seen.append((tried, unreadable))
         lately = sum(one for one, _ in self._seen)
         while lately - self._seen[0][0] >= ENOUGH_TRIED:
@@ -64,7 +64,7 @@ class Judge:
         self._sample: frozenset[str] = frozenset()
 
     def judge(self, receipt: Receipt) -> Verdict:
-        """Say what of a receipt counts, and what is rather the store's fault."""
+        """Says what of a receipt counts, and what is rather the store's fault."""
         batch, was_suspect = receipt.batch, self._suspect
         ours = [one for one in receipt.failed if one.reason in OF_THE_STORE]
         falls = self._suspicion.falls(len(batch.blobs), len(ours))
@@ -89,7 +89,7 @@ class Judge:
         return replace(verdict, error=_suspect(batch, ours))
 
     def forget(self) -> None:
-        """Take any batch as the sample: that one will not come again, since its claim is gone."""
+        """Takes any batch as the sample: that one will not come again, since its claim is gone."""
         self._sample = frozenset()
 
 

@@ -88,9 +88,7 @@ class Worker:
         self._done = False
 
     def run(self) -> None:
-        """Work until done or told to stop. Raises what cannot be waited out; nothing is lost
-        then.
-        """
+        """Works until done or told to stop. Raises what waiting cannot mend; nothing is lost."""
         try:
             while not self._done:
                 try:
@@ -184,7 +182,7 @@ class Worker:
             self._outcomes += self._session.collect(_COLLECT_SECONDS)
 
     def _accept(self) -> None:
-        """Take in every outcome that has arrived, and only then raise what one of them says about
+        """Takes in every outcome that has arrived, and only then raises what one of them says about
         the remote as a whole: what was answered is never forgotten for what was answered beside it.
         """
         outcomes, self._outcomes = self._outcomes, []
@@ -207,7 +205,7 @@ class Worker:
             raise suspect
 
     def _judge(self, receipt: Receipt) -> StoreSuspect | None:
-        """Keep a receipt to be recorded; without its failures where these are rather the store's,
+        """Keeps a receipt to be recorded; without its failures where these are rather the store's,
         whose blobs are tried again later, beside the others.
         """
         verdict, now = self._judgement.judge(receipt), time.monotonic()
@@ -229,7 +227,9 @@ class Worker:
         return None
 
     def _rejected(self, batch: Batch, error: BatchRejected) -> None:
-        """The batch failed for itself: again, in halves, or the bad blob alone is failed."""
+        """Handles a batch that failed for itself: sends it again, or its halves, or fails a bad
+        blob.
+        """
         decision = after_rejection(
             batch, str(error), self._run.attempts, self._backoff, random.random
         )
@@ -261,7 +261,7 @@ class Worker:
             )
 
     def _record(self) -> None:
-        """Commit the receipts, oldest first, emit their events, and free the ranges they settle."""
+        """Commits the receipts, oldest first, emits their events, and frees their ranges."""
         while self._receipts:
             receipt = self._receipts[0]
             self._open_catalog().ledger.record(receipt.stored, receipt.failed)
@@ -281,7 +281,7 @@ class Worker:
             catalog.claims.release(spent - busy)
 
     def _record_the_rest(self) -> None:
-        """Before the end by an error: what has been answered is recorded, where that is possible.
+        """Records what has been answered, where that is possible, before the end by an error.
 
         The error that ends the work is the one to be seen, not what comes of this.
         """
@@ -296,7 +296,7 @@ class Worker:
     # --- nothing to do ----------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """Nothing left that is free: done, or others hold the rest, or there is nothing yet."""
+        """Ends or waits, since nothing is free: all is done, or others hold the rest."""
         claims = self._open_catalog().claims
         if claims.searching:
             return
@@ -322,7 +322,7 @@ class Worker:
             self._pause(self._run.poll_interval, "idle", claims.fileno())
 
     def _pause(self, seconds: float, state: str, *fds: int) -> None:
-        """Wait until the coordinator asks for the end, or one of fds is readable, or time is up."""
+        """Waits until the coordinator asks for the end, one of fds is readable, or time is up."""
         seconds = max(0.0, seconds)
         self._pipe.state(state, seconds)
         watched = [fd for fd in (self._pipe.fd, *fds) if fd >= 0]
@@ -339,15 +339,15 @@ class Worker:
         self._resend(lost, self._away_s, error)
 
     def _source_away(self, error: SourceError) -> None:
-        """The store worked when the run began: a disk that was unmounted may be mounted again. For
-        one that is incomplete, somebody must look what is wrong.
+        """Waits for the store, which worked when the run began: a disk that was unmounted may be
+        mounted again. For one that is incomplete, somebody must look what is wrong.
         """
         if isinstance(error, StoreSuspect):
             raise error
         self._away_s = 0.0 if self._pipe.stopping else self._outages.away("source", error)
 
     def _give_up_session(self) -> tuple[Batch, ...]:
-        """End the session now; the batches it had no answer for. Answers that came are kept."""
+        """Ends the session now; the batches it had no answer for. Answers that came are kept."""
         session, self._session = self._session, None
         if session is None:
             return ()
@@ -356,7 +356,7 @@ class Worker:
         return session.in_flight
 
     def _catalog_away(self, error: CatalogUnavailable) -> None:
-        """Keep the receipts and come back later. Told to stop: once more, when what is in flight
+        """Keeps the receipts and comes back later. Told to stop: once more, when what is in flight
         has its answers.
         """
         self._leave_catalog()
@@ -367,8 +367,8 @@ class Worker:
             self._catalog_due = time.monotonic() + self._outages.away("catalog", error)
 
     def _await_catalog(self, due: float, busy: bool) -> None:
-        """What is in flight is settled before anything is claimed anew, so that nothing goes
-        twice. Then all that was claimed is forgotten: the claims vanished with the connection.
+        """Settles what is in flight before anything is claimed anew, so that nothing goes twice.
+        Then all that was claimed is forgotten: the claims vanished with the connection.
         """
         if busy:
             self._collect()

@@ -65,13 +65,13 @@ class Remote:
         self._since = 0.0
 
     def connect_ahead(self) -> None:
-        """Connect; an error will show again when a session is wanted."""
+        """Connects; an error will show again when a session is wanted."""
         with suppress(BackupError):
             self._ahead = connect_ahead(self._strategy, self._spec)
         self._since = time.monotonic()
 
     def connect(self) -> Session:
-        """Open a session. Raises as `Session` does."""
+        """Opens a session. Raises as `Session` does."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and time.monotonic() - self._since >= _FRESH_SECONDS:
             ahead.abort()
@@ -80,7 +80,7 @@ class Remote:
 
 
 def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
-    """Return what this worker's sessions are opened with."""
+    """Returns what this worker's sessions are opened with."""
     settings = spec.settings
     return SessionSpec(
         transport=Ssh(settings.remote),
@@ -96,7 +96,7 @@ def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
 
 
 def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None:
-    """Do the work; raises what cannot be waited out."""
+    """Does the work; raises what cannot be waited out."""
     settings = spec.settings
 
     def connect_catalog() -> CatalogSession:
@@ -113,8 +113,8 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
 
 
 def work(spec: WorkerSpec) -> int:
-    """The life of a worker, on its stdin and stdout. Exit status: 0, or that of the error that
-    ended it.
+    """Does all that a worker does, on its stdin and stdout. Returns the exit status: 0, or that of
+    the error that ended it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -135,7 +135,7 @@ def work(spec: WorkerSpec) -> int:
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, byte by byte: what follows it belongs to `EventPipe`."""
+    """Returns one line, byte by byte: what follows it belongs to `EventPipe`."""
     data = b""
     while not data.endswith(b"\n"):
         piece = os.read(fd, 1)

@@ -38,14 +38,14 @@ STRATEGIES: Mapping[str, Strategy] = {
 def open_session(
     name: str, spec: SessionSpec, store: Store, connection: Connection | None = None
 ) -> Session:
-    """Open a session of the strategy of that name, over connection where there is one. Raises as
+    """Opens a session of the strategy of that name, over connection where there is one. Raises as
     `Session` does.
     """
     return STRATEGIES[name].open(spec, store, connection)
 
 
 def connect_ahead(name: str, spec: SessionSpec) -> Connection | None:
-    """Make a connection for `open_session`, where the strategy can use one. Raises as `Session`
+    """Makes a connection for `open_session`, where the strategy can use one. Raises as `Session`
     does.
     """
     connect = STRATEGIES[name].connect
@@ -53,7 +53,7 @@ def connect_ahead(name: str, spec: SessionSpec) -> Connection | None:
 
 
 def open_probe(name: str, spec: SessionSpec, *, will_try_out: bool) -> tuple[str, Probe, Facts]:
-    """Return the strategy that will be used, a probe, and what the remote says about itself.
+    """Returns the strategy that will be used, a probe, and what the remote says about itself.
 
     name may be `auto`: `stream` where the remote can run it, else `tar`.
     """

@@ -70,7 +70,7 @@ class PipelinedSession(ABC):
 
     @abstractmethod
     def _take(self, data: bytes) -> None:
-        """Take in what has come from the remote."""
+        """Takes in what has come from the remote."""
 
     @property
     def usable(self) -> bool:
@@ -109,7 +109,7 @@ class PipelinedSession(ABC):
     # --- what is reported of content --------------------------------------------------------------
 
     def _announce_content(self, flight: Flight, content: int, wire: int) -> None:
-        """Note that the next bytes on the wire carry so much content of this batch."""
+        """Notes that the next bytes on the wire carry so much content of this batch."""
         self._sending = _Sending(flight, wire, content)
 
     def _on_bytes(self, count: int) -> None:
@@ -124,19 +124,19 @@ class PipelinedSession(ABC):
         self._spec.on_bytes(count)
 
     def _correct_content(self, flight: Flight, stored: int) -> None:
-        """Report that so many bytes were stored of what was sent for this batch."""
+        """Reports that so many bytes were stored of what was sent for this batch."""
         self._spec.on_content(stored - flight.content)
         flight.content = stored
         if self._sending is not None and self._sending.flight is flight:
             self._sending = None
 
     def _reject(self, flight: Flight, error: BackupError) -> None:
-        """Keep a rejection for `collect`."""
+        """Keeps a rejection for `collect`."""
         self._correct_content(flight, 0)
         self._outcomes.append(Rejection(flight.batch, error))
 
     def _confirm(self, flight: Flight, stored: Iterable[Blob]) -> None:
-        """Keep a receipt for `collect`."""
+        """Keeps a receipt for `collect`."""
         duration = time.monotonic() - flight.started
         failed = tuple(flight.failed)
         receipt = Receipt(flight.batch, tuple(stored), failed, flight.wire_bytes, duration)
@@ -146,7 +146,7 @@ class PipelinedSession(ABC):
     # --- sending and hearing ----------------------------------------------------------------------
 
     def _send(self, data: bytes | bytearray | memoryview, beside: Iterable[int] = ()) -> None:
-        """Send all of data; answers are taken in meanwhile. beside: see `Channel.send`."""
+        """Sends all of data; answers are taken in meanwhile. beside: see `Channel.send`."""
         try:
             self._channel.send(memoryview(data), self._take, patience=self._patience, beside=beside)
         except BackupError:
@@ -154,7 +154,7 @@ class PipelinedSession(ABC):
             raise
 
     def _hear(self, timeout: float, beside: Iterable[int] = ()) -> None:
-        """Take in the answers that have arrived, or arrive within timeout seconds."""
+        """Takes in the answers that have arrived, or arrive within timeout seconds."""
         try:
             self._channel.hear(self._take, timeout, beside=beside)
         except BackupError:
@@ -162,7 +162,7 @@ class PipelinedSession(ABC):
             raise
 
     def _await(self, arrived: Callable[[], bool], flight: Flight) -> None:
-        """Wait for an answer that flight needs; raise where the remote is silent for too long."""
+        """Waits for an answer that flight needs; raises where the remote is silent for too long."""
         asked, limit = time.monotonic(), self._spec.run.receipt_timeout
         while not arrived():
             if self._channel.is_silent(asked, limit, time.monotonic()):

@@ -48,7 +48,7 @@ class Codec:
     _skipped: int = field(default=0, init=False)
 
     def encode(self, parts: Parts) -> tuple[int, Parts]:
-        """Return the codec's number for the frame, and the parts as they travel."""
+        """Returns the codec's number for the frame, and the parts as they travel."""
         if self.number == RAW or not self._worthwhile(parts[-1]):
             return RAW, parts
         packed = self.pack(parts)
@@ -71,7 +71,8 @@ class Codec:
 
 
 def choose_codec(setting: str, offered: Sequence[str]) -> Codec:
-    """Return the codec for a session: setting is run.codec, offered what the remote can decompress.
+    """Returns the codec for a session: setting is run.codec, offered what the remote can
+    decompress.
 
     Raises Unsupported where a codec was asked for by name and the remote does not have it.
     """
@@ -135,13 +136,13 @@ class Packer:
         return not self._sizes
 
     def add(self, blobid: str, size: int) -> None:
-        """Add the blob whose content was just read into `space`."""
+        """Adds the blob whose content was just read into `space`."""
         self._digests.append(bytes.fromhex(blobid))
         self._sizes.append(size)
         self.used += size
 
     def pop_frame(self) -> list[bytes | memoryview]:
-        """Empty the pack; return its frame in pieces that hold until the next blob is read."""
+        """Empties the pack; returns its frame in pieces that hold until the next blob is read."""
         table = memoryview(write_messages.table(self._digests, self._sizes))
         content = self._buffer[: self.used]
         checksum = b""

@@ -50,19 +50,19 @@ class Probe(Protocol):
         ...
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        """Connect to the remote, and ask."""
+        """Connects to the remote, and asks."""
         ...
 
     def try_out(self) -> str:
-        """Send trial blobs, and leave nothing of them behind; return a few words on the result."""
+        """Sends trial blobs, and leaves none of them behind; returns a few words on the result."""
         ...
 
     def make_place(self) -> None:
-        """Make by-hash."""
+        """Makes by-hash."""
         ...
 
     def close(self) -> None:
-        """End the connection. Never raises."""
+        """Ends the connection. Never raises."""
         ...
 
 
@@ -98,7 +98,7 @@ def _make(root: Path, size: int) -> Blob:
 
 
 def require_time(since: float) -> None:
-    """Raise RemoteDenied where a trial that began at this monotonic time takes too long."""
+    """Raises RemoteDenied where a trial that began at this monotonic time takes too long."""
     if time.monotonic() > since + TRIAL_SECONDS:
         raise RemoteDenied(
             "the remote gave no receipt for the trial batches",
@@ -107,6 +107,6 @@ def require_time(since: float) -> None:
 
 
 def described(batches: Sequence[Batch]) -> str:
-    """Return how many blobs in how many batches, in words."""
+    """Returns how many blobs in how many batches, in words."""
     blobs = sum(len(batch.blobs) for batch in batches)
     return f"{many(blobs, 'trial blob')} in {many(len(batches), 'batch', 'batches')}"

@@ -43,14 +43,14 @@ class Session(Protocol):
         ...
 
     def put(self, batch: Batch) -> None:
-        """Check and send a batch; returns when its last byte is handed over, before its outcome.
+        """Checks and sends a batch; returns when its last byte is handed over, before its outcome.
 
         Raises BatchRejected when this batch could not be sent as a whole; it is not in flight then.
         """
         ...
 
     def collect(self, timeout: float) -> list[Outcome]:
-        """Return the outcomes that have arrived; wait up to timeout seconds for a first one.
+        """Returns the outcomes that have arrived; waits up to timeout seconds for a first one.
 
         A session that is not usable any more gives those that arrived before; it does not wait or
         raise.
@@ -58,9 +58,9 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """End the session in good order, after its batches have outcomes; bounded in time."""
+        """Ends the session in good order, after its batches have outcomes; bounded in time."""
         ...
 
     def abort(self) -> None:
-        """End the session now. Never raises."""
+        """Ends the session now. Never raises."""
         ...

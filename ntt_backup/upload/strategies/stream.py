@@ -40,7 +40,7 @@ _NO_WORDS: Final = "the remote said no more about it"
 
 
 def connect(spec: SessionSpec) -> Connection:
-    """Return a connection to a receiver that takes batches.
+    """Returns a connection to a receiver that takes batches.
 
     Raises Unsupported where the remote lacks the codec that is set.
     """
@@ -53,7 +53,7 @@ def connect(spec: SessionSpec) -> Connection:
 def open_stream(
     spec: SessionSpec, store: Store, connection: Connection | None = None
 ) -> StreamSession:
-    """Open a session, over a connection of `connect` where there is one."""
+    """Opens a session, over a connection of `connect` where there is one."""
     connection = connection or connect(spec)
     connection.open()
     return StreamSession(connection, store)
@@ -84,11 +84,11 @@ class _Hashes:
         return self._sum.digest() if self._summed else b""
 
     def so_far(self) -> bytes:
-        """Return the hash of what was added, as the remote knows it."""
+        """Returns the hash of what was added, as the remote knows it."""
         return self._sum.digest() if self._summed else self._name.digest()
 
     def problem(self, missing: int) -> str | None:
-        """Return what is wrong with the whole content, which came missing bytes short."""
+        """Returns what is wrong with the whole content, which came missing bytes short."""
         found = self._name.hexdigest()
         if missing:
             return f"it ended {missing} bytes early"
@@ -134,7 +134,7 @@ class StreamSession(PipelinedSession):
             self._connection.close()
 
     def try_out(self, batches: Sequence[Batch]) -> None:
-        """Send batches, and call them back; return when the remote has dropped them."""
+        """Sends batches, and calls them back; returns when the remote has dropped them."""
         began = time.monotonic()
         for batch in batches:
             flight = self._begin_flight(batch)
@@ -199,7 +199,7 @@ class StreamSession(PipelinedSession):
             flight.wire_bytes += len(part)
 
     def _put_large(self, reader: Reader, flight: Flight, blob: Blob) -> None:
-        """Send a blob in pieces, hashed meanwhile; withdraw it where it does not match its name."""
+        """Sends a blob in pieces, hashed meanwhile; withdraws one that does not match its name."""
         self._flush(flight)
         size = blob.size or 0
         digest = bytes.fromhex(blob.blobid)
@@ -239,7 +239,7 @@ class StreamSession(PipelinedSession):
             self._write(flight, write_messages.end(write_messages.WITHDRAWN))
 
     def _resume(self, flight: Flight, fd: int, blob: Blob, hashes: _Hashes) -> int:
-        """Return the offset from which to send a blob that may have been sent in part before;
+        """Returns the offset from which to send a blob that may have been sent in part before;
         hashes and fd have passed all before it.
         """
         size = blob.size or 0
@@ -264,7 +264,7 @@ class StreamSession(PipelinedSession):
         return 0
 
     def _call_back(self, flight: Flight) -> None:
-        """Have nothing of this batch stored; it is not in flight any more. The remote is told also
+        """Has nothing of this batch stored; it is not in flight any more. The remote is told also
         where the batch has failed: it drops what comes until then.
         """
         self._packer.clear()
@@ -317,8 +317,8 @@ class StreamSession(PipelinedSession):
             self._reject(flight, explain_batch(text or _NO_WORDS))
 
     def _fits(self, flight: Flight, said: write_messages.Receipt) -> bool:
-        """Return whether this may be the receipt of that batch: in turn, of the agreed hash, for as
-        many blobs as were sent.
+        """Returns whether this may be the receipt of that batch: in turn, of the agreed hash, for
+        as many blobs as were sent.
         """
         positions = {exception.position for exception in said.exceptions}
         return (
@@ -331,7 +331,7 @@ class StreamSession(PipelinedSession):
         )
 
     def _settle(self, flight: Flight, exceptions: Sequence[write_messages.Exceptional]) -> None:
-        """Make the receipt of a batch whose blobs are stored, with exceptions."""
+        """Makes the receipt of a batch whose blobs are stored, with exceptions."""
         not_stored = set(flight.withdrawn)
         for position, verdict, text in exceptions:
             blob = flight.sent[position]

@@ -61,7 +61,7 @@ class StreamProbe:
             self.lingers = connection.channel.lingers
 
     def _open(self) -> Connection:
-        """Return the connection; another one where it was lost meanwhile."""
+        """Returns the connection; another one where it was lost meanwhile."""
         if self._connection is None or self._connection.channel.ended:
             self._connection = connect(self._spec)
             self._connection.hello()

@@ -45,7 +45,7 @@ _LAST_WORD: Final = b"\nNTT-TAR 2 end\n"
 
 
 def _loop(spec: SessionSpec) -> tuple[str, bytes]:
-    """Return the remote command that runs the loop, and the script for its stdin."""
+    """Returns the remote command that runs the loop, and the script for its stdin."""
     loop = resources.files(__package__).joinpath("tar_loop.sh").read_text("utf-8")
     values = {"root": spec.root, "owner": spec.owner, "run": spec.run_id, "slot": spec.slot}
     return shell_script(loop, values)
@@ -103,7 +103,7 @@ class TarSession(PipelinedSession):
             self._channel.close(_LAST_WORD)
 
     def _greet(self, script: bytes) -> bool:
-        """Start the remote loop; return whether the two sides must take turns (lockstep)."""
+        """Starts the remote loop; returns whether the two sides must take turns (lockstep)."""
         patience = self._spec.transport.connect_timeout
         said = self._channel.greet(script, _GREETING, patience, doing="starting our loop")
         verdict, text = said[1].decode(), said[2].decode("utf-8", "backslashreplace")
@@ -114,7 +114,7 @@ class TarSession(PipelinedSession):
         return text == "lockstep"
 
     def _send_archive(self, ready: Sequence[Blob], length: int) -> BatchRejected | None:
-        """Run tar over the blobs into the connection; return what went wrong with tar.
+        """Runs tar over the blobs into the connection; returns what went wrong with tar.
 
         When tar wrote another length than announced, the remote no longer knows where the archive
         ends: the session is aborted.
@@ -141,7 +141,7 @@ class TarSession(PipelinedSession):
         return BatchRejected("tar failed on a batch", detail=detail) if status != 0 else None
 
     def _alteration(self, checked: Inspection) -> BatchRejected | None:
-        """Return the error where what was sent is not what was inspected."""
+        """Returns the error where what was sent is not what was inspected."""
         altered = self._store.altered(checked)
         if not altered:
             return None
@@ -153,7 +153,7 @@ class TarSession(PipelinedSession):
         )
 
     def _pump(self, tar: Child, length: int) -> int:
-        """Copy tar's output to the connection; return its length, as far as that was looked at."""
+        """Copies tar's output to the connection; returns its length, as far as it was read."""
         sent = 0
         while data := self._next_chunk(tar):
             if sent + len(data) > length:
@@ -164,7 +164,7 @@ class TarSession(PipelinedSession):
         return sent
 
     def _next_chunk(self, tar: Child) -> bytes:
-        """Return output of tar, b"" at its end. Raises SourceError when the store hangs."""
+        """Returns output of tar, b"" at its end. Raises SourceError when the store hangs."""
         waiting_since = time.monotonic()
         while (data := tar.read()) is None:
             if time.monotonic() - waiting_since > self._spec.run.stall_timeout:

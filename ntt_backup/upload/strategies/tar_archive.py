@@ -19,13 +19,13 @@ _RECORD: Final = 20 * _BLOCK
 
 
 def archive_length(sizes: Iterable[int]) -> int:
-    """Return the bytes of the archive that tar_argv writes for files of these sizes (bytes)."""
+    """Returns the bytes of the archive that tar_argv writes for files of these sizes (bytes)."""
     blocks = sum(1 + -(-size // _BLOCK) for size in sizes)
     return -(-(blocks + 2) * _BLOCK // _RECORD) * _RECORD
 
 
 def tar_argv(root: Path) -> list[str]:
-    """Return the argv of the local tar: NUL-separated names, relative to root, come from stdin.
+    """Returns the argv of the local tar: NUL-separated names, relative to root, come from stdin.
 
     Every option that would change the length or what arrives is named: hard links are sent as
     content, owners and modes are fixed, and no name is read as an option.
@@ -50,7 +50,7 @@ def tar_argv(root: Path) -> list[str]:
 
 
 def name_list(blobids: Iterable[str]) -> BinaryIO:
-    """Return the stdin for tar_argv, an anonymous file: nothing is left to clean up."""
+    """Returns the stdin for tar_argv, an anonymous file: nothing is left to clean up."""
     names = os.fdopen(os.memfd_create("ntt-names", os.MFD_CLOEXEC), "wb")
     names.write(b"".join(relative_path(blobid).encode() + b"\0" for blobid in blobids))
     names.flush()
@@ -59,6 +59,6 @@ def name_list(blobids: Iterable[str]) -> BinaryIO:
 
 
 def tar_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environ without TAR_OPTIONS and the like, and with messages in plain English."""
+    """Returns environ without TAR_OPTIONS and the like, and with messages in plain English."""
     hidden = {"TAR_OPTIONS", "POSIXLY_CORRECT", "TAPE"}
     return {**{k: v for k, v in environ.items() if k not in hidden}, "LC_ALL": "C"}

@@ -64,7 +64,7 @@ class ScratchDirectory:
             self.abort()
 
     def close(self) -> None:
-        """Remove the directory; return when that is done."""
+        """Removes the directory; returns when that is done."""
         deadline = time.monotonic() + TRIAL_SECONDS
         try:
             self._channel.end_input()
@@ -77,11 +77,11 @@ class ScratchDirectory:
             self.abort()
 
     def abort(self) -> None:
-        """End the connection now. Never raises."""
+        """Ends the connection now. Never raises."""
         self._channel.abort()
 
     def _read_facts(self, deadline: float, *, kept: bool) -> dict[str, str]:
-        """Read name=value lines; where a directory is kept, up to the line that says so."""
+        """Reads name=value lines; where a directory is kept, up to the line that says so."""
         said = b""
         while not (kept and _KEPT in said) and (data := self._answer.hear(self._channel, deadline)):
             said += data
@@ -94,7 +94,7 @@ class ScratchDirectory:
 
 
 def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
-    """before and after: the times of the question and of the answer."""
+    """Returns the facts. before and after: the times of the question and of the answer."""
     if problem := said.get("problem"):
         raise explain_root(problem)
     clock = float(said["clock"]) if said.get("clock", "").isdigit() else before
@@ -182,7 +182,7 @@ class TarProbe:
 
 
 def _compare(archive: bytes, sent: set[str]) -> None:
-    """Raise RemoteCannotStore unless the archive holds what was sent, with mode 644."""
+    """Raises RemoteCannotStore unless the archive holds what was sent, with mode 644."""
     arrived: dict[str, int] = {}
     # What is no archive, or ends early, brought nothing more back.
     with suppress(tarfile.TarError), tarfile.open(mode="r:", fileobj=io.BytesIO(archive)) as tar:
