@@ -1,18 +1,16 @@
 """How bytes reach the remote and come back.
 
 A transport turns a remote command into an argv for a local process whose stdin and stdout are the
-remote command's, and explains that process's failures. So the same strategy runs over ssh or, for
+remote command's, and explains that process's failures. So the same strategy runs over ssh or, in
 tests and measurements, against a local directory.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.errors import BackupError
 
 
 class Transport(Protocol):
@@ -36,20 +34,3 @@ class Transport(Protocol):
         said stderr.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """Transport to /bin/sh on this machine: the strategies without a network."""
-
-    connect_timeout: float = 15.0
-
-    def argv(self, remote_command: str) -> list[str]:
-        return ["/bin/sh", "-c", remote_command]
-
-    def environment(self) -> Mapping[str, str]:
-        return os.environ
-
-    def explain(self, status: int | None, stderr: str) -> BackupError:
-        last = stderr.splitlines()[-1] if stderr else f"status {status}"
-        return RemoteUnreachable("the local receiver ended", detail=last)

@@ -15,10 +15,10 @@ from blake3 import blake3
 from ntt_backup.bench.helpers import Answer, Ready, Task, run_together
 from ntt_backup.bench.sending import PLAIN, WAYS, Load, Way, send
 from ntt_backup.bench.streams import download, round_trips, upload
-from ntt_backup.client.transport import Local
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Blob, relative_path
+from tests.local_transport import Local
 from tests.patience import PATIENCE
 
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)

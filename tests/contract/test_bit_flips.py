@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ntt_backup.client.transport import Local
 from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.upload.strategies.session import Rejection, Session
 from tests.contract.harness import Harness
 from tests.environment import wait_until
+from tests.local_transport import Local
 
 MIB = 1 << 20
 PROJECT = Path(__file__).resolve().parents[2]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from ntt_backup.client.shell import Answer, ask, shell_script
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.client.transport import Local
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
+from tests.local_transport import Local
 from tests.patience import PATIENCE
 
 
