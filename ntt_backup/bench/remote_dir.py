@@ -61,14 +61,14 @@ def remote_dir(settings: Settings, warn: Callable[[str], None]) -> Iterator[Remo
     ssh = Ssh(settings.remote)
     stem = f".ntt-check-{identity.owner(settings)}"
     path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
-    lodging = ScratchDirectory(ssh, settings.remote.path, stem, path)
+    scratch = ScratchDirectory(ssh, settings.remote.path, stem, path)
     try:
-        made = RemoteDir(ssh, path, lodging.facts)
+        made = RemoteDir(ssh, path, scratch.facts)
         made.renew()
         yield made
     finally:
         try:
-            lodging.close()
+            scratch.close()
         except BackupError as error:
             warn(
                 f"{path} may still stand on the remote ({error.message}); a check or run in an"

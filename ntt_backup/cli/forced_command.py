@@ -34,27 +34,27 @@ def steps(remote: RemoteSettings) -> str:
     lines = [
         f"How to let this host do no more at {remote.host} than add to {remote.path}:",
         "",
-        f"1. Put the receiver there as /usr/local/bin/{RECEIVER}, with mode 755 and root as its",
-        "   owner. It is one file for any Python from 3.8 on; written by",
+        f"1. Put the receiver on the remote as /usr/local/bin/{RECEIVER}, with mode 755, owned by",
+        "   root. It is one file for any Python from 3.8 on, and is written by",
         f"       ntt-backup-remote install-receiver --write {RECEIVER}",
-        f"   (Where the package ntt-backup is installed there, {RECEIVER} is there already; it",
-        "   must be in the PATH that sshd gives to commands.)",
-        "2. Give it BLAKE3: apt-get install b3sum there, or the Python module blake3 or libblake3.",
+        f"   (A remote that has the package ntt-backup has {RECEIVER} already; that must be",
+        "   in the PATH that sshd gives to commands.)",
+        "2. Give it BLAKE3: `apt-get install b3sum`, or the Python module blake3 or libblake3.",
         "   Without it the receiver must take this host's word for what a new blob's name should",
         "   be; --require blake3 in the line below has it serve nobody then.",
-        f"3. Make the directory {remote.path} there, if it is missing, and give it to the account.",
-        "4. Put this line into ~/.ssh/authorized_keys of the account there, in place of every",
+        f"3. Make the directory {remote.path}, if it is missing, and give it to the account.",
+        "4. Put this line into ~/.ssh/authorized_keys of that account, in place of every",
         "   other line with the same key:",
         "",
         key_line(remote),
         "",
-        "5. Here: run.strategy must be stream or auto; then see that it works:",
+        "5. On this host: run.strategy must be stream or auto; then see that it works:",
         "       ntt-backup-remote check",
     ]
     if _public_key(remote.identity_file) is None:
         name = remote.identity_file or "~/.ssh/id_ed25519"
         lines[-2:-2] = [
-            "   The key is not known here: set remote.identity_file. Its public half is shown by",
+            "   The key is not known: set remote.identity_file. Its public half is shown by",
             f"       ssh-keygen -y -f {name}",
         ]
     return "\n".join(lines)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,27 +24,23 @@ import sdnotify
 
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.client.throttle import Limit
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import Settings
 from ntt_backup.daemon import preflight
 from ntt_backup.daemon.dump_child import DumpChild
-from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.daemon.progress import Progress, Snapshot, View
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.daemon.supervisor import SupervisedWorker, new_workers
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
 from ntt_backup.process.messages import Fatal, Message, WorkerDied
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.upload.worker_main import WorkerSpec
 
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
 # How often a run that has nothing to do says so.
 _IDLE_PROGRESS_SECONDS: Final = 3600.0
-# So many failed blobs have a line each in the log; the others are counted.
-FAILURES_LOGGED: Final = 100
 
 
 def run(settings: Settings, *, watch: bool, view: View) -> int:
@@ -90,8 +85,7 @@ class _Run:
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
-        self._failures = 0
-        self._unlogged: Counter[str] = Counter()
+        self._failed_blobs = FailedBlobs()
         self._next_progress = self._started + settings.log.progress_interval
         self._last_progress: Snapshot | None = None
         self._next_idle_progress = 0.0
@@ -198,29 +192,11 @@ class _Run:
     def _set_strategy(self, strategy: str) -> None:
         """Has the workers, and lets those that are still to be started send by this strategy."""
         if not self._workers:
-            self._workers = self._new_workers(strategy)
+            self._workers = new_workers(
+                self._settings, self._run_id, strategy, self._backoff, watch=self._watch
+            )
         for worker in self._workers:
             worker.spec = replace(worker.spec, strategy=strategy)
-
-    def _new_workers(self, strategy: str) -> list[SupervisedWorker]:
-        settings, rate = self._settings, self._settings.run.bwlimit
-        limit = None if rate is None else Limit(rate, settings.run.workers)
-        return [
-            SupervisedWorker(
-                WorkerSpec(
-                    settings=settings,
-                    worker=index,
-                    run_id=self._run_id,
-                    owner=identity.owner(settings),
-                    application=identity.application(),
-                    strategy=strategy,
-                    watch=self._watch,
-                    limit=limit,
-                ),
-                self._backoff,
-            )
-            for index in range(settings.run.workers)
-        ]
 
     def _sit_out(self, wait_s: float) -> None:
         """Waits, alive to the watchdog and to SIGHUP; a stop ends it."""
@@ -295,20 +271,15 @@ class _Run:
                     # It saw that nothing is pending: the others need not find out by and by.
                     for other in self._workers:
                         other.stop()
-                case events.BlobFailed():
-                    self._failures += 1
-                    if self._failures > FAILURES_LOGGED:
-                        self._unlogged[message.reason] += 1
-                        continue
+                case events.BlobFailed() if not self._failed_blobs.has_a_line(message):
+                    continue
             if isinstance(message, events.Event):
                 self._emit(message)
 
     def _emit_unlogged(self) -> None:
         """Logs how many blobs failed, by reason, that had no line of their own."""
-        if self._unlogged:
-            count = self._unlogged.total()
-            self._emit(events.BlobsFailed(count=count, reasons=dict(self._unlogged)))
-            self._unlogged.clear()
+        if (rest := self._failed_blobs.rest()) is not None:
+            self._emit(rest)
 
     def _died(self, worker: SupervisedWorker, death: WorkerDied, now: float) -> None:
         if self._asked_to_stop:

@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,10 @@ from typing import Any, Final
 import structlog
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.events import Event
+from ntt_backup.events import BlobFailed, BlobsFailed, Event
+
+# The number of failed blobs of a run that have a line each.
+FAILURES_LOGGED: Final = 100
 
 _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "worker")
 
@@ -54,6 +58,27 @@ class EventLog:
     def close(self) -> None:
         """Closes the file; the next event opens the one that has its name then."""
         self._file.close()
+
+
+class FailedBlobs:
+    """Bounds the lines about failed blobs: the first have one each, the others are counted."""
+
+    def __init__(self) -> None:
+        self._logged = 0
+        self._counted: Counter[str] = Counter()
+
+    def has_a_line(self, event: BlobFailed) -> bool:
+        """Returns whether the event gets a line; counts it where it gets none."""
+        if self._logged < FAILURES_LOGGED:
+            self._logged += 1
+            return True
+        self._counted[event.reason] += 1
+        return False
+
+    def rest(self) -> BlobsFailed | None:
+        """Returns the event for those that were counted since the last call, if there are any."""
+        counted, self._counted = self._counted, Counter()
+        return BlobsFailed(count=counted.total(), reasons=dict(counted)) if counted else None
 
 
 def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def pid_lock(path: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(fd, _LONGEST, 0).decode("ascii", "replace").strip() or "unknown"
             raise LockHeld(
-                f"another coordinator runs here, with PID {holder}",
+                f"another coordinator runs on this host, with PID {holder}",
                 detail=f"it holds {path}",
                 hint="wait for it or stop it; if it works for another target or catalog, give this"
                 " one a lock.file of its own (NTT_LOCK_FILE)",

@@ -239,7 +239,9 @@ class Look:
         text = f"{free} free, {about}{humanize.naturalsize(need)} pending{unsized}"
         # A guess is no reason to refuse.
         if facts.free_bytes < min(_LEAST_FREE, max(estimate.bytes, 1)):
-            raise RemoteCannotStore("the remote is full", detail=text, hint="free space there")
+            raise RemoteCannotStore(
+                "the remote is full", detail=text, hint="free space on the remote"
+            )
         if facts.free_bytes < need:
             return Step("", warning=f"not all will fit: {text}")
         return Step("", text)
@@ -294,7 +296,7 @@ def _transfer(probe: Probe) -> Step:
 
 def _clock(facts: Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
-        return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP there")
+        return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP on it")
     return Step("", "the clocks agree")
 
 

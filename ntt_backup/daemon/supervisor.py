@@ -9,6 +9,8 @@ from typing import Final
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.throttle import Limit
+from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
@@ -23,6 +25,30 @@ SOUND_SECONDS: Final = 600.0
 def fork_worker(spec: WorkerSpec) -> Child:
     """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
+
+
+def new_workers(
+    settings: Settings, run_id: str, strategy: str, backoff: Backoff, *, watch: bool
+) -> list[SupervisedWorker]:
+    """Returns all workers of a run, none of them started; they share the limit on what is sent."""
+    rate, number = settings.run.bwlimit, settings.run.workers
+    limit = None if rate is None else Limit(rate, number)
+    return [
+        SupervisedWorker(
+            WorkerSpec(
+                settings=settings,
+                worker=worker,
+                run_id=run_id,
+                owner=identity.owner(settings),
+                application=identity.application(),
+                strategy=strategy,
+                watch=watch,
+                limit=limit,
+            ),
+            backoff,
+        )
+        for worker in range(number)
+    ]
 
 
 class SupervisedWorker:

@@ -179,7 +179,7 @@ class _Work:
             self._done.right += right
         return right
 
-    def settle(self, writer: TargetWriter, part: float | None) -> None:
+    def finish(self, writer: TargetWriter, part: float | None) -> None:
         """Publishes what has come, and counts it; part: of all the work."""
         restored = writer.publish()
         failures, writer.failures = writer.failures, []
@@ -218,14 +218,14 @@ class Fetching:
                 pass
             if under_way:
                 session.contents(writer)
-                self._shared.settle(writer, under_way.popleft().part)
+                self._shared.finish(writer, under_way.popleft().part)
                 session.settled += 1
                 again = writer.again()
                 self._next.extendleft(Batch([(digest, None)], None) for digest in again)
             elif self._damaged:
                 repair(session, writer, self._damaged[0])
                 self._damaged.popleft()
-                self._shared.settle(writer, None)
+                self._shared.finish(writer, None)
                 session.settled += 1
             elif not self._refill(wait=True):
                 return
@@ -261,7 +261,7 @@ class Fetching:
             if absent:
                 self._next.append(Batch(absent, batch.part))
                 return True
-            shared.settle(writer, batch.part)
+            shared.finish(writer, batch.part)
             if damaged:
                 return wait
         return False

@@ -320,10 +320,10 @@ def destination(path: Path) -> Iterator[None]:
     except (OSError, Misplaced) as error:
         code = error.errno if isinstance(error, OSError) else errno.ELOOP
         hints = {
-            errno.ENOSPC: "free space there, and call it again: what is there is not fetched again",
-            errno.EDQUOT: "raise the quota there, and call it again",
+            errno.ENOSPC: "free space, and call it again: nothing is fetched twice",
+            errno.EDQUOT: "raise the quota, and call it again",
             errno.EROFS: "remount it for writing, or name another directory",
-            errno.EACCES: "let this user write there, or name another directory",
+            errno.EACCES: "let this user write to it, or name another directory",
             errno.ENOENT: "make the directory that shall hold it",
             errno.EXDEV: "mount one file system at the destination itself, not below it",
             errno.ELOOP: "links below the destination are not followed: remove it",
@@ -331,5 +331,5 @@ def destination(path: Path) -> Iterator[None]:
         raise DestinationError(
             f"cannot restore into {path}",
             detail=getattr(error, "strerror", None) or str(error),
-            hint=hints.get(code or 0, "look at what stands there, and at its disk"),
+            hint=hints.get(code or 0, "look at that path, and at its disk"),
         ) from error

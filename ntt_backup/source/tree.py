@@ -161,7 +161,7 @@ class SourceTree(Tree):
             if now._identity != self._identity:
                 raise SourceError(
                     f"the store {self.root} was replaced while it was read",
-                    hint="a disk was mounted or unmounted there: start again when it is in place",
+                    hint="a disk was mounted or unmounted: start again when it is in place",
                 )
 
     def sign_of_life(self) -> str:
@@ -192,7 +192,7 @@ class SourceTree(Tree):
         if not prefixes:
             raise SourceError(
                 f"the store {self.root} is empty",
-                detail="no directory there has two hex digits for a name",
+                detail="no directory in it has two hex digits for a name",
                 hint="mount its disk, or mend source.root; for a store that is really new make its"
                 " 00/",
             )

@@ -525,7 +525,7 @@ def test_probe_of_a_wrong_root_says_so_whatever_lies_in_it(root: Path) -> None:
     """A link is one of the store's only where it has the name of a prefix."""
     (root / "bin").symlink_to("/usr/bin")
     (root / "home").mkdir()
-    with pytest.raises(SourceError, match="is empty: no directory there has two") as caught:
+    with pytest.raises(SourceError, match="is empty: no directory in it has two") as caught:
         Store(root).probe()
     assert "source.root" in caught.value.hint
     assert "00/" in caught.value.hint

@@ -106,7 +106,7 @@ def test_a_full_disk_hides_who_holds_it_and_no_more(path: Path) -> None:
     argv = [sys.executable, "-c", ON_A_FULL_DISK, str(path)]
     result = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "another coordinator runs here, with PID unknown\n"
+    assert result.stdout == "another coordinator runs on this host, with PID unknown\n"
 
 
 def test_where_no_file_can_be_made_for_want_of_room_room_is_to_be_made(

@@ -1,4 +1,4 @@
-# The far side of the tar strategy: extract batch after batch from one stream, and answer for each.
+# The remote end of the tar strategy: extract batch after batch from one stream, and answer for each.
 #
 # Sent over the connection and run by the remote's sh; needs the tools that are looked for below.
 # The lines before this one set root, owner, run and slot. Then, on stdin, for each batch:
@@ -124,7 +124,7 @@ alive() {
     [ -d "$place" ] && head -c 65536 /dev/zero >"$stage/$number.sign" && rm "$stage/$number.sign"
 }
 
-settle() {
+finish() {
     if [ "$verdict" != commit ]; then
         printf "aborted %s\n" "$number"
     elif [ "$status" = 0 ] && message=$(place_all 2>&1); then
@@ -159,7 +159,7 @@ while IFS=" " read -r number bytes files; do
     IFS= read -r verdict || break
     # The next batch is extracted while this one is placed and synced; receipts stay in order.
     wait
-    settle &
+    finish &
 done
 wait
 cd / && rm -rf "$stage"
