@@ -54,6 +54,27 @@ def test_a_receipt_is_recorded(catalog: Connection) -> None:
     ) == [(TARGET, "bad", "corrupt-source", "differs", 1)]
 
 
+def test_nothing_but_the_batch_is_marked_and_all_of_it_in_whatever_state(
+    catalog: Connection,
+) -> None:
+    """Others insert between the blobs of a batch, mark some of it, and put blobs into the way."""
+    before, between, behind = "0a1", "0a3", "0a5"
+    batch = ["0a2", "0a4", "0a41", "0b", "ff", 'a "quote\\', "null"]
+    add(catalog, before, between, behind, *batch)
+    catalog.execute("update blobs set remote_copied = true, size = 8 where blobid = '0b'")
+    catalog.execute("update blobs set remote_copied = false where blobid = '0a4'")
+
+    for _ in range(2):
+        Ledger(catalog, TARGET).record([Blob(one, nth) for nth, one in enumerate(batch)], [])
+
+        marked = {one: (True, True, False, nth) for nth, one in enumerate(batch)}
+        assert state(catalog) == {
+            **dict.fromkeys((before, between, behind), (None, False, None, None)),
+            **marked,
+            "0b": (True, True, False, 8),
+        }
+
+
 @pytest.mark.parametrize(
     ("kind", "largest"),
     [

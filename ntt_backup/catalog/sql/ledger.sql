@@ -26,22 +26,38 @@ select count(*), min(blobid) from blobs
 where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 
 -- name: mark_copied
--- Records blobs as stored, and forgets that they ever failed. A size that the catalog knows is left
--- alone, one that its column cannot hold is left out. Returns the blobids that are not marked now:
--- of rows that are gone, or stay as they are.
-with stored as materialized (
-    select blobid, size from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as s (blobid, size)
-), marked as (
-    update blobs
-    set {copied} = true, {last_checked} = now(), {copy_failed} = false,
-        size = coalesce(blobs.size, case when stored.size <= {largest_size} then stored.size end)
-    from stored
-    where blobs.blobid = stored.blobid
-    returning blobs.blobid, {copied} as done
+-- Records blobs as stored, and forgets that they ever failed. Returns whether the catalog lacks the
+-- size of any, and the blobids that are not marked now: of rows that are gone, or stay as they are.
+-- From a list that it sees, the planner would estimate each element; from a selected one it does not.
+with marked as (
+    update blobs set {copied} = true, {last_checked} = now(), {copy_failed} = false
+    where blobid = any((select %(blobids)s::text[])::text[])
+    returning blobid, {copied} as done, size is null as unsized
 ), counted as {counted}, forgotten as (
-    delete from ntt_backup.failures where target = %(target)s and blobid = any(%(blobids)s::text[])
+    delete from ntt_backup.failures
+    where target = %(target)s and blobid = any((select %(blobids)s::text[])::text[])
+        and exists (select from ntt_backup.failures where target = %(target)s)
+), tally as (
+    select count(*) filter (where done) as done, coalesce(bool_or(unsized), false) as unsized
+    from marked
 )
-select blobid from stored except select blobid from marked where done;
+select tally.unsized, array(
+    select unnest(%(blobids)s::text[]) where tally.done < cardinality(%(blobids)s::text[])
+    except
+    select blobid from marked where done and tally.done < cardinality(%(blobids)s::text[])
+)
+from tally;
+
+-- name: record_sizes
+-- Notes the sizes of blobs that have none in the catalog. One that the column cannot hold is left
+-- out.
+with marked as (
+    update blobs set size = stored.size
+    from unnest(%(blobids)s::text[], %(sizes)s::bigint[]) as stored (blobid, size)
+    where blobs.blobid = stored.blobid and blobs.size is null and stored.size <= {largest_size}
+    returning blobs.blobid
+), counted as {counted}
+select count(*) from marked;
 
 -- name: mark_failed
 -- Takes locked rows out of what is pending, until they are requeued.
