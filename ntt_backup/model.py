@@ -1,4 +1,4 @@
-"""The nouns of the system: frozen, plain, imported by everyone.
+"""The nouns of the system: never changed, plain, imported by everyone.
 
 The catalog may hold other things than a blobid in that column (it belongs to another program), so a
 `Blob` carries whatever text it finds; `relative_path` checks it before it becomes a path.
@@ -51,10 +51,13 @@ OF_THE_STORE: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Blob:
     """One row of the catalog on its way. size is in bytes, None while the catalog does not
     know it.
+
+    Nobody changes one. That is not enforced, since a frozen class takes twice as long to make one,
+    and one is made for each row.
     """
 
     blobid: str

@@ -276,15 +276,16 @@ class Claims:
             self._open = Cursor(ranges[index], past)
         # Others may have emptied a range before we locked it, or inserts filled the batch before
         # it.
-        fresh = {cursor.range.index for cursor in cursors if cursor.past is None}
-        self.release(fresh.difference(index for index, _, _ in rows))
+        if fresh := {cursor.range.index for cursor in cursors if cursor.past is None}:
+            self.release(fresh.difference(index for index, _, _ in rows))
         # Without a unique index a blobid may stand there twice, next to each other. It is sent
         # once.
         return list({blobid: (Blob(blobid, size), index) for index, blobid, size in rows}.values())
 
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         query = statement(name, **self._parts)
-        return self._conn.execute(query, {"class": self._class, **values}).fetchall()
+        # Numbers are quicker to read as bytes than as digits.
+        return self._conn.execute(query, {"class": self._class, **values}, binary=True).fetchall()
 
 
 def _of_parts(indexes: Iterable[int]) -> dict[str, object]:
