@@ -1,14 +1,18 @@
 """What a large catalog costs: rows are made, then claimed and marked, as by workers that send at
 once.
 
-No file and no remote is touched, so all of the time is the catalog's. Give it a scratch database
-that may be filled, such as one of a server of its own:
+No file and no remote is touched, so all of the time is the catalog's. Give it a scratch database on
+this machine that may be filled, such as one of a server of its own:
 
-    python -m tests.bench.catalog --url postgresql:///scratch --rows 10000000 --seconds 120
+    python -m tests.bench.catalog --url postgresql:///scratch --rows 42000000 --workers 1,2,4
 
-Rows are made once, where the database has no table blobs yet. Says for claims and marks how long
-one took (median, 99 of 100, the longest), how many blobs went a second, how many rows vacuum has
-still to clean up, and what a blob cost: WAL in bytes, CPU of the server's processes.
+Rows are made once, where the database has no table blobs yet; `--dead` then has so many of them
+marked, evenly at the beginnings of all ranges, as a run leaves them that vacuum has not come after.
+What is asked now and then is measured once: `init-db` for another target, to which all is copied,
+and once more with nothing to do; `status`, `run --dry-run`, and a worker of that other target, who
+finds nothing. Claims and marks are measured for a time (median, 99 of 100, the longest; CPU of the
+server's backends and of our own processes, in microseconds a blob), for each number of workers.
+`by_hand` is the floor of a mark: the plainest UPDATE of as many rows, in turns with claims.
 """
 
 from __future__ import annotations
@@ -18,89 +22,187 @@ import json
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.ranges import claim_order
+from ntt_backup.catalog.range_locks import Claims
+from ntt_backup.catalog.ranges import RANGES, claim_order, prefix_ranges, whole_of
 from ntt_backup.catalog.schema import init_db
+from ntt_backup.catalog.stats import pending_estimate, quick_totals
+from ntt_backup.model import Blob
 from ntt_backup.upload.catalog_session import CatalogSession
 
 TARGET = "remote"
+_DONE = "done"  # A target that has everything.
 _WINDOW = 4  # batches that are under way, as with run.window
+_BY_HAND = 50  # updates
+_DRY_RUN_MS = 1000
+_DIGITS = 4  # of the bounds between which rows are marked beforehand
 # Sizes as they are in production: many small ones, half of the bytes in the largest 0.7 %.
 _FILL = """
     insert into blobs (blobid, size)
     select md5(n::text) || md5((-n)::text),
         (array[500, 5000, 50000, 500000, 5000000, 40000000])
-            [width_bucket(n %% 10000, array[0, 2780, 7500, 9070, 9690, 9930])]
-    from generate_series(1, %s::bigint) as n
+            [width_bucket(n % 10000, array[0, 2780, 7500, 9070, 9690, 9930])]
+    from generate_series({}, {}) as n
 """
+_BY_HAND_SQL = """
+    update blobs set remote_copied = true, remote_last_checked = now(), remote_copy_failed = false
+    where blobid between %s and %s
+"""
+
+Times = list[tuple[float, float, float]]
+
+
+class Clock:
+    """Takes the time, and the CPU time of a backend and of this process, of each call."""
+
+    def __init__(self, backend: int) -> None:
+        self._backend = backend
+        self.times: dict[str, Times] = {"claim": [], "mark": [], "by_hand": []}
+
+    def take(self, name: str, call: Callable[[], Any]) -> Any:
+        before = self._now()
+        answer = call()
+        after = self._now()
+        wall, server, client = (b - a for a, b in zip(before, after, strict=True))
+        self.times[name].append((wall, server, client))
+        return answer
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.monotonic(), _cpu(self._backend), time.process_time()
 
 
 def fill(url: str, rows: int) -> None:
-    """Make the rows, and the indexes after them, which is much faster."""
+    """Makes the rows on all cores, and the indexes after them, which is much faster."""
     with connect(url, "bench") as conn:
         if conn.execute("select to_regclass('blobs')").fetchone() != (None,):
             return
         init_db(conn, TARGET)
-        partial = conn.execute(
+        pending = conn.execute(
             "select pg_get_indexdef('idx_blobs_remote_pending'::regclass)"
         ).fetchall()[0][0]
         conn.execute("alter table blobs drop constraint blobs_pkey")
         conn.execute("drop index idx_blobs_remote_pending")
-        conn.execute(_FILL.replace("%%", "%").replace("%s", str(rows)).encode())
+        shares = os.cpu_count() or 1
+        cuts = [one * rows // shares for one in range(shares + 1)]
+        _at_once(url, [_FILL.format(a + 1, b) for a, b in pairwise(cuts)])
         conn.execute("alter table blobs add primary key (blobid)")
-        conn.execute(partial.encode())
+        conn.execute(pending.encode())
         conn.execute("vacuum analyze blobs")
+        conn.execute("checkpoint")
 
 
-def work(task: tuple[str, int, int, float, int]) -> dict[str, Any]:
-    """One worker: claim, and mark what was claimed a window before, until the time is over."""
+def kill(url: str, dead: int) -> None:
+    """Has the first rows of each range marked: their entries in the index of what is pending stay
+    there, dead.
+    """
+    with connect(url, "bench") as conn:
+        rows = conn.execute("select count(*) from blobs").fetchall()[0][0]
+        share = int(16**_DIGITS / RANGES * dead / rows)
+        _at_once(url, [_front(one.index, share) for one in prefix_ranges()])
+        conn.execute("checkpoint")
+
+
+def _front(index: int, share: int) -> str:
+    first = index * 16**_DIGITS // RANGES
+    lo, hi = (f"{first + some:0{_DIGITS}x}" for some in (0, share))
+    return f"update blobs set remote_copied = true where blobid >= '{lo}' and blobid < '{hi}'"
+
+
+def _at_once(url: str, statements: Sequence[str]) -> None:
+    with Pool(os.cpu_count()) as pool:
+        pool.starmap(_execute, [(url, one) for one in statements], 1)
+
+
+def _execute(url: str, statement: str) -> None:
+    with connect(url, "bench") as conn:
+        conn.execute("set synchronous_commit = off")
+        conn.execute("set enable_seqscan = off")
+        conn.execute(statement.encode())
+
+
+def now_and_then(url: str) -> dict[str, float]:
+    """Measures what is done once a run, or by hand, in seconds."""
+    with connect(url, "bench") as conn:
+        column = f"alter table blobs add if not exists {_DONE}_copied bool default true"
+        conn.execute(column.encode())
+
+        def idle() -> None:
+            claims = Claims(conn, _DONE, range(RANGES))
+            while claims.take(1000) or claims.searching or claims.any_pending() is not False:
+                pass
+
+        calls: dict[str, Callable[[], object]] = {
+            "init_db": lambda: init_db(conn, _DONE),
+            "init_db_again": lambda: init_db(conn, _DONE),
+            "status": lambda: quick_totals(conn, TARGET),
+            "dry_run": lambda: pending_estimate(conn, TARGET, _DRY_RUN_MS),
+            "idle": idle,
+        }
+        return {f"{name}_s": _seconds(call) for name, call in calls.items()}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return round(time.monotonic() - began, 3)
+
+
+def work(task: tuple[str, int, int, float, int]) -> tuple[int, dict[str, Times]]:
+    """One worker: claims, and marks what was claimed a window before, until the time is over;
+    returns how many blobs, and the times.
+    """
     url, worker, workers, seconds, size = task
-    claims: list[float] = []
-    marks: list[float] = []
     session = CatalogSession(url, "bench", TARGET, claim_order(worker, workers), listen=False)
-    server = session._conn.info.backend_pid
-    before = _cpu(server)
-    under_way: deque[list[Any]] = deque()
+    clock = Clock(session._conn.info.backend_pid)
+    under_way: deque[list[tuple[Blob, int]]] = deque()
     deadline = time.monotonic() + seconds
     blobs = 0
     while True:
-        began = time.monotonic()
-        taken = session.claims.take(size) if began < deadline else []
-        claims.append(time.monotonic() - began)
+        taken = []
+        if time.monotonic() < deadline:
+            taken = clock.take("claim", partial(session.claims.take, size))
         if taken:
             under_way.append(taken)
         elif not under_way:
-            if began < deadline and session.claims.searching:
+            if time.monotonic() < deadline and session.claims.searching:
                 continue
             break
         if len(under_way) > _WINDOW or not taken:
             batch = under_way.popleft()
-            began = time.monotonic()
-            session.ledger.record([blob for blob, _ in batch], [])
-            marks.append(time.monotonic() - began)
+            stored = [Blob(blob.blobid, blob.size) for blob, _ in batch]
+            clock.take("mark", partial(session.ledger.record, stored, []))
             blobs += len(batch)
             busy = {index for taken in under_way for _, index in taken}
             session.claims.release(session.claims.exhausted() - busy)
-    cpu = _cpu(server) - before
     session.close()
-    return {"claims": claims, "marks": marks, "blobs": blobs, "cpu": cpu}
+    return blobs, clock.times
 
 
-def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has had; 0 for one of another machine."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def by_hand(url: str, size: int) -> Times:
+    """Marks batches by a statement that only knows their first and last blobid: nobody else works
+    meanwhile.
+    """
+    session = CatalogSession(url, "bench", TARGET, claim_order(0, 1), listen=False)
+    conn = session._conn
+    clock = Clock(conn.info.backend_pid)
+    for _ in range(_BY_HAND):
+        taken = clock.take("claim", partial(session.claims.take, size))
+        if len({whole_of(index) for _, index in taken}) == 1:
+            ends = [taken[0][0].blobid, taken[-1][0].blobid]
+            clock.take("by_hand", partial(conn.execute, _BY_HAND_SQL, ends))
+    session.close()
+    return clock.times["by_hand"]
 
 
 def measure(url: str, workers: int, seconds: float, size: int) -> dict[str, Any]:
-    """Let the workers go, and say what it cost."""
+    """Lets the workers go, and says what it cost."""
     with connect(url, "bench") as conn:
         wal = _wal(conn)
         began = time.monotonic()
@@ -108,45 +210,60 @@ def measure(url: str, workers: int, seconds: float, size: int) -> dict[str, Any]
             done = pool.map(work, [(url, one, workers, seconds, size) for one in range(workers)], 1)
         took = time.monotonic() - began
         wal = _wal(conn) - wal
-        conn.execute("select pg_stat_force_next_flush()")
-        (dead,) = conn.execute(
-            "select n_dead_tup from pg_stat_user_tables where relid = 'blobs'::regclass"
-        ).fetchall()[0]
-    blobs = sum(one["blobs"] for one in done)
+    blobs = sum(some for some, _ in done)
     return {
+        "workers": workers,
         "blobs": blobs,
         "blobs_per_s": round(blobs / took),
-        "claim_ms": _spread([ms for one in done for ms in one["claims"]]),
-        "mark_ms": _spread([ms for one in done for ms in one["marks"]]),
-        "dead_rows": dead,
+        "claim": _costs((one for _, times in done for one in times["claim"]), blobs),
+        "mark": _costs((one for _, times in done for one in times["mark"]), blobs),
         "wal_bytes_per_blob": round(wal / max(blobs, 1)),
-        "cpu_us_per_blob": round(sum(one["cpu"] for one in done) / max(blobs, 1) * 1e6, 1),
     }
+
+
+def _costs(times: Iterable[tuple[float, float, float]], blobs: int) -> dict[str, float]:
+    walls, servers, clients = zip(*times, strict=True)
+    ordered = sorted(walls)
+    spread = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "max": len(ordered) - 1}
+    return {
+        **{f"{name}_ms": round(ordered[nth] * 1e3, 1) for name, nth in spread.items()},
+        "server_us_per_blob": round(sum(servers) / max(blobs, 1) * 1e6, 2),
+        "client_us_per_blob": round(sum(clients) / max(blobs, 1) * 1e6, 2),
+    }
+
+
+def _cpu(pid: int) -> float:
+    """Returns the seconds of CPU that a process has had; 0 for one of another machine."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except FileNotFoundError:
+        return 0.0
 
 
 def _wal(conn: Connection) -> int:
     return int(conn.execute("select pg_current_wal_lsn() - '0/0'").fetchall()[0][0])
 
 
-def _spread(seconds: list[float]) -> dict[str, float]:
-    ordered = [round(one * 1000, 1) for one in sorted(seconds)] or [0.0]
-    return {
-        "p50": ordered[len(ordered) // 2],
-        "p99": ordered[len(ordered) * 99 // 100],
-        "max": ordered[-1],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.bench.catalog", description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--dead", type=int, default=0)
+    parser.add_argument("--workers", default="4", help="one or more numbers: 1,2,4")
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
     asked = parser.parse_args()
-    fill(asked.url, asked.rows)
-    print(json.dumps(measure(asked.url, asked.workers, asked.seconds, asked.batch)))
+    found: dict[str, Any] = {"rows": asked.rows, "dead": asked.dead, "batch": asked.batch}
+    found["fill_s"] = _seconds(lambda: fill(asked.url, asked.rows))
+    if asked.dead:
+        found["kill_s"] = _seconds(lambda: kill(asked.url, asked.dead))
+    found |= now_and_then(asked.url)
+    found["work"] = [
+        measure(asked.url, int(one), asked.seconds, asked.batch) for one in asked.workers.split(",")
+    ]
+    times = by_hand(asked.url, asked.batch)
+    found["by_hand"] = _costs(times, len(times) * asked.batch)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
