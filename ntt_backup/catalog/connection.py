@@ -35,6 +35,9 @@ _KEEPALIVE: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 
+# A pooler gives first what came back last, so the first time tells, unless others are busy there.
+_BORROWINGS = 5
+
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 _TRANSIENT_STATES = frozenset({"25006", "25P03"})
 _NOT_LET_IN = re.compile(
@@ -115,6 +118,51 @@ def configure(conn: Connection, setting: str, value: object, *, local: bool = Fa
     """Sets a server setting for this session, or with local for this transaction only."""
     values = {"setting": setting, "value": str(value), "local": local}
     conn.execute(statement("configure"), values)
+
+
+def end_when_idle(conn: Connection, seconds: int) -> None:
+    """Has the server end this session when nothing is said in it for so long, from PostgreSQL 14
+    on; unless catalog.url sets another limit.
+    """
+    with translated("set up the connection"):
+        conn.execute(statement("end_when_idle"), {"value": f"{seconds}s"})
+
+
+def refuse_shared_session(conn: Connection, url: str) -> None:
+    """Raises ConfigError where a pooler gives our session to others between two transactions, as
+    PgBouncer does with `pool_mode = transaction`: locks and settings would be theirs.
+
+    Whoever reports another backend than the one that answers is a pooler. Another connection then
+    borrows a backend: where that is ours, it was not ours.
+    """
+    with translated("say who answers"):
+        if conn.info.backend_pid == _backend(conn) or not _is_lent(conn, url):
+            return
+    raise ConfigError(
+        "the catalog is reached through a pooler that shares sessions",
+        detail=f"{describe(url)}: two connections were given one session",
+        hint="let catalog.url (NTT_DB_URL) name PostgreSQL itself, or a pool with pool_mode ="
+        " session",
+    )
+
+
+def _is_lent(conn: Connection, url: str) -> bool:
+    """Returns whether a second connection can be given the session of the first."""
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as other:
+        for _ in range(_BORROWINGS):
+            ours = _backend(conn)
+            try:
+                with other.transaction():
+                    if _backend(other) == ours:
+                        return True
+            except psycopg.errors.ProtocolViolation:
+                return True  # It lends single statements, and allows no transaction.
+    return False
+
+
+def _backend(conn: Connection) -> int:
+    row = conn.execute(statement("backend")).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 @contextmanager

@@ -167,6 +167,7 @@ class Look:
         settings = self._settings
         conn = connection.connect(settings.catalog.url, identity.application("check"))
         try:
+            connection.refuse_shared_session(conn, settings.catalog.url)
             warnings = verify_schema(conn, settings.target, "run" if self._prepare else "check")
         except BaseException:
             conn.close()

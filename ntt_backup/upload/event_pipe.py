@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from ntt_backup.process.messages import Message, Tick
@@ -13,7 +14,7 @@ _TICK_SECONDS: Final = 0.5
 
 class EventPipe:
     """A worker's end of its stdin and stdout. A worker that sends nothing counts as stalled, so
-    `state` and `sent` are signs of life, too.
+    `state` and `sent` are signs of life, too; on_tick is called with each that is passed on.
     """
 
     def __init__(self, stdin: int, stdout: int) -> None:
@@ -24,6 +25,7 @@ class EventPipe:
         self._sent = 0
         self._content = 0
         self._ticked = 0.0
+        self.on_tick: Callable[[], None] = lambda: None
 
     @property
     def fd(self) -> int:
@@ -63,3 +65,4 @@ class EventPipe:
         self._ticked = now
         self.emit(Tick(state=self._state, sent=self._sent, content=self._content, quiet=quiet))
         self._sent = self._content = 0
+        self.on_tick()

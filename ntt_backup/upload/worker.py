@@ -45,6 +45,8 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.upload.suspicion import Judge
 
 _COLLECT_SECONDS: Final = 0.5
+# In a long wait the catalog hears from us so often.
+_SIGN_SECONDS: Final = 10.0
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 2.0
@@ -86,6 +88,7 @@ class Worker:
         self._catalog_due: float | None = None
         self._away_s = 0.0
         self._done = False
+        pipe.on_tick = self._keep_claims
 
     def run(self) -> None:
         """Works until done or told to stop. Raises what waiting cannot mend; nothing is lost."""
@@ -323,11 +326,13 @@ class Worker:
 
     def _pause(self, seconds: float, state: str, *fds: int) -> None:
         """Waits until the coordinator asks for the end, one of fds is readable, or time is up."""
-        seconds = max(0.0, seconds)
-        self._pipe.state(state, seconds)
+        until = time.monotonic() + max(0.0, seconds)
         watched = [fd for fd in (self._pipe.fd, *fds) if fd >= 0]
-        if not self._pipe.stopping:
-            wait_for(reading=watched, timeout=seconds)
+        while not self._pipe.stopping:
+            wait_s = min(_SIGN_SECONDS, max(0.0, until - time.monotonic()))
+            self._pipe.state(state, wait_s)
+            if not wait_s or wait_for(reading=watched, timeout=wait_s):
+                break
 
     # --- when a side is away ----------------------------------------------------------------------
 
@@ -385,6 +390,10 @@ class Worker:
         if self._catalog is None:
             self._catalog = self._connect_catalog()
         return self._catalog
+
+    def _keep_claims(self) -> None:
+        if self._catalog is not None:
+            self._catalog.keep()
 
     def _leave_catalog(self) -> None:
         if self._catalog is not None:

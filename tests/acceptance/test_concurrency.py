@@ -8,6 +8,7 @@ import pwd
 import random
 import signal
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack
 
@@ -89,6 +90,31 @@ def test_two_hosts_share_one_catalog(site: Site) -> None:
     shares = [_copied(one) for one in (site, other)]
     assert sum(shares) == len(blobids)
     assert min(shares) > 0
+    site.assert_complete()
+
+
+@pytest.mark.long
+def test_what_a_stopped_host_has_claimed_is_free_within_a_minute(site: Site) -> None:
+    """Its kernel still answers the server, so only what is said in its sessions shows that it
+    lives. Once it goes on, it finds its work done.
+    """
+    blobids = site.fill_slowly(300, rate="300kB")
+    other = site.beside("other-host")
+    other.write_config(run={"bwlimit": "10MB/s"})
+    with site.running("run") as run, ExitStack() as stack:
+        site.await_event("batch_complete", 4)
+        for pid in site.processes():
+            os.kill(pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        run_there = stack.enter_context(other.running("run"))
+        assert run_there.wait(PATIENCE) == 0, other.output()
+        assert site.copied() == set(blobids)
+        assert time.monotonic() - stopped < 60 + PATIENCE / 10
+        for pid in site.processes():
+            os.kill(pid, signal.SIGCONT)
+        assert run.wait(PATIENCE) == 0, site.output()
+    # Sent twice is only what was under way when it was stopped.
+    assert len(blobids) <= _copied(site) + _copied(other) <= len(blobids) + 2 * 8 * 5
     site.assert_complete()
 
 

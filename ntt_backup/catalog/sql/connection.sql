@@ -5,8 +5,7 @@
 -- sets (source `client`) is left alone.
 --
 -- A role or database may have limits that are meant for people. A statement of ours may read the
--- whole table; a session that is idle may be sending one large blob, and its claims would vanish
--- with it. The limit of a transaction that is idle stays: ours never are, unless we hang.
+-- whole table; a session that is idle may be waiting for the remote. The limit of a transaction that is idle stays: ours never are, unless we hang.
 --
 -- When our host dies, the claims of its workers last until the server notices. By default that
 -- takes hours. The check of the client while a statement runs is only known to work on Linux.
@@ -24,6 +23,15 @@ join (values
     ('client_connection_check_interval', case when version() ~ '-linux-' then '10s' end)
 ) as ours (name, value) on ours.name = s.name and ours.value is not null
 where s.source <> 'client';
+
+-- name: end_when_idle
+-- Limits how long the session may say nothing: the claims of a host that is stopped are freed then.
+select set_config(name, %(value)s, false)
+from pg_settings where name = 'idle_session_timeout' and source <> 'client';
+
+-- name: backend
+-- The process of the server that answers in this transaction.
+select pg_backend_pid();
 
 -- name: configure
 -- Sets a server setting for the session, or for the transaction only.

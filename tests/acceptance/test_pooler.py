@@ -1,0 +1,90 @@
+"""A pooler between us and PostgreSQL: locks belong to sessions, so a session has to be ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tests.environment import Site, wait_until
+
+pytestmark = pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="there is no pgbouncer")
+
+
+@pytest.fixture
+def pooled(site: Site) -> Iterator[Callable[[str], str]]:
+    """Starts a PgBouncer of a pool_mode before the site's catalog; returns the URL to it."""
+    with ExitStack() as stack:
+
+        def start(mode: str) -> str:
+            home = Path(stack.enter_context(TemporaryDirectory(prefix="ntt-pooler-")))
+            port = _free_port()
+            users = home / "users.txt"
+            users.write_text('"postgres" ""\n')
+            config = home / "pgbouncer.ini"
+            config.write_text(
+                f"[databases]\n* = host={conninfo_to_dict(site.url)['host']}\n"
+                f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
+                f"unix_socket_dir =\nauth_type = trust\nauth_file = {users}\n"
+                f"pool_mode = {mode}\n"
+            )
+            argv = ["pgbouncer", "--quiet", str(config)]
+            if os.geteuid() == 0:  # As root it refuses to run.
+                home.chmod(0o755)
+                argv[1:1] = ["--user", "nobody"]
+            process = stack.enter_context(subprocess.Popen(argv))
+            stack.callback(process.terminate)
+            url = make_conninfo(site.url, host="127.0.0.1", port=port)
+            wait_until(lambda: _answers(url), "the pooler")
+            return url
+
+        yield start
+
+
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+def test_a_pooler_that_shares_sessions_is_refused(
+    site: Site, pooled: Callable[[str], str], mode: str
+) -> None:
+    site.fill(3)
+    site.write_config(catalog={"url": pooled(mode)})
+    for command in ("check", "run"):
+        result = site.run(command)
+        assert result.returncode == 2, result.stdout
+        said = result.stdout + result.stderr
+        assert "a pooler that shares sessions" in said
+        assert "pool_mode = session" in said
+    assert site.copied() == set()
+
+
+def test_a_pooler_that_gives_each_client_its_session_is_used(
+    site: Site, pooled: Callable[[str], str]
+) -> None:
+    site.fill(3)
+    site.write_config(catalog={"url": pooled("session")})
+    result = site.run("run")
+    assert result.returncode == 0, result.stderr
+    site.assert_complete()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
