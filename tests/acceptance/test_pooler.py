@@ -17,7 +17,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.environment import Site, wait_until
 
-pytestmark = pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="there is no pgbouncer")
+_PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+pytestmark = pytest.mark.skipif(_PGBOUNCER is None, reason="there is no pgbouncer")
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def pooled(site: Site) -> Iterator[Callable[[str], str]]:
                 f"unix_socket_dir =\nauth_type = trust\nauth_file = {users}\n"
                 f"pool_mode = {mode}\n"
             )
-            argv = ["pgbouncer", "--quiet", str(config)]
+            argv = [str(_PGBOUNCER), "--quiet", str(config)]
             if os.geteuid() == 0:  # As root it refuses to run.
                 home.chmod(0o755)
                 argv[1:1] = ["--user", "nobody"]
