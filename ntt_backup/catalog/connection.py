@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -126,6 +126,15 @@ def end_when_idle(conn: Connection, seconds: int) -> None:
     """
     with translated("set up the connection"):
         conn.execute(statement("end_when_idle"), {"value": f"{seconds}s"})
+
+
+def show_life(conn: Connection) -> None:
+    """Says something in the session, where it is whole. Never raises: that it was lost shows at the
+    next statement.
+    """
+    if not conn.closed:
+        with suppress(psycopg.Error):
+            conn.execute("")
 
 
 def refuse_shared_session(conn: Connection, url: str) -> None:

@@ -42,9 +42,12 @@ class CatalogSettings(_Section):
 
 
 class SourceSettings(_Section):
-    """The store. root is the directory that holds `aa/bb/<blobid>`."""
+    """The store. root is the directory that holds `aa/bb/<blobid>`. read_order: in which order what
+    was claimed is read, and whether ahead: see `source.read_ahead`.
+    """
 
     root: LocalPath
+    read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
 
 
 class RemoteSettings(_Section):
@@ -141,6 +144,7 @@ TABLES: Mapping[str, type[_Section]] = {
 ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
     "NTT_SOURCE_ROOT": "source.root",
+    "NTT_READ_ORDER": "source.read_order",
     "NTT_REMOTE_HOST": "remote.host",
     "NTT_REMOTE_PORT": "remote.port",
     "NTT_REMOTE_PATH": "remote.path",

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
-import psycopg
-
-from ntt_backup.catalog.connection import connect, end_when_idle
+from ntt_backup.catalog.connection import connect, end_when_idle, show_life
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 
@@ -52,10 +49,9 @@ class CatalogSession:
         the next statement.
         """
         now = time.monotonic()
-        if now - self._kept >= _SPEAK_SECONDS and not self._conn.closed:
+        if now - self._kept >= _SPEAK_SECONDS:
             self._kept = now
-            with suppress(psycopg.Error):
-                self._conn.execute("")
+            show_life(self._conn)
 
     def close(self) -> None:
         """Ends the connection, and with it every claim."""

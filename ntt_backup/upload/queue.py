@@ -25,7 +25,8 @@ class _Delayed:
 
 
 class SendQueue:
-    """Holds less than two batches of blobs, and the batches that wait. Times are monotonic seconds.
+    """Holds what was claimed last, behind less than one batch from before, and the batches that
+    wait. Times are monotonic seconds.
 
     name: what the names of the batches start with.
     """

@@ -36,6 +36,7 @@ from ntt_backup.model import Batch, Receipt
 from ntt_backup.process.messages import BatchStart, Drained
 from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
+from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
@@ -62,6 +63,7 @@ class Worker:
         name: str,
         run: RunSettings,
         store: Store,
+        ahead: ReadAhead,
         connect_remote: Callable[[], Session],
         connect_catalog: Callable[[], CatalogSession],
         pipe: EventPipe,
@@ -71,6 +73,7 @@ class Worker:
         self._run = run
         self._watch = watch
         self._store = store
+        self._ahead = ahead
         self._connect_remote = connect_remote
         self._connect_catalog = connect_catalog
         self._pipe = pipe
@@ -148,8 +151,10 @@ class Worker:
         if (batch := self._queue.pop_due(time.monotonic())) is not None:
             return batch
         if missing := self._queue.missing:
-            taken = self._open_catalog().claims.take(missing)
+            more = (self._ahead.batches - 1) * self._run.batch_size
+            taken = self._open_catalog().claims.take(missing + more)
             self._outages.back("catalog")
+            taken = self._ahead.arranged(taken)
             sized = self._store.measure([blob for blob, _ in taken])
             self._queue.add(zip(sized, (index for _, index in taken), strict=True))
         return self._queue.pop_new()

@@ -24,6 +24,7 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.process.messages import Fatal
 from ntt_backup.source.inspection import Store
+from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_session
@@ -109,7 +110,8 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
         )
 
     name, connect = str(spec.worker), remote.connect
-    Worker(name, settings.run, store, connect, connect_catalog, pipe, watch=spec.watch).run()
+    ahead = ReadAhead(store.root, settings.source.read_order)
+    Worker(name, settings.run, store, ahead, connect, connect_catalog, pipe, watch=spec.watch).run()
 
 
 def work(spec: WorkerSpec) -> int:

@@ -229,6 +229,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_BATCH_BYTES": "23 kB",
         "NTT_STRATEGY": "tar",
         "NTT_CODEC": "zstd-1",
+        "NTT_READ_ORDER": "extent",
     }
     environ = {name: values.get(name, f"/{name}") for name in config.ENVIRONMENT}
     settings = load(Settings, environ=environ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
+from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.worker import Worker
 from tests.unit.fakes import FakeCatalog, FakePipe, FakeRemote, FakeStore, Script, blobs
 
@@ -59,6 +61,7 @@ class Scene:
             "0",
             RunSettings(**{**QUICK, **run}),
             cast(Any, self.store),
+            ReadAhead(Path("/nowhere"), "hash"),
             self.remote.connect,
             cast(Any, self.catalog.connect),
             cast(Any, self.pipe),

@@ -1,0 +1,115 @@
+"""Reads claimed blobs ahead in the order of the disk, where the disk is slow.
+
+Blobids are hashes: read in their order from a disk that turns, each small blob is a seek of its
+own, and the disk has nothing to choose from. So what was claimed is put in the order of the inodes,
+which is about the order of the disk, and some threads read it into the page cache, many blobs at a
+time, before the sender comes to it. What they read is thrown away; the sender reads and hashes as
+ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.model import Blob
+
+Order = Literal["auto", "hash", "inode", "extent"]
+Claimed = list[tuple[Blob, int]]
+
+_THREADS: Final = 8
+# So many batches are claimed, ordered and read as one.
+_BATCHES: Final = 4
+# Of a larger blob the reading takes longer than the seek, and the kernel reads it ahead.
+_LARGEST: Final = 1024**2
+_FEWEST: Final = 64
+_SAMPLE: Final = 8
+# What a small blob takes when it has to be waited for: no flash and no page cache is so slow.
+_SLOW_SECONDS: Final = 0.001
+_FIEMAP: Final = 0xC020660B
+_EXTENT: Final = struct.Struct("=QQLLLL 5Q4L")
+
+
+class ReadAhead:
+    """Reads ahead in the store at root. order: see `source.read_order`; with `auto`, what was
+    claimed is read ahead where a sample of it took long to read.
+    """
+
+    def __init__(self, root: Path, order: Order) -> None:
+        self._root = root
+        self._order = order
+        self._slow = order in ("inode", "extent")
+
+    @property
+    def batches(self) -> int:
+        """How many batches it pays to claim at a time."""
+        return _BATCHES if self._slow else 1
+
+    def arranged(self, claimed: Claimed) -> Claimed:
+        """Returns what was claimed in the order in which it is best sent, and begins to read it."""
+        if self._order == "auto" and len(claimed) >= _FEWEST:
+            self._slow = self._is_slow(claimed)
+        if not self._slow or len(claimed) < _FEWEST:
+            return claimed
+        inodes = self._inodes({one.blobid[:4] for one, _ in claimed if is_blobid(one.blobid)})
+        arranged = sorted(claimed, key=lambda one: inodes.get(one[0].blobid, 0))
+        if self._order == "extent":
+            places = list(self._threads.map(lambda one: self._place(one[0]), arranged))
+            order = sorted(range(len(arranged)), key=places.__getitem__)
+            arranged = [arranged[nth] for nth in order]
+        for blob, _ in arranged:
+            if blob.size is None or blob.size <= _LARGEST:
+                self._threads.submit(self._read, blob)
+        return arranged
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, "read-ahead")
+
+    def _is_slow(self, claimed: Claimed) -> bool:
+        sample = [blob for blob, _ in claimed[:: len(claimed) // _SAMPLE]]
+        began = time.monotonic()
+        for blob in sample:
+            self._read(blob)
+        return time.monotonic() - began > _SLOW_SECONDS * len(sample)
+
+    def _inodes(self, prefixes: set[str]) -> dict[str, int]:
+        """Returns the inodes of all blobs below these "aabb", as far as they can be listed."""
+        found: dict[str, int] = {}
+        for prefix in sorted(prefixes):
+            with suppress(OSError), os.scandir(self._root / prefix[:2] / prefix[2:]) as listing:
+                found.update((entry.name, entry.inode()) for entry in listing)
+        return found
+
+    def _open(self, blob: Blob) -> int:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(self._root / relative_path(blob.blobid), flags)
+
+    def _read(self, blob: Blob) -> None:
+        """Reads the start of a blob; what is wrong with it, the sender will say."""
+        with suppress(OSError, ValueError):
+            fd = self._open(blob)
+            try:
+                os.read(fd, _LARGEST)
+            finally:
+                os.close(fd)
+
+    def _place(self, blob: Blob) -> int:
+        """Returns where on the disk a blob begins; 0 where that is not known."""
+        place = 0
+        with suppress(OSError, ValueError):
+            fd = self._open(blob)
+            try:
+                asked = _EXTENT.pack(0, 1, 0, 0, 1, 0, *(0,) * 9)
+                place = _EXTENT.unpack(fcntl.ioctl(fd, _FIEMAP, asked))[7]
+            finally:
+                os.close(fd)
+        return place

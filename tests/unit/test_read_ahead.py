@@ -1,0 +1,57 @@
+"""Reading ahead: the same blobs, in the order of the disk."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.model import Blob, relative_path
+from ntt_backup.source.read_ahead import Claimed, Order, ReadAhead
+
+
+@pytest.fixture
+def claimed(tmp_path: Path) -> Claimed:
+    """Blobs that were stored in another order than that of their names."""
+    contents = [str(nth).encode() for nth in range(300)]
+    for content in contents:
+        path = tmp_path / relative_path(blake3(content).hexdigest())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    blobids = sorted(blake3(content).hexdigest() for content in contents)
+    return [(Blob(blobid, None), int(blobid[:2], 16)) for blobid in blobids]
+
+
+@pytest.mark.parametrize("order", ["inode", "extent"])
+def test_what_was_claimed_comes_in_the_order_of_the_disk(
+    tmp_path: Path, claimed: Claimed, order: Order
+) -> None:
+    ahead = ReadAhead(tmp_path, order)
+    arranged = ahead.arranged(claimed)
+    assert sorted(arranged, key=str) == sorted(claimed, key=str)
+    assert ahead.batches > 1
+    if order == "inode":
+        inodes = [(tmp_path / relative_path(one.blobid)).stat().st_ino for one, _ in arranged]
+        assert inodes == sorted(inodes)
+
+
+def test_without_an_order_nothing_is_rearranged(tmp_path: Path, claimed: Claimed) -> None:
+    ahead = ReadAhead(tmp_path, "hash")
+    assert ahead.arranged(claimed) == claimed
+    assert ahead.batches == 1
+
+
+@pytest.mark.parametrize("order", ["auto", "inode", "extent"])
+def test_what_cannot_be_read_is_left_to_the_sender(
+    tmp_path: Path, claimed: Claimed, order: Order
+) -> None:
+    odd = [Blob("../../etc/passwd", 1), Blob("f" * 64, 1), Blob("", None)]
+    (tmp_path / "aa" / "aa").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "aa" / "aa" / ("a" * 64)).symlink_to("/dev/zero")
+    all_of_it = [*claimed, *((one, 0) for one in (*odd, Blob("a" * 64, 1)))]
+    random.Random(1).shuffle(all_of_it)
+    assert sorted(ReadAhead(tmp_path, order).arranged(all_of_it), key=str) == sorted(
+        all_of_it, key=str
+    )
