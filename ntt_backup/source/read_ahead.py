@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Final, Literal
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
@@ -75,11 +76,13 @@ class ReadAhead:
         return ThreadPoolExecutor(_THREADS, "read-ahead")
 
     def _is_slow(self, claimed: Claimed) -> bool:
-        sample = [blob for blob, _ in claimed[:: len(claimed) // _SAMPLE]]
-        began = time.monotonic()
-        for blob in sample:
+        took = []
+        for blob, _ in claimed[:: len(claimed) // _SAMPLE]:
+            began = time.monotonic()
             self._read(blob)
-        return time.monotonic() - began > _SLOW_SECONDS * len(sample)
+            took.append(time.monotonic() - began)
+        # Not the mean: on a busy machine one of them may have had to wait for the CPU.
+        return median(took) > _SLOW_SECONDS
 
     def _inodes(self, prefixes: set[str]) -> dict[str, int]:
         """Returns the inodes of all blobs below these "aabb", as far as they can be listed."""
