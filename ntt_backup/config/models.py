@@ -79,7 +79,9 @@ class RunSettings(_Section):
     batch_size: Count = Field(default=1000, ge=1, le=100_000)
     batch_bytes: Size = Field(default=256 * 1024**2, ge=1, le=MOST_BYTES)
     strategy: Literal["auto", "tar", "stream"] = "auto"
-    codec: Literal["auto", "none", "zlib", "zstd-1", "zstd-3"] = "auto"
+    codec: Literal["auto", "none", "zlib", "zstd-1", "zstd-3", "zstd-6", "zstd-9", "zstd-12"] = (
+        "auto"
+    )
     bwlimit: Rate | None = Field(default=None, ge=1024, le=MOST_BYTES)
     window: Count = Field(default=4, ge=1, le=64)
     attempts: Count = Field(default=3, ge=1, le=100)

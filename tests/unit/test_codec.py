@@ -1,114 +1,84 @@
-"""Hashes and codecs of the far side: found where they are, and tried before they are trusted."""
+"""How hard the codec compresses: it follows who waits for whom."""
 
 from __future__ import annotations
 
-import sys
-import types
-import zlib
-from typing import Any
+import itertools
+from dataclasses import dataclass, field
 
 import pytest
-from blake3 import blake3
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ntt_backup.receiver import codec, hashing
-from ntt_backup.wire.framing import ProtocolError
-from ntt_backup.wire.write_messages import BLAKE3, SHA256, ZLIB, ZSTD
+from ntt_backup.upload.strategies.codec import Effort, Load, choose_codec, cpu_load
+from ntt_backup.wire.write_messages import RAW, ZSTD
+
+STEPS = 6
 
 
-def bomb() -> bytes:
-    return zlib.compress(bytes(200 << 20), 9)
+@dataclass
+class Machine:
+    """A clock and CPUs that are idle for a share of the time."""
+
+    now: float = 0.0
+    idle: float = 0.0
+    effort: Effort = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.effort = Effort(STEPS, 2, lambda: self.now, lambda: Load(self.idle, self.now))
+
+    def goes_on(
+        self, seconds: float, *, works: float, waits: float, spare: float, counts: bool = True
+    ) -> list[int]:
+        """Returns the steps that are taken while it works, and waits for the link, for these shares
+        of the time.
+        """
+        steps = []
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            self.idle += 0.25 * spare
+            self.effort.note(works * 0.25, waits * 0.25, counts=counts)
+            steps.append(self.effort.step)
+        return steps
 
 
-@given(st.binary(min_size=1, max_size=5000))
-def test_zlib_gives_back_what_went_in(raw: bytes) -> None:
-    decompress = codec.available()[ZLIB]
-    assert decompress(memoryview(zlib.compress(raw)), len(raw)) == raw
+def test_a_link_that_is_waited_for_gets_the_highest_level() -> None:
+    assert Machine().goes_on(10, works=0.2, waits=0.7, spare=0.6)[-1] == STEPS - 1
 
 
-@pytest.mark.parametrize("announced", [1, 99, 101])
-def test_another_length_than_announced_is_refused(announced: int) -> None:
-    with pytest.raises(ProtocolError):
-        codec.available()[ZLIB](zlib.compress(bytes(100)), announced)
+def test_what_takes_all_of_the_time_is_done_less() -> None:
+    assert Machine().goes_on(10, works=0.9, waits=0.0, spare=0.5)[-1] == 0
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [b"", b"nonsense", zlib.compress(bytes(100))[:-1], zlib.compress(bytes(100)) + b"x"],
-)
-def test_data_that_is_no_zlib_is_refused(damage: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        codec.available()[ZLIB](damage, 100)
+def test_where_the_cpu_is_used_up_nothing_is_compressed_however_long_the_wait() -> None:
+    assert Machine().goes_on(10, works=0.3, waits=0.6, spare=0.0)[-1] == 0
 
 
-def test_a_bomb_is_not_unpacked() -> None:
-    import tracemalloc
-
-    data = bomb()
-    tracemalloc.start()
-    with pytest.raises(ProtocolError):
-        codec.available()[ZLIB](data, 1 << 20)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 << 20
-
-
-@pytest.mark.skipif(ZSTD not in codec.available(), reason="no zstd for this Python")
-class TestZstd:
-    def compress(self, raw: bytes) -> bytes:
-        for name in ("compression.zstd", "backports.zstd", "zstandard"):
-            try:
-                module: Any = __import__(name, fromlist=["compress"])
-            except ImportError:
-                continue
-            return bytes(module.compress(raw))
-        raise AssertionError("found by the codec, but not here")
-
-    @given(st.binary(min_size=1, max_size=5000))
-    def test_it_gives_back_what_went_in(self, raw: bytes) -> None:
-        assert codec.available()[ZSTD](memoryview(self.compress(raw)), len(raw)) == raw
-
-    @pytest.mark.parametrize("announced", [1, 99, 101])
-    def test_another_length_than_announced_is_refused(self, announced: int) -> None:
-        with pytest.raises(ProtocolError):
-            codec.available()[ZSTD](self.compress(bytes(100)), announced)
-
-    def test_data_that_is_no_zstd_is_refused(self) -> None:
-        right = self.compress(bytes(100))
-        for damage in (b"", b"nonsense", right[:-1], right + b"x", right * 2):
-            with pytest.raises(ProtocolError):
-                codec.available()[ZSTD](damage, 100)
+def test_what_was_too_much_is_tried_again_ever_more_rarely() -> None:
+    machine = Machine()
+    tries = []
+    for second in range(200):
+        high = machine.effort.step >= 3
+        before = machine.effort.step
+        machine.goes_on(1, works=0.9 if high else 0.2, waits=0.0 if high else 0.7, spare=0.5)
+        if machine.effort.step > before:
+            tries.append(second)
+    assert 3 <= len(tries) <= 5
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert pauses == sorted(pauses)
 
 
-# --- hashes
+def test_what_does_not_compress_says_nothing_about_the_level() -> None:
+    assert set(Machine().goes_on(10, works=0.0, waits=0.9, spare=0.9, counts=False)) == {2}
 
 
-def test_blake3_is_preferred_and_sha256_is_always_there() -> None:
-    assert list(hashing.available()) == [BLAKE3, SHA256]
+def test_the_load_of_this_machine_grows() -> None:
+    load = cpu_load()
+    assert 0 <= load.idle <= load.all
 
 
-def test_a_broken_blake3_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong:
-        def __init__(self, data: bytes = b"") -> None: ...
-        def update(self, data: bytes) -> None: ...
-        def digest(self) -> bytes:
-            return bytes(32)
-
-    fake = types.ModuleType("blake3")
-    fake.blake3 = Wrong  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "blake3", fake)
-    monkeypatch.setattr(hashing, "LIBRARIES", ("libnothing.so.0",))
-
-    assert list(hashing.available()) == [SHA256]
-
-
-@given(st.lists(st.binary(max_size=3000), max_size=5))
-def test_the_c_library_gives_the_same_hashes(parts: list[bytes]) -> None:
-    new = hashing._library()
-    if new is None:
-        pytest.skip("libblake3 is not installed")
-    hasher = new(b"")
-    for number, part in enumerate(parts):
-        hasher.update(memoryview(bytearray(part)) if number % 2 else part)
-    assert hasher.digest() == blake3(b"".join(parts)).digest()
+@pytest.mark.parametrize("setting", ["auto", "zstd-1", "zstd-12"])
+def test_what_shrinks_is_compressed_and_what_does_not_travels_as_it_is(setting: str) -> None:
+    codec = choose_codec(setting, ("zstd", "zlib"))
+    text = [memoryview(b"all work and no play " * 5000)]
+    number, parts = codec.encode(text)
+    assert number == ZSTD
+    assert sum(map(len, parts)) < 5000
+    assert codec.encode([memoryview(b"\x00\x01\x02")]) == (RAW, [memoryview(b"\x00\x01\x02")])

@@ -28,8 +28,9 @@ from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
-from ntt_backup.upload.strategies.packs import Packer, choose_codec
+from ntt_backup.upload.strategies.packs import Packer
 from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import framing, write_messages
@@ -180,7 +181,7 @@ class StreamSession(PipelinedSession):
         self._begin_batch(flight)
         if not self._packer.empty:
             content = self._packer.used
-            self._write(flight, *self._packer.pop_frame(), content=content)
+            self._write_coded(flight, *self._packer.pop_frame(), content=content)
 
     def _begin_batch(self, flight: Flight) -> None:
         if not flight.begun:
@@ -197,6 +198,12 @@ class StreamSession(PipelinedSession):
                 return  # It failed on the remote: the rest of it need not travel.
             self._send(part)
             flight.wire_bytes += len(part)
+
+    def _write_coded(self, flight: Flight, *parts: bytes | memoryview, content: int) -> None:
+        """Sends a frame that the codec has made, and tells it how long that took."""
+        began = time.monotonic()
+        self._write(flight, *parts, content=content)
+        self._codec.sent(time.monotonic() - began)
 
     def _put_large(self, reader: Reader, flight: Flight, blob: Blob) -> None:
         """Sends a blob in pieces, hashed meanwhile; withdraws one that does not match its name."""
@@ -221,7 +228,7 @@ class StreamSession(PipelinedSession):
                     prefix = write_messages.part_prefix(number, count)
                     length = len(prefix) + sum(map(len, parts))
                     head = framing.head(framing.DATA, length) + prefix
-                    self._write(flight, head, *parts, content=count)
+                    self._write_coded(flight, head, *parts, content=count)
         except OSError as error:
             self._withdraw(flight, blob, reader.failure(blob, error))
             return
