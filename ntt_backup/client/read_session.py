@@ -9,19 +9,16 @@ what was not asked ends the session.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ntt_backup.client.channel import PATIENCE_FACTOR
-from ntt_backup.client.connection import Banner, Connection, SessionSpec
-from ntt_backup.errors import RemoteUnreachable, Unsupported
+from ntt_backup.client.asking import AskingSession
+from ntt_backup.client.connection import SessionSpec
 from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
-_POLL_SECONDS: Final = 0.5
 _NO_REASON: Final = "no reason given"
 _REASONS: Final = {
     read_messages.MISSING: Reason.REMOTE_MISSING,
@@ -67,40 +64,17 @@ def hash_mismatch(size: int, found: bytes) -> str:
     return f"{size} bytes on the remote hash to {found.hex()}"
 
 
-class ReadSession:
-    """A connection for questions. Methods raise BackupError; the session has ended then.
+class ReadSession(AskingSession):
+    """A connection for questions about blobs. Methods raise BackupError, and end it then.
 
     settled counts the pieces of work that its user is done with.
     """
 
     def __init__(self, spec: SessionSpec) -> None:
-        self._spec = spec
+        super().__init__(spec, read_messages.TO_CLIENT)
         self._asked: deque[tuple[bytes, ...]] = deque()
-        self._unread: deque[bytes] = deque()
-        self._frames: Iterator[tuple[int, memoryview]] = iter(())
         self.settled = 0
-        self._connection = Connection(spec, read_messages.TO_CLIENT)
         self._connection.open(reading=1)
-
-    @property
-    def banner(self) -> Banner:
-        return self._connection.banner
-
-    @property
-    def answers(self) -> int:
-        """How many frames have come."""
-        return self._connection.received
-
-    def require(self, word: str) -> None:
-        """Raises Unsupported where the receiver may not do this: `list`, `verify` or `get`."""
-        if word not in self.banner.allowed:
-            allowed = ",".join(sorted(self.banner.allowed))
-            raise Unsupported(
-                f"the receiver on the remote may not {word}",
-                detail=f"its --allow lists {allowed}",
-                hint=f"add {word} to --allow in the line of our key in the remote's"
-                " authorized_keys, or use another key (remote.identity_file)",
-            )
 
     # --- the questions ----------------------------------------------------------------------------
 
@@ -211,7 +185,7 @@ class ReadSession:
         size = 0
         refused = False
         with self._connection.checked():
-            for kind, payload in self._answers(read_messages.summing(digest)):
+            for kind, payload in self._answers(read_messages.summing(digest), framing.GIVEN):
                 if kind == framing.BLOCK_SUMS:
                     size, some = read_messages.read_block_sums(payload)
                     found += some
@@ -240,7 +214,8 @@ class ReadSession:
         )
         problem = ""
         with self._connection.checked():
-            for kind, payload in self._answers(read_messages.getting_blocks(digest, numbers)):
+            question = read_messages.getting_blocks(digest, numbers)
+            for kind, payload in self._answers(question, framing.GIVEN):
                 if kind == framing.PIECE:
                     piece = read_messages.read_piece(payload)
                     if not lengths or len(piece) != lengths.popleft():
@@ -255,49 +230,6 @@ class ReadSession:
             if lengths and not problem:
                 raise ProtocolError("fewer blocks than were asked for")
         return problem
-
-    def close(self) -> None:
-        """Ends the session in good order, in bounded time."""
-        self._connection.close()
-
-    def abort(self) -> None:
-        """Ends the session now. Never raises."""
-        self._connection.abort()
-
-    # --- frames -----------------------------------------------------------------------------------
-
-    def _send(self, frame: bytes) -> None:
-        self._connection.send(frame, self._unread.append)
-
-    def _answers(self, question: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Sends a question, and yields the frames up to GIVEN."""
-        self._send(question)
-        while (frame := self._next())[0] != framing.GIVEN:
-            yield frame
-
-    def _next(self) -> tuple[int, memoryview]:
-        """Returns the next frame; its payload holds until the one after it."""
-        asked = time.monotonic()
-        while (frame := next(self._frames, None)) is None:
-            self._spec.cancelled()
-            if not self._unread:
-                self._connection.channel.hear(self._unread.append, _POLL_SECONDS)
-            self._require_life(asked)
-            if self._unread:
-                self._frames = self._connection.frames(self._unread.popleft())
-        return frame
-
-    def _require_life(self, asked: float) -> None:
-        """Raises RemoteUnreachable after silence, or after signs of life without an answer."""
-        run, now = self._spec.run, time.monotonic()
-        heard = self._connection.channel.heard
-        if not self._unread and now - max(asked, heard) > run.stall_timeout:
-            said = f"nothing came for {run.stall_timeout:.0f} s"
-        elif now - asked > PATIENCE_FACTOR * run.receipt_timeout:
-            said = f"nothing but signs of life came for {now - asked:.0f} s"
-        else:
-            return
-        raise RemoteUnreachable("the remote does not answer", detail=said)
 
 
 def _problem(payload: memoryview) -> str:

@@ -36,7 +36,8 @@ def contents(
                 if offset or size > PACK_BYTES - _TABLE_ENTRY:
                     begin = min(offset, size)
                     begins = range(begin, size, MAX_CHUNK)
-                    yield from _pieces(fd, digest, size, begin, begins, MAX_CHUNK)
+                    yield read_messages.blob(digest, size, begin)
+                    yield from pieces(fd, size, begins, MAX_CHUNK)
                     continue
                 content = _read(fd, size, 0)
         except BlobError as said:
@@ -79,17 +80,15 @@ def blocks(
     try:
         with _opened(opener, digest) as (fd, size):
             begins = (number * BLOCK_BYTES for number in numbers)
-            yield from _pieces(fd, digest, size, 0, begins, BLOCK_BYTES)
+            yield read_messages.blob(digest, size, 0)
+            yield from pieces(fd, size, begins, BLOCK_BYTES)
     except BlobError as said:
         yield read_messages.not_given(digest, said.verdict, said.text)
     yield read_messages.given(1)
 
 
-def _pieces(
-    fd: int, digest: bytes, size: int, offset: int, begins: Iterable[int], length: int
-) -> Iterator[bytes]:
-    """Yields one blob in pieces of that length. begins: where each of them begins."""
-    yield read_messages.blob(digest, size, offset)
+def pieces(fd: int, size: int, begins: Iterable[int], length: int) -> Iterator[bytes]:
+    """Yields a file in pieces of that length, and its end. begins: where each of them begins."""
     status, why = COMPLETE, ""
     try:
         for at in begins:

@@ -1,0 +1,68 @@
+"""What the sessions that answer questions share: one question at a time, answered in frames.
+
+An answer may be long (the names of 42 million blobs, a blob of gigabytes), so each is a generator
+of frames, and the next frame is made when the client has taken most of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+from ntt_backup.receiver.workspace import Refusal
+
+if TYPE_CHECKING:
+    from ntt_backup.receiver.connection import Connection
+    from ntt_backup.receiver.terms import Terms
+
+
+class QuestionSession:
+    """frames: the rest of the answer to the last question; None where it is answered."""
+
+    between_batches = True
+
+    def __init__(self, terms: Terms, connection: Connection) -> None:
+        self.terms = terms
+        self.connection = connection
+        self.frames: Generator[bytes, None, None] | None = None
+
+    def handlers(self) -> dict[int, Callable[[memoryview], None]]:
+        """Returns what takes each kind of question."""
+        raise NotImplementedError
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last question is not answered yet: then no other one is taken."""
+        return self.frames is not None
+
+    @property
+    def working(self) -> bool:
+        """Whether the client waits for this end, and not the other way round."""
+        return self.busy and not self.connection.unread
+
+    def advance(self) -> bool:
+        """Says the next frame; returns False where that must wait for a thread or the client."""
+        if self.connection.deaf:
+            self.connection.ended = True
+        if self.frames is None or self.connection.choked:
+            return False
+        for frame in self.frames:
+            if frame:
+                self.connection.say(frame)
+            return bool(frame)
+        self.frames = None
+        return True
+
+    def interrupt(self) -> None:
+        """Leaves the rest of an answer unsaid."""
+        if self.frames is not None:
+            self.frames.close()
+        self.frames = None
+
+    def close(self) -> None:
+        self.interrupt()
+
+    def require(self, word: str) -> None:
+        """Raises Refusal where `--allow` does not list the word."""
+        if word not in self.terms.allow:
+            raise Refusal("refused", f"this receiver's --allow does not list {word}")
