@@ -171,7 +171,7 @@ class DumpFailed(BackupError):
 
 class DumpImpossible(ConfigError):
     """No dump can be made at all: a program is missing or too old, or the key leads to a forced
-    command.
+    command that takes none.
     """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -25,13 +26,13 @@ from ntt_backup.client.bootstrap import bundle
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import Receiver
 from ntt_backup.receiver.terms import Terms
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox
 from ntt_backup.wire.write_messages import Receipt
 from tests.patience import PATIENCE
 
 PROJECT = Path(__file__).resolve().parent.parent
-TO_CLIENT = {**write_messages.TO_CLIENT, **read_messages.TO_CLIENT}
+TO_CLIENT = {**write_messages.TO_CLIENT, **read_messages.TO_CLIENT, **dump_messages.TO_CLIENT}
 
 BYE = framing.frame(framing.BYE)
 PING = framing.frame(framing.PING, bytes(8))
@@ -122,6 +123,21 @@ def forced_command(*options: str, checking: str = "blake3") -> list[str]:
     elif shutil.which("b3sum") is None:
         pytest.skip("b3sum is not installed")
     return [sys.executable, "-S", "-c", lacking + program, *options]
+
+
+def unnamed_dump(content: bytes) -> bytes:
+    """What a client says to send a dump, but for its name."""
+    pieces = (content[at : at + framing.MAX_CHUNK] for at in range(0, len(content), 1 << 20))
+    data = b"".join(framing.frame(framing.DUMP_DATA, piece) for piece in pieces)
+    return data + framing.frame(framing.DUMP_END)
+
+
+def a_dump(content: bytes, name: str, **record: Any) -> bytes:
+    """All that a client says to send a dump. record: what its record says that is not so."""
+    digest = hashlib.sha256(content).hexdigest()
+    said = {"target": "remote", "database": "x", "bytes": len(content), "sha256": digest, **record}
+    text = json.dumps(said).encode()
+    return unnamed_dump(content) + dump_messages.named(framing.NAME, name, record=text)
 
 
 class Frames:
@@ -404,6 +420,10 @@ class ScriptedSession(Frames):
 
     def read(self, *asked: bytes) -> ScriptedSession:
         return self.say(*asked, reading=1)
+
+    def dumps(self, *said: bytes) -> ScriptedSession:
+        """A session for dumps of the catalog."""
+        return self.say(*said, dumps=1)
 
     def send(self, *said: bytes) -> ScriptedSession:
         """One session without a HELLO of its own. Once begun, it leaves no descriptor open."""

@@ -17,7 +17,7 @@ from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
 
 RECEIVER: Final = "ntt-backup-receive"
-_ALLOWED: Final = "put,list,verify"
+_ALLOWED: Final = "put,list,verify,dump"
 _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
@@ -32,7 +32,8 @@ def key_line(remote: RemoteSettings) -> str:
 def steps(remote: RemoteSettings) -> str:
     """Returns what to do, in order, for a person."""
     lines = [
-        f"How to let this host do no more at {remote.host} than add to {remote.path}:",
+        f"How to let this host do no more at {remote.host} than add to {remote.path},",
+        "and remove old dumps of the catalog there, never the newest:",
         "",
         f"1. Put the receiver on the remote as /usr/local/bin/{RECEIVER}, with mode 755, owned by",
         "   root. It is one file for any Python from 3.8 on, and is written by",

@@ -43,7 +43,12 @@ _NO_PYTHON: Final = re.compile(r"python3?: .*not found|python3: No such file", r
 _NO_PROGRAM: Final = re.compile(
     r"^(\w+\.)?(ImportError|ModuleNotFoundError|SyntaxError|AttributeError):"
 )
-_EXPLANATIONS: Final = {"gone": explain_gone, "root": explain_root, "storage": explain_batch}
+_EXPLANATIONS: Final = {
+    "gone": explain_gone,
+    "root": explain_root,
+    "storage": explain_batch,
+    "dump": explain_root,
+}
 _HINT: Final = "install python3 (3.8 or newer) on the remote, or set run.strategy to tar"
 
 
@@ -254,7 +259,7 @@ def _refusal(code: str, text: str) -> BackupError:
         return RemoteCannotStore(
             "what is below remote.path cannot be used",
             detail=text,
-            hint="by-hash must be a directory on the file system of remote.path",
+            hint="by-hash and pgdump must be directories on the file system of remote.path",
         )
     if code == "refused":
         return RemoteDenied(

@@ -5,9 +5,9 @@ goes out, and whatever becomes of the dump never stops the blobs. The events go 
 stdout; the last one is `dump_over`. Exit status: 0, or 1 where a dump should have been made and was
 not. Mostly none is due, and loading a program anew to find that out would cost more than all else.
 
-Where this machine or key can make no dumps at all (no pg_dump, a forced command), that is a warning
-as long as nobody relies on them: a dump was never made for this target, and no place of pg_dump is
-set. From the first dump on it is a failure.
+Where this machine or key can make no dumps at all (no pg_dump, a forced command that takes none),
+that is a warning as long as nobody relies on them: a dump was never made for this target, and no
+place of pg_dump is set. From the first dump on it is a failure.
 """
 
 from __future__ import annotations

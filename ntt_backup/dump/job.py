@@ -21,7 +21,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -30,13 +30,11 @@ from ntt_backup import events
 from ntt_backup.catalog import connection, dump_history, selection
 from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
-from ntt_backup.client.ssh import Ssh
-from ntt_backup.client.throttle import alone
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
-from ntt_backup.dump.remote_dir import DumpPlace, Upload
+from ntt_backup.dump.remote_dir import DumpPlace, Upload, open_place
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
 from ntt_backup.process.pipeline import wait_for
@@ -87,10 +85,6 @@ class _Job:
         self._settings = settings
         self._emit = emit
         self._application = identity.application("dump")
-        self._place = DumpPlace(
-            Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout
-        )
-        self._token = secrets.token_hex(4)
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
 
@@ -99,7 +93,14 @@ class _Job:
         with self._connect() as conn:
             state = dump_history.database_state(conn)
         found = pg_programs.find(settings.dump.bin, state.server_version)
-        contents = self._place.contents()
+        with closing(open_place(settings)) as place:
+            self._dump(place, found, state, force=force)
+
+    def _dump(
+        self, place: DumpPlace, found: Programs, state: DatabaseState, *, force: bool
+    ) -> None:
+        settings = self._settings
+        contents = place.contents()
         if not contents.placed:
             self._require_nothing_copied()
         ours = [one for one in contents.dumps if _is_of(one, settings.target, state.database)]
@@ -110,8 +111,8 @@ class _Job:
             return
         self._emit(events.DumpStart(reason=reason, program=found.version))
         number = 1 + max((one.number for one in contents.dumps), default=0)
-        name, made = self._make(found, state, number)
-        self._settle(name, made, ours)
+        name, made = self._make(place, found, state, number)
+        self._settle(place, name, made, ours)
 
     def _require_nothing_copied(self) -> None:
         """Raises RemoteUnreachable where blobs were copied. by-hash is missing at the start of a
@@ -124,9 +125,10 @@ class _Job:
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)
 
-    def _make(self, found: Programs, state: DatabaseState, number: int) -> tuple[str, DumpRecord]:
-        pace = alone(self._settings.run.bwlimit)
-        upload = self._place.upload(self._token, pace, self._settings.run.stall_timeout)
+    def _make(
+        self, place: DumpPlace, found: Programs, state: DatabaseState, number: int
+    ) -> tuple[str, DumpRecord]:
+        upload = place.upload()
         try:
             size, digest, head = self._pour(found.pg_dump, upload)
             stored = upload.finish()
@@ -155,14 +157,11 @@ class _Job:
                 fingerprint=state.fingerprint,
                 duration_s=round(time.monotonic() - self._clock, 3),
             )
-            name = record.name_of(self._begun, self._token)
-            self._place.name(self._token, name, made)
+            name = record.name_of(self._begun, secrets.token_hex(4))
+            upload.name(name, made)
         except BaseException:
-            upload.abort()
-            with suppress(BackupError):
-                self._place.forget(self._token)
+            upload.give_up()
             raise
-        upload.abort()
         return name, made
 
     def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:
@@ -197,7 +196,7 @@ class _Job:
             raise pg_programs.pg_dump_failed(status, child.stderr.text)
         return size, digest.hexdigest(), bytes(head)
 
-    def _settle(self, name: str, made: DumpRecord, ours: list[Stored]) -> None:
+    def _settle(self, place: DumpPlace, name: str, made: DumpRecord, ours: list[Stored]) -> None:
         """Removes what is past retention, and notes it. The dump is good even if that fails."""
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
@@ -205,11 +204,11 @@ class _Job:
         kept = retention.kept(whole, rule)
         past = [one.name for one in ours if one.name not in kept]
         try:
-            self._place.drop(past)
+            pruned = place.drop(past)
         except BackupError as error:
             reason = f"dumps past retention are still on the remote: {error}"
             self._emit(events.Warning(reason=reason))
-            past = []
+            pruned = 0
         self.note(name, made, "")
         took = time.monotonic() - self._clock
         self._emit(
@@ -219,8 +218,8 @@ class _Job:
                 sha256=made.sha256,
                 duration_s=took,
                 mb_per_s=made.bytes / 1e6 / max(took, 1e-3),
-                kept=len(kept),
-                pruned=len(past),
+                kept=len(ours) + 1 - pruned,
+                pruned=pruned,
             )
         )
 

@@ -11,21 +11,20 @@ newest until that day comes.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Final
 
+from ntt_backup.wire.dump_messages import STAMP, begun, read_record
+
 FORMAT: Final = 1
-_NAME: Final = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{8}\.dump")
 _KINDS: Final[Mapping[str, type]] = {
     "format": int,
     "number": int,
     "bytes": int,
     "duration_s": float,
 }
-_STAMP: Final = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +81,29 @@ class Stored:
         return self.record is not None and self.record.bytes == self.size
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What lies in `pgdump/`, oldest first. placed: by-hash is beside it."""
+
+    dumps: tuple[Stored, ...]
+    placed: bool
+
+    @staticmethod
+    def of(dumps: Iterable[Stored], *, placed: bool) -> Contents:
+        return Contents(tuple(sorted(dumps, key=lambda one: one.age_key)), placed)
+
+
 def name_of(moment: datetime, token: str) -> str:
     """Returns the name of a dump that is begun at moment; token: 8 hex digits, so that no two
     collide.
     """
-    return f"{moment.astimezone(UTC).strftime(_STAMP)}-{token}.dump"
-
-
-def is_name(text: str) -> bool:
-    """Returns whether text is a name of ours, and so harmless in a path or a shell."""
-    try:
-        begun(text)
-    except ValueError:
-        return False
-    return True
-
-
-def begun(name: str) -> datetime:
-    """Returns when the dump of that name was begun. Raises ValueError for another name."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is not the name of a dump")
-    return datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC)
+    return f"{moment.astimezone(UTC).strftime(STAMP)}-{token}.dump"
 
 
 def read(text: str) -> DumpRecord | None:
     """Returns the record in a JSON text; None for anything else."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+    values = read_record(text)
+    if values.get("format") != FORMAT:
         return None
     values.setdefault("number", 0)  # Records had none at first.
     names = [field.name for field in fields(DumpRecord)]

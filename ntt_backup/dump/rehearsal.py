@@ -9,14 +9,13 @@ only the rows would show, privileges and policies, the catalog is asked in one q
 
 from __future__ import annotations
 
-import secrets
+from contextlib import closing
 
 from ntt_backup.catalog import connection, dump_history, privileges
-from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.pg_programs import Programs
-from ntt_backup.dump.remote_dir import DumpPlace
+from ntt_backup.dump.remote_dir import open_place
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 
 
@@ -33,8 +32,8 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
             privileges.require_dumpable(conn)
         _dump_no_rows(settings, found, application)
         if remote_too:
-            remote, patience = settings.remote, settings.run.receipt_timeout
-            DumpPlace(Ssh(remote), remote.path, patience).try_out(secrets.token_hex(4))
+            with closing(open_place(settings)) as place:
+                place.try_out()
     except CatalogError:
         raise
     except BackupError as error:

@@ -16,16 +16,16 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ntt_backup.catalog import connection
-from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import DumpPlace
+from ntt_backup.dump.remote_dir import DumpPlace, open_place
 from ntt_backup.errors import DumpFailed
 from ntt_backup.format import many
 from ntt_backup.process.pipeline import Child, start, wait_for, write
@@ -57,20 +57,20 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
     with connection.connect(settings.catalog.url, application) as conn:
         version, user = conn.info.server_version, conn.info.user
     pg_restore = pg_programs.find(settings.dump.bin, version).pg_restore
-    place = DumpPlace(Ssh(settings.remote), settings.remote.path, settings.run.receipt_timeout)
-    ours = [
-        one
-        for one in place.contents().dumps
-        if one.record is not None and one.record.target == settings.target
-    ]
     url, secret = connection.for_program(settings.catalog.url, application)
-    for one in reversed(ours):
-        if not one.whole:
-            warn(f"{one.name} is not complete: it has {one.size} bytes")
-        elif (head := _pour(place, one, pg_restore, url, secret)) is not None:
-            return Recalled(one, user, _rights(pg_restore, head, user, warn))
-        else:
-            warn(f"{one.name} is damaged: its SHA-256 is another")
+    with closing(open_place(settings)) as place:
+        ours = [
+            one
+            for one in place.contents().dumps
+            if one.record is not None and one.record.target == settings.target
+        ]
+        for one in reversed(ours):
+            if not one.whole:
+                warn(f"{one.name} is not complete: it has {one.size} bytes")
+            elif (head := _pour(place, one, pg_restore, url, secret)) is not None:
+                return Recalled(one, user, _rights(pg_restore, head, user, warn))
+            else:
+                warn(f"{one.name} is damaged: its SHA-256 is another")
     raise DumpFailed(
         "there is no good dump of the catalog on the remote",
         detail=f"looked at {many(len(ours), 'dump')} of target {settings.target} in"
@@ -88,10 +88,11 @@ def _pour(
     """
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
+    pieces = place.fetch(one.name)
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     try:
         held, failure, head = b"", None, bytearray()
-        for data in _proved(place.fetch(one.name), one):
+        for data in _proved(pieces, one):
             if data is None:
                 return None
             head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
@@ -114,6 +115,7 @@ def _pour(
         return bytes(head)
     finally:
         child.kill()
+        pieces.close()
 
 
 def _rights(

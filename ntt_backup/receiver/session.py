@@ -1,7 +1,8 @@
 """One session of the receiver: a loop that takes frames, and never waits for a disk.
 
-HELLO says whether the session writes or reads; the frames that may follow are handled by
-`write_session` or `read_session`. `docs/protocol.md` is the contract.
+HELLO says whether the session writes, reads, or is for dumps of the catalog; the frames that may
+follow are handled by `write_session`, `read_session` or `dump_session`. `docs/protocol.md` is the
+contract.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ntt_backup.blobdir.syscalls import can_syncfs
 from ntt_backup.receiver.connection import Connection
-from ntt_backup.receiver.read_session import ReadSession
 from ntt_backup.receiver.workspace import Refusal, Workspace
-from ntt_backup.receiver.write_session import WriteSession
-from ntt_backup.receiver.write_workspace import WriteWorkspace
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
 if TYPE_CHECKING:
+    from ntt_backup.receiver.questions import QuestionSession
     from ntt_backup.receiver.terms import Terms
+    from ntt_backup.receiver.write_session import WriteSession
+
+AnyWorkspace = TypeVar("AnyWorkspace", bound=Workspace)
 
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
 # No dot: a stage's name joins the session's names with dots.
@@ -38,7 +40,7 @@ class Receiver:
         self._dismissed = False  # The client has said BYE.
         self._workspace: Workspace | None = None
         self._by_file = False
-        self._session: WriteSession | ReadSession | None = None
+        self._session: WriteSession | QuestionSession | None = None
         self._handlers: dict[int, Callable[[memoryview], None]] = {framing.HELLO: self._hello}
 
     def run(self) -> int:
@@ -130,36 +132,62 @@ class Receiver:
             raise ProtocolError("a hash that was not offered")
         if terms.root is not None and os.path.normpath(root) != os.path.normpath(terms.root):
             raise Refusal("refused", f"this receiver is for {terms.root} only")
-        reading = bool(asked.get("reading"))
-        if not reading and "put" not in terms.allow:
-            raise Refusal("refused", "this receiver takes no blobs (--allow)")
+        reading, dumps = bool(asked.get("reading")), bool(asked.get("dumps"))
+        if reading and dumps:
+            raise ProtocolError("a session of two kinds")
+        right, what = ("dump", "dumps") if dumps else ("put", "blobs")
+        if not reading and right not in terms.allow:
+            raise Refusal("refused", f"this receiver takes no {what} (--allow)")
         # --root itself, not the client's spelling of it: `a/../b` leads elsewhere where `a` is a
         # symlink.
         root = terms.root or root
-        write = (root, owner, run, slot, self._connection.show_life)
-        workspace = Workspace(root) if reading else WriteWorkspace(*write)
-        self._workspace = workspace
-        self._by_file = by_file = asked["sync"] == "fsync" or not can_syncfs(workspace.device)
-        if not isinstance(workspace, WriteWorkspace):
-            self._session = ReadSession(workspace, terms, self._connection)
+        self._by_file = asked["sync"] == "fsync"
+        if reading or dumps:
+            self._begin_to_answer(root, dumps)
         else:
-            self._session = WriteSession(workspace, terms, self._connection, kind, by_file)
-        self._handlers = {
-            **self._session.handlers(),
-            framing.PING: lambda payload: self._connection.say(
-                framing.frame(framing.PONG, payload)
-            ),
-            framing.BYE: self._bye,
-            **({} if reading else {framing.PLACE: self._place}),
-        }
-        self._ready(workspace)
+            self._begin_to_write(root, (owner, run, slot), kind)
+        self._handlers[framing.PING] = lambda payload: self._connection.say(
+            framing.frame(framing.PONG, payload)
+        )
+        self._handlers[framing.BYE] = self._bye
+        self._ready()
 
-    def _place(self, payload: memoryview) -> None:
-        if isinstance(self._workspace, WriteWorkspace):
-            self._workspace.place()
-            self._ready(self._workspace)
+    # What a session needs is loaded when it begins: source that travels is compiled each time.
 
-    def _ready(self, workspace: Workspace) -> None:
+    def _begin_to_answer(self, root: str, dumps: bool) -> None:
+        workspace = self._enter(Workspace(root))
+        if dumps:
+            from ntt_backup.receiver.dump_session import DumpSession
+
+            self._session = DumpSession(workspace, self._terms, self._connection)
+        else:
+            from ntt_backup.receiver.read_session import ReadSession
+
+            self._session = ReadSession(workspace, self._terms, self._connection)
+        self._handlers = self._session.handlers()
+
+    def _begin_to_write(self, root: str, name: tuple[str, str, str], kind: int) -> None:
+        from ntt_backup.receiver.write_session import WriteSession
+        from ntt_backup.receiver.write_workspace import WriteWorkspace
+
+        workspace = self._enter(WriteWorkspace(root, *name, self._connection.show_life))
+        terms, connection = self._terms, self._connection
+        self._session = WriteSession(workspace, terms, connection, kind, self._by_file)
+
+        def place(payload: memoryview) -> None:
+            workspace.place()
+            self._ready()
+
+        self._handlers = {**self._session.handlers(), framing.PLACE: place}
+
+    def _enter(self, workspace: AnyWorkspace) -> AnyWorkspace:
+        self._workspace = workspace
+        self._by_file = self._by_file or not can_syncfs(workspace.device)
+        return workspace
+
+    def _ready(self) -> None:
+        workspace = self._workspace
+        assert workspace is not None
         free, total = workspace.free()
         system = os.uname()
         fields: dict[str, write_messages.Field] = {

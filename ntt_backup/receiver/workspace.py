@@ -83,8 +83,10 @@ class Workspace:
 
 
 @contextmanager
-def refused(name: str) -> Iterator[None]:
-    """Raises Refusal where a directory of ours cannot be opened or made."""
+def refused(name: str, code: str = "storage") -> Iterator[None]:
+    """Raises Refusal where a directory of ours, or what is in it, cannot be opened or made. code:
+    of an error of the system.
+    """
     try:
         yield
     except Misplaced as problem:
@@ -92,4 +94,4 @@ def refused(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise gone(name) from None
     except OSError as problem:
-        raise Refusal("storage", error_line(problem)) from None
+        raise Refusal(code, error_line(problem)) from None

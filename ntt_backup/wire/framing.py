@@ -33,15 +33,18 @@ MAX_BLOB = 1 << 60
 MAX_TEXT = 300
 MAX_CODE = 32
 
-# The kinds of a session that writes: client -> receiver, receiver -> client. Both kinds of session
+# The kinds of a session that writes: client -> receiver, receiver -> client. All kinds of session
 # have HELLO, PING, BYE, READY, PONG, BUSY, ERROR and LEFT.
 HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLACE = range(1, 13)
 READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
-# Those of a session that reads. Neither session takes the other's, so that what only reads can be
-# seen to be unable to write.
+# Those of a session that reads. No session takes another's, so that what only reads can be seen to
+# be unable to write.
 LIST, VERIFY, GET, SUMS, BLOCKS = range(32, 37)
 NAMES, STRAY, LISTED, VERDICTS, CONTENTS, BLOB, PIECE, BLOB_END, NOT_GIVEN, GIVEN = range(160, 170)
 BLOCK_SUMS = 170
+# Those of a session for dumps of the catalog, which also answers with PIECE and BLOB_END.
+DUMPS, DUMP_DATA, DUMP_END, NAME, DROP, FETCH = range(64, 70)
+DUMP, DUMP_SUM, DONE = range(192, 195)
 
 # The kinds without a CRC-32.
 CONTENT = frozenset((PACK, DATA))

@@ -63,10 +63,11 @@ TO_RECEIVER = {
     framing.SUMS: (DIGEST_BYTES, DIGEST_BYTES),
     framing.BLOCKS: (DIGEST_BYTES + _COUNT.size, DIGEST_BYTES + MAX_DIGESTS * _COUNT.size),
 }
-_OF_BOTH = (framing.READY, framing.PONG, framing.BUSY, framing.ERROR, framing.LEFT)
+# The kinds that a client takes in any session.
+OF_ALL = (framing.READY, framing.PONG, framing.BUSY, framing.ERROR, framing.LEFT)
 # ... and a client that reads.
 TO_CLIENT = {
-    **{kind: write_messages.TO_CLIENT[kind] for kind in _OF_BOTH},
+    **{kind: write_messages.TO_CLIENT[kind] for kind in OF_ALL},
     framing.NAMES: (_NAME.size, _NAME.size * MAX_NAMES),
     framing.STRAY: (2, 1 + MAX_TEXT),
     framing.LISTED: (_LISTED.size, _LISTED.size),

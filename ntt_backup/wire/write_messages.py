@@ -165,7 +165,7 @@ def end(status: int, checksum: bytes = b"") -> bytes:
 
 
 def numbered(kind: int, number: int) -> bytes:
-    """Returns a COMMIT, ABORT or ABORTED."""
+    """Returns a COMMIT, ABORT, ABORTED or DONE."""
     return frame(kind, _NUMBER.pack(number))
 
 

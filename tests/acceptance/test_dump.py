@@ -121,14 +121,6 @@ def test_a_run_dumps_the_catalog_before_it_sends(dumping: Site, postgres: Postgr
     assert rows == [(blobid, None) for blobid in sorted(blobids)]  # as it was before the run
 
 
-def test_a_dump_goes_where_only_sh_is(dumping: Site) -> None:
-    dumping.fill(3)
-    dumping.write_config(run={"strategy": "tar"})
-    done = dumping.run("run")
-    assert done.returncode == 0, done.stdout
-    assert len(dumps(dumping)) == 1
-
-
 @pytest.mark.docker
 @pytest.mark.parametrize("account", ["csh", "fishy", "noisy"])
 def test_a_dump_goes_through_odd_accounts(dumping: Site, remote: Sshd, account: str) -> None:
@@ -198,9 +190,14 @@ def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
     assert len(names) == 2 + 3
 
 
-def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(dumping: Site, empty: str) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "tar"])  # By the receiver, and by the shell.
+def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
+    dumping: Site, empty: str, strategy: str
+) -> None:
     """One that was made while the clock was ahead is neither what comes back nor what stays."""
-    dumping.write_config(dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0})
+    dumping.write_config(
+        run={"strategy": strategy}, dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0}
+    )
     dumping.fill(20)
     assert make(dumping) == MADE
     (first,) = dumps(dumping)
@@ -524,9 +521,10 @@ def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
     assert dumping.events("dump_failed")[-1]["message"].startswith("pg_dump and pg_restore are not")
 
 
-def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "tar"])
+def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd, strategy: str) -> None:
     full = remote.full_directory()
-    dumping.write_config(remote={"path": full.path})
+    dumping.write_config(remote={"path": full.path}, run={"strategy": strategy})
     dumping.remote = full
     dumping.query(
         "create table of_others as select random()::text as t from generate_series(1, 400000)"
@@ -539,11 +537,12 @@ def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "end", "code", "moment"),
+    ("command", "end", "code", "moment", "strategy"),
     [
-        ("dump", signal.SIGINT, 130, "sending"),
-        ("run", signal.SIGTERM, 143, "checking"),
-        ("run", signal.SIGKILL, -signal.SIGKILL, "sending"),
+        ("dump", signal.SIGINT, 130, "sending", "auto"),
+        ("run", signal.SIGTERM, 143, "checking", "auto"),
+        ("run", signal.SIGTERM, 143, "checking", "tar"),
+        ("run", signal.SIGKILL, -signal.SIGKILL, "sending", "tar"),
     ],
 )
 def test_a_dump_that_is_stopped_leaves_nothing_there(
@@ -554,9 +553,11 @@ def test_a_dump_that_is_stopped_leaves_nothing_there(
     end: int,
     code: int,
     moment: str,
+    strategy: str,
 ) -> None:
     """As a terminal stops it: the signal goes to ssh and pg_dump, too."""
     dumping.fill(3)
+    dumping.write_config(run={"strategy": strategy})
     checking = tmp_path / "checking"
     if moment == "sending":
         stand_in(dumping, postgres, tmp_path, "head -c 3000000 /dev/urandom; exec sleep 1000")

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
@@ -42,8 +44,14 @@ def required() -> bool:
 
 
 @pytest.fixture
+def allowed() -> str:
+    """What the line allows."""
+    return "put,list,verify,dump"
+
+
+@pytest.fixture
 def forced(
-    site: Site, remote: Sshd, tmp_path: Path, checking: str, required: bool
+    site: Site, remote: Sshd, tmp_path: Path, checking: str, required: bool, allowed: str
 ) -> Iterator[list[str]]:
     """The site's only key is one that the receiver stands behind; an ssh that uses it."""
     identity = tmp_path / "id_forced"
@@ -52,6 +60,7 @@ def forced(
     line = key_line(RemoteSettings(host="x", path=site.remote.path, identity_file=identity))
     if checking == "none" and not required:
         line = line.replace(" --require blake3", "")
+    line = line.replace("put,list,verify,dump", allowed)
     authorized = remote.work / "keys" / "authorized_keys"
     before = authorized.read_text()
     authorized.write_text(before + line.replace(RECEIVER, receiver_on(remote, checking)) + "\n")
@@ -89,8 +98,46 @@ def test_a_run_goes_through_the_forced_command(
     site.assert_complete()
 
 
+@pytest.mark.parametrize("allowed", ["put,list,dump,get"])
+def test_dumps_go_through_the_forced_command_and_come_back(
+    site: Site, forced: list[str], postgres: Postgres, allowed: str
+) -> None:
+    """What is past retention stays for a while: the key must not be able to end all dumps."""
+    site.fill(20)
+    site.write_config(
+        run={"skip_pgdump": False},
+        dump={"bin": str(postgres.programs), "keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
+    )
+    check = site.run("check")
+    assert check.returncode == 0, check.stdout
+    assert re.search(rf"^ok +dump +{postgres.programs}/pg_dump, ", check.stdout, re.MULTILINE)
+    done = site.run("run")
+    assert done.returncode == 0, done.stdout
+    for _ in range(3):
+        assert site.run("dump", "--force").returncode == 0
+    (event,) = site.events("dump_complete")
+    (said,) = site.status()["dumps"]
+    assert said["error"] == ""
+    names = sorted(path.name for path in (site.remote.local / "pgdump").glob("*.dump"))
+    assert len(names) == 3  # The first of the day, and the newest two.
+    assert names[0] == event["name"]
+
+    live, empty = site.url, postgres.url("recalled")
+    postgres.execute(sql.SQL("create database recalled").format())
+    try:
+        site.write_config(catalog={"url": empty})
+        done = site.run("restore", "--catalog")
+        assert done.returncode == 0, done.stderr
+        with psycopg.connect(empty) as conn, psycopg.connect(live) as before:
+            rows = "select blobid, remote_copied from blobs order by 1"
+            assert conn.execute(rows).fetchall() == before.execute(rows).fetchall()
+    finally:
+        postgres.execute(sql.SQL("drop database recalled with (force)").format())
+
+
+@pytest.mark.parametrize("allowed", ["put,list,verify"])
 def test_check_says_that_no_dump_goes_through_the_forced_command(
-    site: Site, forced: list[str], postgres: Postgres
+    site: Site, forced: list[str], postgres: Postgres, allowed: str
 ) -> None:
     """A warning until somebody relies on dumps, then a failure: as the run ends, so does check."""
     site.fill(1)
@@ -98,7 +145,9 @@ def test_check_says_that_no_dump_goes_through_the_forced_command(
     site.environ = {"PATH": f"{postgres.programs}:{os.environ['PATH']}"}
     check = site.run("check")
     assert check.returncode == 0, check.stdout
-    assert re.search(r"^warning +dump .*forced command.*skip_pgdump", check.stdout, re.MULTILINE)
+    assert re.search(
+        r"^warning +dump .*forced command.*add dump to --allow.*skip_pgdump", check.stdout, re.M
+    )
 
     with connect(site.url, "test") as conn:
         now = datetime.now(UTC)
@@ -154,7 +203,7 @@ def test_whatever_is_asked_for_the_receiver_runs(site: Site, forced: list[str]) 
         asked = command.format(root=site.remote.path)
         done = subprocess.run([*forced, "-T", ALIAS, asked], input=b"", capture_output=True)
         assert done.stdout.startswith(b"\nNTT-RECEIVE 1 ")
-        assert b" allow=put,list,verify " in done.stdout
+        assert b" allow=put,list,verify,dump " in done.stdout
     assert list(site.remote.local.iterdir()) == []
 
 

@@ -17,12 +17,15 @@ from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.models import RunSettings
-from ntt_backup.dump.remote_dir import DumpPlace
-from ntt_backup.errors import DumpImpossible, RemoteDenied, RemoteUnreachable
+from ntt_backup.dump.by_shell import DumpsByShell
+from ntt_backup.dump.record import Contents, Stored
+from ntt_backup.dump.remote_dir import connect
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
 from tests.contract.harness import Harness, Machine, settle
+from tests.contract.test_dumps import NAME, send_dump
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 
@@ -94,17 +97,15 @@ def test_a_probe_says_that_the_connection_lingers(
 
 
 def test_the_catalogs_dumps_are_asked_for_beside_what_the_login_left(
-    local: Harness, leaving: Callable[[str], Machine]
+    local: Harness, leaving: Callable[[str], Machine], waits_for_ever: None
 ) -> None:
-    place = DumpPlace(leaving("sleep 1000"), local.path, FOR_EVER)
-    assert place.contents().dumps == ()
-    upload = place.upload("0" * 8, None, PATIENCE)
-    upload.send(b"content")
-    assert upload.finish()[0] == 7
-    temporary = local.remote_dir / "pgdump" / f".incoming-{'0' * 8}"
-    temporary.rename(temporary.with_name("x.dump"))
-    assert b"".join(place.fetch("x.dump")) == b"content"
-    place.forget("0" * 8)
+    run = RunSettings(strategy=local.strategy, receipt_timeout=80_000)
+    place = connect(spec_of(local, leaving("sleep 1000"), run))
+    assert place.contents() == Contents((), placed=True)
+    record = send_dump(place, b"content")
+    assert place.contents().dumps == (Stored(NAME, 7, record),)
+    assert b"".join(place.fetch(NAME)) == b"content"
+    place.close()
 
 
 def test_a_dump_is_fetched_beside_noise_on_stderr(
@@ -112,9 +113,12 @@ def test_a_dump_is_fetched_beside_noise_on_stderr(
 ) -> None:
     machine = leaving("(while :; do echo noise; sleep 0.01; done) >&2")
     (local.remote_dir / "pgdump").mkdir()
-    (local.remote_dir / "pgdump" / "x.dump").write_bytes(b"content")
+    (local.remote_dir / "pgdump" / NAME).write_bytes(b"content")
     machine.tool("cat", 'sleep 1; exec /bin/cat "$@"')
-    assert b"".join(DumpPlace(machine, local.path, PATIENCE).fetch("x.dump")) == b"content"
+    run = RunSettings(strategy=local.strategy)
+    place = connect(spec_of(local, machine, run))
+    assert b"".join(place.fetch(NAME)) == b"content"
+    place.close()
 
 
 # --- a directory that goes with the connection ----------------------------------------------------
@@ -163,14 +167,13 @@ def test_a_receiver_that_nobody_asked_for_is_named(local: Harness, machine: Mach
         lambda: ask(forced, "echo", {}, doing="a first word", timeout=PATIENCE),
         lambda: local.open(transport=forced),
         lambda: lodge(local, forced),
+        lambda: DumpsByShell(spec_of(local, forced)).contents(),
     ):
         with pytest.raises(RemoteDenied) as caught:
             question()
         assert "forced command" in caught.value.message
         assert "shell" in caught.value.hint
         assert str(caught.value).isprintable()
-    with pytest.raises(DumpImpossible):
-        DumpPlace(forced, local.path, PATIENCE).contents()
 
 
 # --- signs of life --------------------------------------------------------------------------------

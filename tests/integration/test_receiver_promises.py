@@ -7,36 +7,41 @@ import itertools
 import os
 import re
 import struct
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from ntt_backup.receiver import b3sum, group_commit, session
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
 from tests.receiver_driver import (
     BYE,
     PLACE,
     PROJECT,
     Frames,
     ScriptedSession,
+    a_dump,
     abort,
     commit,
     digest_of,
     everything,
     place_of,
     put,
+    unnamed_dump,
     verdicts,
 )
 
 CHECKING = ("blake3", "b3sum", "none")
 HASHES = ("sha256", "blake3")
 SYNCS = ("syncfs", "fsync")
-RIGHTS = [some for count in range(6) for some in itertools.combinations(ALLOWED, count)]
+OF_BLOBS = [word for word in ALLOWED if word != "dump"]
+RIGHTS = [some for count in range(6) for some in itertools.combinations(OF_BLOBS, count)]
 EVIL = b"evil content"
 LOW, HIGH = bytes(32), b"\xff" * 32
+GOOD, OTHER = "20260304T120000Z-0badcafe.dump", "20260304T120000Z-00000000.dump"
 
 TESTED: set[str] = set()
 
@@ -138,7 +143,8 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
         read_messages.summing(digest): ("get", framing.GIVEN),
         read_messages.getting_blocks(digest, [0]): ("get", framing.GIVEN),
     }
-    for allow in RIGHTS:
+    of_dumps = [framing.frame(kind) for kind in (framing.DUMPS, framing.DUMP_END)]
+    for allow in [*RIGHTS, ALLOWED]:
         client = ScriptedSession(root, allow, checking, hashed)
         for question, (right, answer) in asked.items():
             client.read(question)
@@ -147,11 +153,14 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
                 assert set(client.kinds) == {framing.READY, framing.ERROR}
             else:
                 assert client.kinds[-1] == answer
-        for frame in (client.batch(1, [b"good"]), PLACE):
+        for frame in (client.batch(1, [b"good"]), PLACE, *of_dumps):
             assert client.read(frame).error == "protocol"
         if "put" in allow:
-            for question in asked:
+            for question in [*asked, *of_dumps]:
                 assert client.say(question).error == "protocol"
+        for frame in (client.batch(1, [b"good"]), PLACE, *asked):
+            assert client.dumps(frame).error == ("protocol" if "dump" in allow else "refused")
+        assert client.say(reading=1, dumps=1).error == "protocol"
         assert everything(root) == before
 
 
@@ -331,6 +340,69 @@ def test_names_of_sessions_lead_nowhere_and_end_one_at_most(root: Path) -> None:
     ScriptedSession(root).say(PLACE, run="other")
     assert (stage / "0").read_bytes() == b"staged"
     os.close(lock)
+
+
+@stops("a dump under a path, or a name that is taken")
+def test_dumps_have_names_of_one_form_and_their_own_directory(root: Path) -> None:
+    client = ScriptedSession(root, ALLOWED)
+    (root / "outside").write_bytes(b"secret")
+    assert client.dumps(a_dump(b"good", GOOD)).error == ""
+    (root / "pgdump" / OTHER).symlink_to("../outside")
+    before = everything(root)
+    for name in (
+        "../outside".ljust(30, "/"),
+        "20260304T120000Z-0badcafe/dump",
+        "20260304T120000Z-0BADCAFE.dump",
+        "20260399T120000Z-0badcafe.dump",
+        "\u0662" * 30,
+        f"{GOOD[:-1]}\n",
+        GOOD[:-1],
+        "\0" * 30,
+    ):
+        for kind in (framing.NAME, framing.DROP, framing.FETCH):
+            asked = framing.frame(kind, name.encode() + b"{}" * (kind == framing.NAME))
+            assert client.dumps(unnamed_dump(EVIL), asked).error == "protocol"
+    for name in (GOOD, OTHER):
+        assert client.dumps(a_dump(EVIL, name)).error == "dump"
+    assert client.dumps(dump_messages.named(framing.FETCH, OTHER)).kinds[-1] == framing.BLOB_END
+    assert framing.PIECE not in client.kinds
+    assert client.dumps(dump_messages.named(framing.DROP, OTHER)).error == ""
+    assert everything(root) == before
+
+
+@stops("a record that is not that of the dump it sent")
+def test_a_dump_is_named_with_its_own_size_and_sum(root: Path) -> None:
+    client = ScriptedSession(root, ["dump"])
+    for record in ({"bytes": 3}, {"sha256": "00" * 32}, {"bytes": "4"}, {"sha256": None}):
+        assert client.dumps(a_dump(EVIL, GOOD, **record)).error == "protocol"
+    for text in (b"", b"[]", b"{", b"[" * 4000, b"{}" + bytes(4095)):
+        named = framing.frame(framing.NAME, GOOD.encode(), text)
+        assert client.dumps(unnamed_dump(EVIL), named).error == "protocol"
+    assert everything(root) == {}
+
+
+@stops("DROP, to have no good dump left, after putting worthless ones beside them")
+@pytest.mark.parametrize("allow", [("dump",), ("dump", "replace")])
+def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str]) -> None:
+    client, day = ScriptedSession(root, allow), 86400
+    noon = time.time() // day * day - day // 2
+    good = {f"20260304T120000Z-{number:08x}.dump": noon - number * day for number in range(12)}
+    for name, arrived in good.items():
+        assert client.dumps(a_dump(b"good", name)).error == ""
+        os.utime(root / "pgdump" / name, (arrived, arrived))
+    evil = [f"29990304T120000Z-{number:08x}.dump" for number in range(20)]
+    client.dumps(*(a_dump(EVIL, name, number=10**9) for name in evil))
+    assert client.error == ""
+
+    client.dumps(dump_messages.named(framing.DROP, *good, *evil))
+
+    assert client.error == ""
+    left = {path.name for path in (root / "pgdump").glob("*.dump")}
+    if "replace" in allow:
+        assert left == set()
+    else:
+        assert left & set(good) == set(list(good)[:6])
+        assert len(left & set(evil)) <= 3
 
 
 @stops("frames out of order, of no known type, or with another checksum")

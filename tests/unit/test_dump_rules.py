@@ -14,6 +14,7 @@ from ntt_backup.dump import record
 from ntt_backup.dump.job import due
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention, kept
+from ntt_backup.wire.dump_messages import is_name
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 WEEK = 7 * 86400.0
@@ -137,7 +138,7 @@ def test_dumps_sort_by_number_and_then_by_name() -> None:
     ],
 )
 def test_a_name_of_another_form_is_no_dump(text: str) -> None:
-    assert not record.is_name(text)
+    assert not is_name(text)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
 from ntt_backup.wire.write_messages import Exceptional, Receipt
 from tests.receiver_driver import PROJECT
@@ -32,6 +32,9 @@ READERS = [
         write_messages.read_part(memoryview(data), framing.MAX_RAW) if len(data) >= 5 else None
     ),
     lambda data: write_messages.read_end(data) if data else None,
+    dump_messages.read_names,
+    lambda data: dump_messages.read_dump(data) if len(data) >= 8 else None,
+    dump_messages.read_record,
 ]
 
 
@@ -264,7 +267,7 @@ def test_every_type_has_one_number_and_one_direction() -> None:
 def test_the_numbers_are_those_of_the_document() -> None:
     text = (PROJECT / "docs" / "protocol.md").read_text()
     rows = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", text, re.MULTILINE))
-    assert len(rows) == 36
+    assert len(rows) == 45
     assert {name: getattr(framing, name) for name in rows} == {
         name: int(number) for name, number in rows.items()
     }

@@ -1,0 +1,128 @@
+"""`pgdump/` by the receiver, over one connection; see `remote_dir`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from ntt_backup.client.asking import AskingSession
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
+from ntt_backup.errors import DumpImpossible
+from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
+from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
+
+# A slow disk reads this many bytes a second when it is asked for a sum.
+SLOW: Final = 5_000_000
+# The receiver names fewer; what else lies in the directory has not come through it.
+_MOST: Final = 10 * dump_messages.MAX_DUMPS
+
+
+class DumpsByReceiver(AskingSession):
+    """A session for dumps, which is its own upload: it takes one dump at a time.
+
+    Raises Unsupported where the remote has no Python that can run the receiver, DumpImpossible
+    where a forced command takes no dumps.
+    """
+
+    def __init__(self, spec: SessionSpec) -> None:
+        super().__init__(spec, dump_messages.TO_CLIENT)
+        self._sent = 0
+        with self._connection.checked():
+            if "dump" not in self.banner.allowed:
+                raise DumpImpossible(
+                    "the key leads to a forced command, which takes no dumps",
+                    detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
+                    hint="add dump to --allow in the line of our key in the remote's"
+                    " authorized_keys (a receiver that does not know the word is old: copy it anew,"
+                    " see `ntt-backup-remote install-receiver --write FILE`); or dump the catalog"
+                    " by another way and set run.skip_pgdump",
+                )
+            self._placed = bool(self._connection.hello(dumps=1).get("placed"))
+
+    def contents(self) -> Contents:
+        """Returns what lies there, and changes nothing."""
+        dumps: list[Stored] = []
+        with self._connection.checked():
+            for kind, payload in self._answers(framing.frame(framing.DUMPS), framing.DONE):
+                if kind != framing.DUMP or len(dumps) == _MOST:
+                    raise ProtocolError(f"a frame of type {kind} among dumps, or too many")
+                name, size, record = dump_messages.read_dump(payload)
+                dumps.append(Stored(name, size, read(record.decode("utf-8", "replace"))))
+        return Contents.of(dumps, placed=self._placed)
+
+    def try_out(self) -> None:
+        """Finds out whether a dump could be stored; nothing of it is left after `close`."""
+        self.send(b"0")
+        self.finish()
+
+    def drop(self, names: Sequence[str]) -> int:
+        """Removes dumps with their records, and returns how many. The remote may keep some."""
+        return self._do(dump_messages.named(framing.DROP, *names)) if names else 0
+
+    def fetch(self, name: str) -> Generator[bytes, None, None]:
+        """Yields a dump's content as it comes. It is the caller who knows what it must be."""
+        self.require("get")
+        with self._connection.checked():
+            question = dump_messages.named(framing.FETCH, name)
+            for kind, payload in self._answers(question, framing.BLOB_END):
+                if kind != framing.PIECE:
+                    raise ProtocolError(f"a frame of type {kind} within a dump")
+                yield bytes(read_messages.read_piece(payload))
+
+    # --- a dump on its way ------------------------------------------------------------------------
+
+    def upload(self) -> DumpsByReceiver:
+        """Begins to send a dump. When it ends without a name, by `give_up` or by our death, the
+        remote removes what it got.
+        """
+        self._sent = 0
+        return self
+
+    def send(self, data: bytes) -> None:
+        """Hands data over."""
+        with self._connection.checked():
+            for at in range(0, len(data), MAX_CHUNK):
+                piece = framing.frame(framing.DUMP_DATA, data[at : at + MAX_CHUNK])
+                self._connection.send(piece, self._refuse)
+        self._sent += len(data)
+
+    def look(self) -> None:
+        """Notes what has come back meanwhile; raises where the connection has ended."""
+        with self._connection.checked():
+            self._connection.channel.hear(self._refuse, 0.0)
+
+    def finish(self) -> tuple[int, str]:
+        """Ends the dump; returns the size and the SHA-256 of what is on the remote's stable
+        storage.
+        """
+        with self._connection.checked():
+            self._send(framing.frame(framing.DUMP_END))
+            kind, payload = self._next(self._sent / SLOW)
+            if kind != framing.DUMP_SUM:
+                raise ProtocolError(f"a frame of type {kind} for a sum")
+            size, digest = dump_messages.read_dump_sum(payload)
+        return size, digest.hex()
+
+    def name(self, name: str, record: DumpRecord) -> None:
+        """Gives it its name; durable when this returns."""
+        self._do(dump_messages.named(framing.NAME, name, record=record.to_json().encode()))
+
+    def give_up(self) -> None:
+        """Has the remote remove it, and ends the connection, in bounded time. Never raises."""
+        self.close()
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def _do(self, question: bytes) -> int:
+        """Has something done, and returns to how many dumps."""
+        with self._connection.checked():
+            self._send(question)
+            kind, payload = self._next()
+            if kind != framing.DONE:
+                raise ProtocolError(f"a frame of type {kind} for what is done")
+            return write_messages.read_number(payload)
+
+    def _refuse(self, data: bytes) -> None:
+        for kind, _ in self._connection.frames(data):
+            raise ProtocolError(f"a frame of type {kind} within a dump")
