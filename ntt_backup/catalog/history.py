@@ -38,40 +38,29 @@ class Run:
     read_at: datetime = field(compare=False)
 
 
-def start_run(
+def start_run(conn: Connection, run_id: UUID, target: str, **about: str | int) -> None:
+    """Records that a run begins. about: its host, pid, strategy and number of workers."""
+    with translated("note the run"):
+        conn.execute(statement("start_run"), {"run_id": run_id, "target": target, **about})
+
+
+def update_run(
     conn: Connection,
     run_id: UUID,
     *,
-    target: str,
-    host: str,
-    pid: int,
-    strategy: str,
-    workers: int,
-) -> None:
-    """Records that a run begins."""
-    about = {"target": target, "host": host, "pid": pid, "strategy": strategy, "workers": workers}
-    _record(conn, "start_run", {"run_id": run_id, **about})
-
-
-def update_run(conn: Connection, run_id: UUID, *, copied: int, failed: int, bytes: int) -> None:
-    """Records what the run has done since it began: blobs copied, blobs failed, bytes copied."""
-    done = {"copied": copied, "failed": failed, "bytes": bytes}
-    _record(conn, "update_run", {"run_id": run_id, **done})
-
-
-def end_run(
-    conn: Connection,
-    run_id: UUID,
-    *,
-    outcome: str,
-    exit_code: int,
     copied: int,
     failed: int,
     bytes: int,
+    outcome: str | None = None,
+    exit_code: int | None = None,
 ) -> None:
-    """Records how the run ended, with its final counts."""
+    """Records what the run has done since it began: blobs copied, blobs failed, bytes copied. With
+    an outcome it has ended.
+    """
     done = {"copied": copied, "failed": failed, "bytes": bytes}
-    _record(conn, "end_run", {"run_id": run_id, "outcome": outcome, "exit_code": exit_code, **done})
+    ended = {"outcome": outcome, "exit_code": exit_code}
+    with translated("note the run"):
+        conn.execute(statement("update_run"), {"run_id": run_id, **done, **ended})
 
 
 def last_run(conn: Connection, target: str) -> Run | None:
@@ -79,8 +68,3 @@ def last_run(conn: Connection, target: str) -> Run | None:
     with translated("read the history of runs"):
         row = conn.execute(statement("last_run"), {"target": target}).fetchone()
     return Run(*row) if row else None
-
-
-def _record(conn: Connection, name: str, values: dict[str, object]) -> None:
-    with translated("note the run"):
-        conn.execute(statement(name), values)

@@ -53,7 +53,7 @@ class RunHistory:
         history.start_run(
             self._open(),
             self._run_id,
-            target=settings.target,
+            settings.target,
             host=socket.gethostname(),
             pid=os.getpid(),
             strategy=strategy,
@@ -62,16 +62,12 @@ class RunHistory:
         self._started = True
 
     def any_pending(self) -> bool:
-        """Returns whether there is anything to send, or may be, where that is not known in a
-        moment. Raises CatalogError.
-        """
+        """Returns whether there is, or may be, anything to send. Raises CatalogError."""
         claims = Claims(self._open(), self._settings.target, range(RANGES))
         return claims.any_pending() is not False
 
     def count_pending(self, progress: Progress, now: float) -> None:
-        """Tells progress how much is pending, if that is due: sooner where it is out of date. now:
-        monotonic seconds.
-        """
+        """Tells progress how much is pending, if that is due. now: monotonic seconds."""
         rest = _AT_WORK_SECONDS if progress.at_work else _IDLE_SECONDS
         if progress.out_of_date:
             rest = _SOON_SECONDS
@@ -88,29 +84,36 @@ class RunHistory:
 
     def update(self, snapshot: Snapshot) -> None:
         """Writes what the run has done so far; that also shows that it is alive."""
-        self._try(lambda conn: history.update_run(conn, self._run_id, **_sums(snapshot)))
+        self._update(snapshot)
 
     def still_failed(self) -> int:
         """Returns how many blobs are failed, by whatever run; 0 where the catalog is away."""
         if not self._started:
             return 0
         target = self._settings.target
-        return (
-            self._try(
-                lambda conn: sum(stats.quick_reasons(conn, target, few=False).failed.values())
-            )
-            or 0
-        )
+        found = self._try(lambda conn: stats.quick_reasons(conn, target, few=False))
+        return sum(found.failed.values()) if found is not None else 0
 
     def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
         """Writes how the run ended, and closes the connection."""
         if self._started:
-            self._try(
-                lambda conn: history.end_run(
-                    conn, self._run_id, outcome=outcome, exit_code=exit_code, **_sums(snapshot)
-                )
-            )
+            self._update(snapshot, outcome, exit_code)
         self._close()
+
+    def _update(
+        self, snapshot: Snapshot, outcome: str | None = None, exit_code: int | None = None
+    ) -> None:
+        self._try(
+            lambda conn: history.update_run(
+                conn,
+                self._run_id,
+                copied=snapshot.copied,
+                failed=snapshot.failed,
+                bytes=snapshot.bytes,
+                outcome=outcome,
+                exit_code=exit_code,
+            )
+        )
 
     def _open(self) -> connection.Connection:
         if self._connection is None:
@@ -131,7 +134,3 @@ class RunHistory:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-
-
-def _sums(snapshot: Snapshot) -> dict[str, int]:
-    return {"copied": snapshot.copied, "failed": snapshot.failed, "bytes": snapshot.bytes}

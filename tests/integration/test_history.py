@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID, uuid4
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import end_run, last_run, start_run, update_run
+from ntt_backup.catalog.history import last_run, start_run, update_run
 
 TARGET = "remote"
 
@@ -14,7 +14,7 @@ def test_runs_are_remembered(catalog: Connection) -> None:
     assert last_run(catalog, TARGET) is None
     first, second = uuid4(), uuid4()
     start(catalog, first)
-    end_run(catalog, first, outcome="done", exit_code=7, copied=5, failed=1, bytes=2**40)
+    update_run(catalog, first, outcome="done", exit_code=7, copied=5, failed=1, bytes=2**40)
 
     run = last_run(catalog, TARGET)
     assert run is not None
@@ -44,7 +44,7 @@ def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> Non
     assert run is not None
     assert (run.copied, run.failed, run.bytes) == (7, 2, 70)
 
-    end_run(catalog, run_id, outcome="done", exit_code=0, copied=9, failed=3, bytes=90)
+    update_run(catalog, run_id, outcome="done", exit_code=0, copied=9, failed=3, bytes=90)
     ended = last_run(catalog, TARGET)
     update_run(catalog, run_id, copied=7, failed=2, bytes=70)
 
@@ -52,4 +52,4 @@ def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> Non
 
 
 def start(conn: Connection, run_id: UUID) -> None:
-    start_run(conn, run_id, target=TARGET, host="here", pid=42, strategy="tar", workers=4)
+    start_run(conn, run_id, TARGET, host="here", pid=42, strategy="tar", workers=4)

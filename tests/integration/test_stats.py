@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import stats
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.history import end_run, start_run
+from ntt_backup.catalog.history import start_run, update_run
 from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.schema import init_db
@@ -180,9 +180,8 @@ def test_a_small_table_is_counted(catalog: Connection) -> None:
 
 def a_run(catalog: Connection, copied: int, size: int) -> None:
     run_id = uuid4()
-    values = {"target": TARGET, "host": "h", "pid": 1, "strategy": "tar", "workers": 1}
-    start_run(catalog, run_id, **values)  # type: ignore[arg-type]
-    end_run(catalog, run_id, outcome="done", exit_code=0, copied=copied, failed=0, bytes=size)
+    start_run(catalog, run_id, TARGET, host="h", pid=1, strategy="tar", workers=1)
+    update_run(catalog, run_id, outcome="done", exit_code=0, copied=copied, failed=0, bytes=size)
 
 
 @pytest.mark.parametrize("noted", [10_000, 0])
