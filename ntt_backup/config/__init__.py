@@ -15,37 +15,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ntt_backup.config import sources
-from ntt_backup.config.messages import config_error, explain
-from ntt_backup.config.models import (
-    DEFAULT_TARGET,
-    ENVIRONMENT,
-    CatalogConfig,
-    DumpSettings,
-    RemoteConfig,
-    RemoteSettings,
-    RunSettings,
-    Settings,
-    StoreConfig,
-)
-from ntt_backup.config.sources import misspelt
-from ntt_backup.config.values import parse_duration, parse_size
-
-__all__ = [
-    "DEFAULT_TARGET",
-    "ENVIRONMENT",
-    "CatalogConfig",
-    "ConfigT",
-    "DumpSettings",
-    "RemoteConfig",
-    "RemoteSettings",
-    "RunSettings",
-    "Settings",
-    "StoreConfig",
-    "load",
-    "misspelt",
-    "parse_duration",
-    "parse_size",
-]
+from ntt_backup.config.messages import Problem, explain
+from ntt_backup.config.models import DEFAULT_TARGET as DEFAULT_TARGET
+from ntt_backup.config.models import ENVIRONMENT as ENVIRONMENT
+from ntt_backup.config.models import CatalogConfig as CatalogConfig
+from ntt_backup.config.models import DumpSettings as DumpSettings
+from ntt_backup.config.models import RemoteConfig as RemoteConfig
+from ntt_backup.config.models import RemoteSettings as RemoteSettings
+from ntt_backup.config.models import RunSettings as RunSettings
+from ntt_backup.config.models import Settings as Settings
+from ntt_backup.config.models import StoreConfig as StoreConfig
+from ntt_backup.config.sources import misspelt as misspelt
+from ntt_backup.config.values import parse_duration as parse_duration
+from ntt_backup.config.values import parse_size as parse_size
+from ntt_backup.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
 
@@ -66,18 +49,38 @@ def load(
 
     Raises ConfigError that names every problem, in one line.
     """
-    in_file = sources.from_file(file, environ, target)
+    in_file, others = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
-    merged = sources.merged(in_file, in_environment, sources.from_flags(flags or {}))
+    layer = in_file | in_environment | sources.from_flags(flags or {})
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
-    problems = sources.place_conflicts(in_environment, in_file, table)
-    for other in in_file.others:
-        problems += sources.problems_of_other_target(other)
-    settings = None
-    try:
-        settings = model.model_validate({**merged.values, "target": target})
-    except ValidationError as error:
-        problems[:0] = explain(error.errors(), merged.origins, table)
+    settings, problems = _validated(model, layer, target, table)
+    # A variable would send the blobs of another target to the place of `remote`.
+    place = next((in_file[key].origin for key in sources.PLACE if key in in_file), None)
+    if place is not None and target != DEFAULT_TARGET:
+        problems += [
+            Problem(
+                f"{in_environment[key].origin} is set, but {place} is another place",
+                "unset it to work on this target",
+            )
+            for key in sources.PLACE
+            if key in in_environment
+        ]
+    for other in others:
+        problems += _validated(CatalogConfig, other, target, "remote", complete=False)[1]
     if settings is None or problems:
-        raise config_error(problems)
+        texts = dict.fromkeys(problem.text for problem in problems)
+        hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
+        # A log entry is one line.
+        raise ConfigError("; ".join(texts), hint="; ".join(hints))
     return settings
+
+
+def _validated(
+    model: type[ConfigT], layer: sources.Layer, target: str, table: str, *, complete: bool = True
+) -> tuple[ConfigT | None, list[Problem]]:
+    """Returns the settings of a layer, or its problems. complete: nothing may be missing."""
+    try:
+        return model.model_validate({**sources.nested(layer), "target": target}), []
+    except ValidationError as error:
+        wrong = [one for one in error.errors() if complete or one["type"] != "missing"]
+        return None, [problem for one in wrong for problem in explain(one, layer, table)]

@@ -9,50 +9,40 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pydantic_core import ErrorDetails
 
 from ntt_backup.config.models import ENVIRONMENT, TABLES
+from ntt_backup.config.sources import Layer
 from ntt_backup.config.values import needed
-from ntt_backup.errors import ConfigError
 
 _SHOWN_LENGTH = 80
 _MAY_HOLD_A_PASSWORD = re.compile(r"://|passw|:[^:@]+@", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """text: what is wrong with which value. hint: what to do, where the text does not say it."""
 
     text: str
     hint: str = ""
 
 
-def config_error(problems: Sequence[Problem]) -> ConfigError:
-    """Returns one error of one line for all problems, since a log entry is one line."""
-    texts = dict.fromkeys(problem.text for problem in problems)
-    hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
-    return ConfigError("; ".join(texts), hint="; ".join(hints))
+def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
+    """Yields an error of pydantic, whose loc is a table and a key, as problems of a layer.
 
-
-def explain(
-    errors: Iterable[ErrorDetails], origins: Mapping[str, str], table: str
-) -> list[Problem]:
-    """Returns each error of pydantic as a problem.
-
-    origins: the operator's names for keys that were set. table: the table that has the target's
-    host and path. An error's loc is the table's name, then the key.
+    table: the one that has the target's host and path.
     """
-    return [problem for error in errors for problem in _explain(error, origins, table)]
 
+    def origin_of(key: str) -> str:
+        origin = layer[key].origin if key in layer else key
+        return origin if origin.isprintable() else ascii(origin)[1:-1]
 
-def _explain(error: ErrorDetails, origins: Mapping[str, str], table: str) -> Iterator[Problem]:
     section, name = str(error["loc"][0]), str((*error["loc"], "")[1])
     fields = TABLES[section].model_fields
     key = f"{section}.{name}"
-    origin = origins.get(key, key)
+    origin = origin_of(key)
     if error["type"] == "missing":
         required = [known for known, field in fields.items() if field.is_required()]
         for one in [name] if name else required:
@@ -63,7 +53,7 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str], table: str) -> Ite
         yield Problem(f"{origin} is not a setting{guess}", f"{section} has {', '.join(fields)}")
     elif error["type"] == "contradiction":
         low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
-        text = f"{origins.get(low, low)} is above {origins.get(high, high)}"
+        text = f"{origin_of(low)} is above {origin_of(high)}"
         yield Problem(text, "set both, the first not above the second")
     else:
         yield Problem(

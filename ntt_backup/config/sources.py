@@ -1,6 +1,6 @@
 """Where settings come from: flags, environment, file. Each value keeps the name its operator wrote.
 
-A layer is what one of them says, as `table.key` to value, with an origin for each key: `--workers`,
+A layer is what one of them says, by `table.key`, with an origin for each value: `--workers`,
 `NTT_WORKERS`, `run.workers in /etc/ntt/backup-remote.toml`. A layer has the right form; its values
 are validated once the layers are merged.
 
@@ -16,14 +16,10 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from ntt_backup.config.messages import Problem, explain
-from ntt_backup.config.models import DEFAULT_TARGET, ENVIRONMENT, TABLES, CatalogConfig
+from ntt_backup.config.models import DEFAULT_TARGET, ENVIRONMENT, TABLES
 from ntt_backup.errors import ConfigError
 
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
@@ -32,58 +28,44 @@ CONFIG_VARIABLE = "NTT_CONFIG"
 # The former names of settings: files that were written then are still valid.
 _RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
 # A target that names one of these must not inherit the others from elsewhere.
-_PLACE = ("host", "port", "path")
+PLACE = ("remote.host", "remote.port", "remote.path")
 _TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
 
 
-@dataclass(slots=True)
-class Layer:
-    """What one source says. values are nested by table, origins go by `table.key`."""
+class Setting(NamedTuple):
+    """A value, and the name under which its operator wrote it."""
 
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
+    value: object
+    origin: str
 
-    def put(self, key: str, value: object, origin: str) -> None:
+
+Layer = dict[str, Setting]
+
+
+def nested(layer: Layer) -> dict[str, dict[str, object]]:
+    """Returns the values by table, then by key."""
+    tables: dict[str, dict[str, object]] = {}
+    for key, setting in layer.items():
         section, _, name = key.partition(".")
-        self.values.setdefault(section, {})[name] = value
-        self.origins[key] = origin if origin.isprintable() else ascii(origin)[1:-1]
-
-
-@dataclass(slots=True)
-class FileLayer(Layer):
-    """What the file says for one target. others: its tables of the targets that are not used."""
-
-    path: Path | None = None
-    others: list[Layer] = field(default_factory=list)
-
-
-def merged(*layers: Layer) -> Layer:
-    """Returns one layer of all. A later one wins."""
-    result = Layer()
-    for layer in layers:
-        for section, values in layer.values.items():
-            result.values.setdefault(section, {}).update(values)
-        result.origins.update(layer.origins)
-    return result
+        tables.setdefault(section, {})[name] = setting.value
+    return tables
 
 
 def from_flags(flags: Mapping[str, object]) -> Layer:
     """Returns the layer of flags, which go by `table.key`; None means not given."""
-    layer = Layer()
-    for key, value in flags.items():
-        if value is not None:
-            layer.put(key, value, "--" + key.partition(".")[2].replace("_", "-"))
-    return layer
+    return {
+        key: Setting(value, "--" + key.partition(".")[2].replace("_", "-"))
+        for key, value in flags.items()
+        if value is not None
+    }
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
     """Returns the layer of the environment."""
-    layer = Layer()
-    for name, key in ENVIRONMENT.items():
-        if value := environ.get(name):
-            layer.put(key, value, name)
-    return layer
+    return {
+        key: Setting(environ[name], name) for name, key in ENVIRONMENT.items() if environ.get(name)
+    }
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
@@ -98,9 +80,11 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> FileLayer:
-    """Returns the layer of the file given, else that of NTT_CONFIG, else that of the default file
-    where it exists.
+def from_file(
+    file: Path | None, environ: Mapping[str, str], target: str
+) -> tuple[Layer, list[Layer]]:
+    """Returns what the file given, else that of NTT_CONFIG, else the default file where it exists,
+    says for this target; and a layer for each other target.
 
     Raises ConfigError for a file that cannot be read, is not TOML, or has not the form of tables.
     """
@@ -113,7 +97,7 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
         tables = _tables(path)
     except OSError as error:
         if file is None and isinstance(error, FileNotFoundError | NotADirectoryError):
-            return FileLayer()
+            return {}, []
         raise ConfigError(
             f"cannot read the configuration {path}",
             detail=error.strerror or str(error),
@@ -126,44 +110,25 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> Fil
             detail=f"its targets are {', '.join(remotes)}",
             hint=f"add a table [targets.{target}] with host and path",
         )
-    chosen = remotes.pop(target)
-    layer = FileLayer(chosen.values, chosen.origins, path, list(remotes.values()))
+    layer = remotes.pop(target)
     for section, table in tables.items():
-        layer.values[section] = {}
-        for name, value in table.items():
-            key = f"{section}.{name}"
-            today = _RENAMED.get(key, key)
-            if today != key and today.partition(".")[2] in table:
-                raise ConfigError(
-                    f"{path} sets {key} and {today}, which are the same", hint=f"keep {today}"
-                )
-            layer.put(today, value, f"{key} in {path}")
-    return layer
+        layer |= _layer(section, table, section, path)
+    for former, today in _RENAMED.items():
+        if former in layer and today in layer:
+            raise ConfigError(
+                f"{path} sets {former} and {today}, which are the same", hint=f"keep {today}"
+            )
+        if former in layer:
+            layer[today] = layer.pop(former)
+    return layer, list(remotes.values())
 
 
-def place_conflicts(environment: Layer, file: FileLayer, table: str) -> list[Problem]:
-    """Returns a problem for each variable that would send blobs of another target to `remote`."""
-    keys = [f"remote.{name}" for name in _PLACE]
-    if table == DEFAULT_TARGET or not any(key in file.origins for key in keys):
-        return []
-    return [
-        Problem(
-            f"{environment.origins[key]} is set, but [{table}] in {file.path} is another place",
-            "unset it to work on this target",
-        )
-        for key in keys
-        if key in environment.origins
-    ]
-
-
-def problems_of_other_target(layer: Layer) -> list[Problem]:
-    """Returns what is wrong with a target that is not used now; it may be incomplete."""
-    try:
-        CatalogConfig.model_validate(layer.values)
-    except ValidationError as error:
-        wrong = [one for one in error.errors() if one["type"] != "missing"]
-        return explain(wrong, layer.origins, DEFAULT_TARGET)
-    return []
+def _layer(section: str, values: Mapping[str, object], written: str, path: Path) -> Layer:
+    """Returns the settings of a section, which stand in the table that is called so in the file."""
+    return {
+        f"{section}.{name}": Setting(value, f"{written}.{name} in {path}")
+        for name, value in values.items()
+    }
 
 
 def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
@@ -172,16 +137,12 @@ def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
     A target has the settings of `[remote]` except for the place, with its own laid over them.
     """
     targets = _targets(tables.pop("targets", {}), path)
-    shared = tables.pop(DEFAULT_TARGET, None)
-    layers = {DEFAULT_TARGET: Layer({} if shared is None else {"remote": {}})}
-    layers |= {target: Layer({"remote": {}}) for target in targets}
-    for target, layer in layers.items():
-        for name, value in (shared or {}).items():
-            if target == DEFAULT_TARGET or name not in _PLACE:
-                layer.put(f"remote.{name}", value, f"remote.{name} in {path}")
-        for name, value in targets.get(target, {}).items():
-            layer.put(f"remote.{name}", value, f"targets.{target}.{name} in {path}")
-    return layers
+    default = _layer("remote", tables.pop(DEFAULT_TARGET, {}), DEFAULT_TARGET, path)
+    shared = {key: setting for key, setting in default.items() if key not in PLACE}
+    return {DEFAULT_TARGET: default} | {
+        name: shared | _layer("remote", own, f"targets.{name}", path)
+        for name, own in targets.items()
+    }
 
 
 def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:

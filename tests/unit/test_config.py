@@ -342,7 +342,7 @@ def test_a_target_inherits_no_part_of_its_place(file: Path) -> None:
 def test_the_environment_cannot_send_a_target_elsewhere(file: Path, variable: str) -> None:
     environ = {variable: {"NTT_REMOTE_PATH": "/elsewhere"}.get(variable, "22")}
     error = refused(NAS, path=file, target="nas", environ=environ)
-    assert error.message == f"{variable} is set, but [targets.nas] in {file} is another place"
+    assert error.message == f"{variable} is set, but targets.nas.host in {file} is another place"
     load(Settings, file=file, environ=environ)
 
 
