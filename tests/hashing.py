@@ -8,7 +8,7 @@ from pathlib import Path
 import blake3
 import pytest
 
-from ntt_backup.cli.forced_command import RECEIVER, write
+from ntt_backup.cli.install_receiver import RECEIVER, write_receiver
 from tests.sshd import RemoteDir, Sshd
 
 CHECKING = ("blake3", "b3sum", "none")
@@ -39,7 +39,7 @@ def receiver_on(remote: Sshd, checking: str) -> str:
     """
     place = remote.directory("program")
     receiver = place.local / RECEIVER
-    write(receiver)
+    write_receiver(receiver)
     receiver.write_text(receiver.read_text().replace("libblake3", "libnothing"))
     python = f'exec "$python" -S {place.path}/{RECEIVER} "$@"'
     if checking == "blake3":

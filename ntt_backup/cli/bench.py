@@ -19,47 +19,27 @@ from ntt_backup.bench import link, sending, strategies, verdict
 from ntt_backup.bench.output import Progress, link_tables, strategies_tables
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli.common import Common
+from ntt_backup.cli.param_types import Parsed
 from ntt_backup.config import RemoteConfig, Settings, parse_size
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import printable
 
 
-class _Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only
-    """Whole numbers in a list: 1,2,4,8."""
-
-    name = "list"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(dict.fromkeys(int(word) for word in str(value).split(",")))
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers such as 1,2,4", param, ctx)
-        if not all(1 <= number <= 64 for number in numbers):
-            self.fail(f"{value!r} has numbers below 1 or above 64", param, ctx)
-        return numbers
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(dict.fromkeys(int(word) for word in text.split(",")))
+    if not all(1 <= number <= 64 for number in numbers):
+        raise ValueError(text)
+    return numbers
 
 
-class _Size(click.ParamType):  # type: ignore[type-arg]
-    """Bytes as the settings take them: 200MB, 1GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        try:
-            return parse_size(value)
-        except ValueError:
-            self.fail(f"{value!r} is no size such as 200MB", param, ctx)
+_NUMBERS = Parsed("list", _numbers, "a list of numbers from 1 to 64, such as 1,2,4")
+_SIZE = Parsed("size", parse_size, "a size such as 200MB")
 
 
 class _Target(click.Path):
     """A file that is written at the end; its directory must be there before the work begins."""
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"the directory {str(path.parent)!r} does not exist", param, ctx)
@@ -73,7 +53,12 @@ _ROUNDS = click.option(
     show_default=True,
     help="How often everything is measured.",
 )
-_JSON = click.option("--json", "json_file", type=_Target(), help="Write every figure to this file.")
+_JSON = click.option(
+    "--json",
+    "json_file",
+    type=_Target(dir_okay=False, writable=True),
+    help="Write every figure to this file.",
+)
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 
@@ -96,13 +81,14 @@ def bench() -> None:
 )
 @click.option(
     "--streams",
-    type=_Numbers(),
+    type=_NUMBERS,
     default="1,2,4,8",
     show_default=True,
     help="Numbers of connections side by side.",
 )
 @click.option(
     "--round-trips",
+    "trips",
     type=click.IntRange(3),
     default=1000,
     show_default=True,
@@ -111,30 +97,14 @@ def bench() -> None:
 @_JSON
 @_QUIET
 @click.pass_obj
-def bench_link(
-    common: Common,
-    rounds: int,
-    seconds: float,
-    streams: tuple[int, ...],
-    round_trips: int,
-    json_file: Path | None,
-    quiet: bool,
-) -> None:
+def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options: Any) -> None:
     """Measure the link: round trip, handshake, and throughput by number of streams.
 
     Random bytes are sent and received; nothing is stored. Takes about three minutes.
     """
     settings = common.load(RemoteConfig)
-    options = {"rounds": rounds, "seconds": seconds, "trips": round_trips, "streams": streams}
     report = _Report("link", settings, options, json_file)
-    found = link.measure(
-        settings,
-        Progress(sys.stderr, quiet=quiet),
-        rounds=rounds,
-        seconds=seconds,
-        trips=round_trips,
-        streams=streams,
-    )
+    found = link.measure(settings, Progress(sys.stderr, quiet=quiet), **options)
     said = verdict.of_link(found)
     report.show(link_tables(found.figures()), {}, said)
     report.write({"figures": [one.json() for one in found.figures()]}, {}, said)
@@ -144,11 +114,11 @@ def bench_link(
 @_ROUNDS
 @click.option("--seconds", type=click.FloatRange(0.2), default=3.0, help="For the ceiling.")
 @click.option(
-    "--sample", type=_Size(), help="Bytes, such as 1GB; default: what the link carries in 10 s."
+    "--sample", type=_SIZE, help="Bytes, such as 1GB; default: what the link carries in 10 s."
 )
 @click.option(
     "--workers",
-    type=_Numbers(),
+    type=_NUMBERS,
     default="1,2,4,8",
     show_default=True,
     help="Numbers to try the strategies with; all ways are compared with run.workers.",
@@ -158,14 +128,7 @@ def bench_link(
 @_QUIET
 @click.pass_obj
 def bench_strategies(
-    common: Common,
-    rounds: int,
-    seconds: float,
-    sample: int | None,
-    workers: tuple[int, ...],
-    only: str | None,
-    json_file: Path | None,
-    quiet: bool,
+    common: Common, /, only: str | None, json_file: Path | None, quiet: bool, **chosen: Any
 ) -> None:
     """Compare the ways to send, on a sample of your blobs.
 
@@ -178,7 +141,7 @@ def bench_strategies(
         sending.choose(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from error
-    options = strategies.Options(rounds, seconds, sample, workers, names)
+    options = strategies.Options(**chosen, ways=names)
     report = _Report("strategies", settings, asdict(options), json_file)
     found = strategies.measure(settings, options, Progress(sys.stderr, quiet=quiet))
     said = verdict.of_strategies(found)
@@ -190,11 +153,7 @@ class _Report:
     """The end of a bench: what is printed, and the JSON file."""
 
     def __init__(
-        self,
-        name: str,
-        settings: RemoteConfig,
-        options: Mapping[str, Any],
-        file: Path | None,
+        self, name: str, settings: RemoteConfig, options: Mapping[str, Any], file: Path | None
     ) -> None:
         self._file = file
         self._started = time.monotonic()

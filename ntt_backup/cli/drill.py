@@ -11,7 +11,7 @@ import click
 
 from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
 from ntt_backup.cli.restore import progress_text
-from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of, first_failures
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_failures, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
@@ -79,7 +79,7 @@ def drill(
         "restore_s": round(restored.duration_s, 3),
         "failures": first_failures([*restored.wrong.first, *proof.failures.first]),
     }
-    Result(fields, lines(found, scratch), found.exit_code).report(as_json=as_json)
+    report(fields, lines(found, scratch), found.exit_code, as_json=as_json)
 
 
 def lines(found: Drilled, scratch: Path) -> list[str]:

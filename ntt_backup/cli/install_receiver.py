@@ -1,15 +1,27 @@
-"""The command `install-receiver`."""
+"""The command `install-receiver`: how the receiver comes to the remote as a forced command.
+
+A key that may run anything on the remote makes whoever holds this host the master of its backups,
+too. A forced command takes that away, but its line in authorized_keys is easily got wrong: quotes
+within quotes, an option forgotten. So it is made from the settings. Nothing is installed: the right
+to do that is just what this host should not have.
+"""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Final
 
 import click
 
-from ntt_backup.cli import forced_command
 from ntt_backup.cli.common import Common
-from ntt_backup.config import Settings
-from ntt_backup.errors import complete
+from ntt_backup.client.bootstrap import standalone
+from ntt_backup.config import RemoteSettings, Settings
+from ntt_backup.errors import ConfigError, complete
+
+RECEIVER: Final = "ntt-backup-receive"
+_ALLOWED: Final = "put,list,verify,dump"
+_NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 
 @click.command("install-receiver")
@@ -28,6 +40,69 @@ def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     if not show and write is None:
         raise click.UsageError("give --print, --write FILE, or both")
     if write is not None:
-        forced_command.write(write)
+        write_receiver(write)
     if show:
-        click.echo(complete(forced_command.steps(common.load(Settings).remote)))
+        click.echo(complete(steps(common.load(Settings).remote)))
+
+
+def key_line(remote: RemoteSettings) -> str:
+    """Returns the line for authorized_keys on the remote."""
+    command = f"{RECEIVER} --root {shlex.quote(remote.path)} --allow {_ALLOWED} --require blake3"
+    # sshd takes the text up to the next quote without a backslash before it.
+    quoted = command.replace('"', '\\"')
+    return f'restrict,command="{quoted}" {_public_key(remote.identity_file) or _NO_KEY}'
+
+
+def steps(remote: RemoteSettings) -> str:
+    """Returns what to do, in order, for a person."""
+    lines = [
+        f"How to let this host do no more at {remote.host} than add to {remote.path},",
+        "and remove old dumps of the catalog there, never the newest:",
+        "",
+        f"1. Put the receiver on the remote as /usr/local/bin/{RECEIVER}, with mode 755, owned by",
+        "   root. It is one file for any Python from 3.8 on, and is written by",
+        f"       ntt-backup-remote install-receiver --write {RECEIVER}",
+        f"   (A remote that has the package ntt-backup has {RECEIVER} already; that must be",
+        "   in the PATH that sshd gives to commands.)",
+        "2. Give it BLAKE3: `apt-get install b3sum`, or the Python module blake3 or libblake3.",
+        "   Without it the receiver must take this host's word for what a new blob's name should",
+        "   be; --require blake3 in the line below has it serve nobody then.",
+        f"3. Make the directory {remote.path}, if it is missing, and give it to the account.",
+        "4. Put this line into ~/.ssh/authorized_keys of that account, in place of every",
+        "   other line with the same key:",
+        "",
+        key_line(remote),
+        "",
+        "5. On this host: run.strategy must be stream or auto; then see that it works:",
+        "       ntt-backup-remote check",
+    ]
+    if _public_key(remote.identity_file) is None:
+        name = remote.identity_file or "~/.ssh/id_ed25519"
+        lines[-2:-2] = [
+            "   The key is not known: set remote.identity_file. Its public half is shown by",
+            f"       ssh-keygen -y -f {name}",
+        ]
+    return "\n".join(lines)
+
+
+def write_receiver(path: Path) -> None:
+    """Writes the receiver as one file, ready to be run. Raises ConfigError."""
+    try:
+        path.write_text(standalone(), encoding="utf-8")
+        path.chmod(0o755)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}", detail=error.strerror or str(error), hint="name another file"
+        ) from error
+
+
+def _public_key(identity: Path | None) -> str | None:
+    """Returns the key that belongs to an identity file; None where it is not to be read."""
+    if identity is None:
+        return None
+    try:
+        text = identity.with_name(f"{identity.name}.pub").read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    line = text.partition("\n")[0].strip()
+    return line if len(line.split()) >= 2 and line.isprintable() else None

@@ -12,7 +12,7 @@ import click
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.cli.common import Common, open_catalog, result_options
-from ntt_backup.cli.results import Result, fields_of
+from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import Settings
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, printable
@@ -73,7 +73,7 @@ def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quie
             on_outage=line.outage,
         )
     fields = {"target": settings.target, **fields_of(seen)}
-    Result(fields, lines(seen, applied=apply), seen.exit_code).report(as_json=as_json)
+    report(fields, lines(seen, applied=apply), seen.exit_code, as_json=as_json)
 
 
 class _Files:

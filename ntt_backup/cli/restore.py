@@ -10,7 +10,7 @@ from typing import TextIO
 import click
 
 from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
-from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
@@ -103,7 +103,7 @@ def restore(
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             on_outage=line.outage,
         )
-    Result(fields_of(done), lines(done, destination), done.exit_code).report(as_json=as_json)
+    report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
 
 
 def _restore_catalog(common: Common, *, quiet: bool) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -20,19 +19,13 @@ if TYPE_CHECKING:
 _SHOWN: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a command found: fields for programs, lines for people, the exit code for both."""
-
-    fields: Mapping[str, Any]
-    lines: Sequence[str]
-    exit_code: int
-
-    def report(self, *, as_json: bool) -> NoReturn:
-        """Prints the result, and ends the process with its exit code."""
-        fields = {**self.fields, "exit_code": self.exit_code}
-        click.echo(json.dumps(fields) if as_json else "\n".join(self.lines))
-        sys.exit(self.exit_code)
+def report(
+    fields: Mapping[str, Any], lines: Sequence[str], exit_code: int, *, as_json: bool
+) -> NoReturn:
+    """Prints fields for programs or lines for people, and ends the process with the exit code."""
+    shown = json.dumps({**fields, "exit_code": exit_code}) if as_json else "\n".join(lines)
+    click.echo(shown)
+    sys.exit(exit_code)
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:

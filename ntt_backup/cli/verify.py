@@ -25,7 +25,7 @@ from ntt_backup.cli.common import (
     sessions_option,
 )
 from ntt_backup.cli.param_types import DURATION, PART
-from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, size
@@ -84,7 +84,7 @@ def verify(
                 )
             said = [*lines(found, question), *advice_for_remote(found)]
     fields = {"target": common.target, "way": way, **fields_of(found)}
-    Result(fields, said, found.exit_code).report(as_json=as_json)
+    report(fields, said, found.exit_code, as_json=as_json)
 
 
 def progress_text(found: Findings) -> str:

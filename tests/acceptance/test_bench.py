@@ -141,11 +141,11 @@ def test_empty_catalog_is_an_error(site: Site) -> None:
     ("args", "words"),
     [
         (("strategies", "--only", "carrier-pigeon"), "carrier-pigeon: none of stream, tar, "),
-        (("strategies", "--sample", "much"), "no size such as 200MB"),
+        (("strategies", "--sample", "much"), "not a size such as 200MB"),
         (("strategies", "--json", "/nowhere/report.json"), "does not exist"),
         (("link", "--rounds", "2"), "2 is not in the range x>=3"),
-        (("link", "--streams", "0"), "numbers below 1"),
-        (("link", "--streams", "one"), "no list of numbers"),
+        (("link", "--streams", "0"), "numbers from 1 to 64"),
+        (("link", "--streams", "one"), "not a list of numbers"),
     ],
 )
 def test_wrong_options_are_errors_before_anything_is_done(

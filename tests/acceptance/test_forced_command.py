@@ -18,7 +18,7 @@ from psycopg import sql
 
 from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
-from ntt_backup.cli.forced_command import RECEIVER, key_line
+from ntt_backup.cli.install_receiver import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
 from ntt_backup.wire import framing, write_messages
 from tests.environment import Site

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.cli.forced_command import key_line, steps, write
+from ntt_backup.cli.install_receiver import key_line, steps, write_receiver
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
@@ -71,7 +71,7 @@ def test_the_steps_hold_the_line_by_itself(identity: Path) -> None:
 
 def test_the_receiver_as_one_file_runs_on_its_own(tmp_path: Path) -> None:
     receiver = tmp_path / "ntt-backup-receive"
-    write(receiver)
+    write_receiver(receiver)
     ast.parse(receiver.read_text(), feature_version=(3, 8))
     root = tmp_path / "root"
     root.mkdir()
@@ -99,5 +99,5 @@ def test_the_file_holds_the_modules_word_for_word() -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        write(tmp_path / "missing" / "file")
+        write_receiver(tmp_path / "missing" / "file")
     assert "missing/file" in caught.value.message

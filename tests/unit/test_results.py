@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.verify import Findings
-from ntt_backup.cli.results import Result, count_lines, failure_lines, fields_of
+from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.restore.restore import Restored
 
@@ -36,7 +36,7 @@ def test_the_json_has_the_fields_that_scripts_read(
     record: Any, names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        Result(fields_of(record), [], 7).report(as_json=True)
+        report(fields_of(record), [], 7, as_json=True)
     assert end.value.code == 7
     found = json.loads(capsys.readouterr().out)
     assert found.keys() == {*names.split(), "exit_code"}
