@@ -124,30 +124,24 @@ def reconcile(
         session.close()
 
 
+@dataclass
 class _Work:
-    def __init__(
-        self,
-        conn: Connection,
-        target: str,
-        tree: Tree,
-        session: ReconnectingSession,
-        apply: bool,
-        on_difference: Callable[[Difference, str, str], None],
-    ) -> None:
-        self._conn = conn
-        self._target = target
-        self._tree = tree
-        self._session = session
-        self._apply = apply
-        self._on_difference = on_difference
-        self._started = time.monotonic()
-        self._lost: list[Failure] = []
-        # Directories that the remote cannot read. Their blobs may exist without being listed.
-        self._unreadable: list[str] = []
-        self.seen = Comparison()
+    conn: Connection
+    target: str
+    tree: Tree
+    session: ReconnectingSession
+    apply: bool
+    on_difference: Callable[[Difference, str, str], None]
+    started: float = field(default_factory=time.monotonic)
+    lost: list[Failure] = field(default_factory=list)
+    # Directories that the remote cannot read. Their blobs may exist without being listed.
+    unreadable: list[str] = field(default_factory=list)
+    seen: Comparison = field(default_factory=Comparison)
+
+    def __post_init__(self) -> None:
         # The store's directories, in the order of the ranges, and the first that is not read yet.
-        self._walk = tree.directories()
-        self._next = next(self._walk, None)
+        self.walk = self.tree.directories()
+        self.next = next(self.walk, None)
 
     def compare(self, one: BlobRange) -> None:
         """Compares one range, whose index is its two-digit prefix."""
@@ -162,16 +156,16 @@ class _Work:
         for blobid, found in groupby(merged, key=_blobid):
             self._judge(blobid, **{source: value for _, source, value in found})
         self.seen.part = (one.index + 1) / len(prefix_ranges())
-        self.seen.duration_s = time.monotonic() - self._started
+        self.seen.duration_s = time.monotonic() - self.started
 
     def end(self) -> Comparison:
         self._record()
-        self.seen.duration_s = time.monotonic() - self._started
+        self.seen.duration_s = time.monotonic() - self.started
         return self.seen
 
     def _rows(self, one: BlobRange) -> list[Row]:
         found: list[Row] = []
-        for row in rows_in(self._conn, self._target, one):
+        for row in rows_in(self.conn, self.target, one):
             if is_blobid(row.blobid):
                 found.append(row)
             else:
@@ -182,29 +176,29 @@ class _Work:
     def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         low = int(prefix.ljust(64, "0"), 16)
         high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
-        for page in self._session.names(low, high, on_stray=self._stray_on_remote):
+        for page in self.session.names(low, high, on_stray=self._stray_on_remote):
             self.seen.on_remote += len(page)
             yield from ((digest.hex(), "remote", size) for digest, size in page)
 
     def _local(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
-        while self._next is not None:
-            directory = self._next
+        while self.next is not None:
+            directory = self.next
             if isinstance(directory, Stray):
                 self._stray_in_store(directory)
-                self._next = next(self._walk, None)
+                self.next = next(self.walk, None)
                 continue
             if not directory.startswith(prefix):
                 return
-            self._next = next(self._walk, None)
+            self.next = next(self.walk, None)
             blobids: list[str] = []
-            for entry in self._tree.entries(directory):
+            for entry in self.tree.entries(directory):
                 if isinstance(entry, Stray):
                     self._stray_in_store(entry)
                 else:
                     blobids.append(entry)
             for blobid in sorted(blobids):
                 try:
-                    size = self._tree.lstat(relative_path(blobid)).st_size
+                    size = self.tree.lstat(relative_path(blobid)).st_size
                 except FileNotFoundError:
                     continue  # Removed since it was listed.
                 self.seen.in_store += 1
@@ -216,7 +210,7 @@ class _Work:
     def _stray_on_remote(self, number: int, path: str) -> None:
         kind = _STRAYS.get(number, StrayKind.UNREADABLE)
         if kind is StrayKind.UNREADABLE:
-            self._unreadable.append("" if path == "." else path.replace("/", ""))
+            self.unreadable.append("" if path == "." else path.replace("/", ""))
         self._tell(Difference.STRAY_REMOTE, path, kind)
 
     def _judge(
@@ -241,7 +235,7 @@ class _Work:
         # The store's size was checked when the blob was sent; the catalog's is second best.
         expected = local if local is not None else row.size
         if row.copied:
-            if remote is None and blobid.startswith(tuple(self._unreadable)):
+            if remote is None and blobid.startswith(tuple(self.unreadable)):
                 self._tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
             elif remote is None:
                 self._lose(Difference.LOST, blobid, "not listed on the remote")
@@ -257,16 +251,16 @@ class _Work:
         examples = self.seen.examples.setdefault(what, [])
         if len(examples) < _EXAMPLES:
             examples.append(f"{name} {remark}".strip())
-        self._on_difference(what, name, remark)
+        self.on_difference(what, name, remark)
 
     def _lose(self, what: Difference, blobid: str, remark: str) -> None:
         self._tell(what, blobid, remark)
-        if self._apply:
-            self._lost.append(Failure(blobid, _REASONS[what], remark))
-            if len(self._lost) >= _APPLY_BLOBS:
+        if self.apply:
+            self.lost.append(Failure(blobid, _REASONS[what], remark))
+            if len(self.lost) >= _APPLY_BLOBS:
                 self._record()
 
     def _record(self) -> None:
-        lost, self._lost = self._lost, []
+        lost, self.lost = self.lost, []
         if lost:
-            self.seen.requeued += record_checks(self._conn, self._target, [], lost)
+            self.seen.requeued += record_checks(self.conn, self.target, [], lost)

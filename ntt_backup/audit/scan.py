@@ -67,39 +67,32 @@ def scan(
         return _Scan(conn, tree, on_progress, on_stray).run(on_begin, restart=restart)
 
 
+@dataclass(slots=True)
 class _Scan:
-    def __init__(
-        self,
-        conn: Connection,
-        tree: SourceTree,
-        on_progress: Callable[[ScanResult], None],
-        on_stray: Callable[[Stray], None],
-    ) -> None:
-        self._conn = conn
-        self._tree = tree
-        self._root = str(tree.root)
-        self._on_progress = on_progress
-        self._on_stray = on_stray
-        self._started = time.monotonic()
-        self._result = ScanResult()
-        # Registered, and strays, by the scan that is continued.
-        self._before = (0, 0)
+    conn: Connection
+    tree: SourceTree
+    on_progress: Callable[[ScanResult], None]
+    on_stray: Callable[[Stray], None]
+    # Registered, and strays, by the scan that is continued.
+    before: tuple[int, int] = (0, 0)
+    result: ScanResult = field(default_factory=ScanResult)
+    started: float = field(default_factory=time.monotonic)
 
     def run(self, on_begin: Callable[[str | None], None], *, restart: bool) -> ScanResult:
-        result = self._result
-        earlier = scan_state.load_scan(self._conn, self._root)
+        result, root = self.result, str(self.tree.root)
+        earlier = scan_state.load_scan(self.conn, root)
         if restart or earlier is None or earlier.finished_at is not None:
-            scan_state.begin_scan(self._conn, self._root)
+            scan_state.begin_scan(self.conn, root)
         else:
-            self._before = (earlier.registered, earlier.strays)
+            self.before = (earlier.registered, earlier.strays)
             result.directory = result.resumed_from = earlier.directory
         on_begin(result.resumed_from)
         batch: list[str] = []
-        for directory in self._tree.directories(result.directory):
+        for directory in self.tree.directories(result.directory):
             if isinstance(directory, Stray):
                 self._note(directory)
                 continue
-            for entry in self._tree.entries(directory):
+            for entry in self.tree.entries(directory):
                 if isinstance(entry, Stray):
                     self._note(entry)
                     continue
@@ -114,30 +107,30 @@ class _Scan:
 
     def _register(self, blobids: Sequence[str], *, finished: bool = False) -> None:
         """Registers a batch, then saves the last finished directory."""
-        result = self._result
-        lacking = scan_state.missing(self._conn, blobids)
+        result = self.result
+        lacking = scan_state.missing(self.conn, blobids)
         result.known += len(blobids) - len(lacking)
         found = [blob for one in blobids if one in lacking if (blob := self._measure(one))]
         if found:
-            result.registered += scan_state.register(self._conn, found)
+            result.registered += scan_state.register(self.conn, found)
             result.bytes += sum(blob.size or 0 for blob in found)
-        registered, strays = self._before
+        registered, strays = self.before
         scan_state.save_scan(
-            self._conn,
-            self._root,
+            self.conn,
+            str(self.tree.root),
             result.directory,
             registered=registered + result.registered,
             strays=strays + result.strays.total(),
             finished=finished,
         )
-        result.duration_s = time.monotonic() - self._started
-        self._on_progress(result)
+        result.duration_s = time.monotonic() - self.started
+        self.on_progress(result)
 
     def _measure(self, blobid: str) -> Blob | None:
         """Returns the blob with its size; None if it was removed or replaced meanwhile."""
         path = relative_path(blobid)
         try:
-            status = self._tree.lstat(path)
+            status = self.tree.lstat(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -149,5 +142,5 @@ class _Scan:
         return Blob(blobid, status.st_size)
 
     def _note(self, stray: Stray) -> None:
-        self._result.strays[stray.kind] += 1
-        self._on_stray(stray)
+        self.result.strays[stray.kind] += 1
+        self.on_stray(stray)

@@ -122,108 +122,104 @@ def verify_store(
     return check.end()
 
 
+@dataclass
 class _Check:
     """Feeds the queue from the catalog, and records the results. pool is None for the store."""
 
-    def __init__(
-        self,
-        conn: Connection,
-        target: str,
-        question: Question,
-        jobs: CheckQueue,
-        on_progress: Callable[[Findings], None],
-        pool: SessionPool | None,
-    ) -> None:
-        self._conn = conn
-        self._target = target
-        self._jobs = jobs
-        self._pool = pool
-        self._on_progress = on_progress
-        self._started = self._recorded = time.monotonic()
-        self._limit = question.max_duration
-        self._checks = Checks(
-            conn,
-            target,
+    conn: Connection
+    target: str
+    question: Question
+    jobs: CheckQueue
+    on_progress: Callable[[Findings], None]
+    pool: SessionPool | None
+    ahead: list[Blob] = field(default_factory=list)
+    exhausted: bool = False
+    has_blobs: bool = False
+    right: list[str] = field(default_factory=list)
+    lost: list[Failure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        question = self.question
+        self.started = self.recorded = time.monotonic()
+        self.checks = Checks(
+            self.conn,
+            self.target,
             prefix=question.prefix,
             older_than=question.older_than,
             fraction=question.fraction,
-            local=pool is None,
+            local=self.pool is None,
         )
-        self._found = Findings(total=self._checks.total)
-        self._ahead: list[Blob] = []
-        self._exhausted = False
-        self._has_blobs = False
-        self._right: list[str] = []
-        self._lost: list[Failure] = []
+        self.found = Findings(total=self.checks.total)
 
     def step(self) -> None:
         """Takes results and adds jobs, without waiting."""
         self._take_results()
-        while not self._jobs.full and (job := self._next_job()):
-            self._jobs.put(job)
-        if self._exhausted and not self._ahead:
-            self._jobs.close()
-        due = time.monotonic() - self._recorded > _RECORD_SECONDS
-        if due or len(self._right) + len(self._lost) >= _RECORD_BLOBS:
+        while not self.jobs.full and (job := self._next_job()):
+            self.jobs.put(job)
+        if self.exhausted and not self.ahead:
+            self.jobs.close()
+        due = time.monotonic() - self.recorded > _RECORD_SECONDS
+        if due or len(self.right) + len(self.lost) >= _RECORD_BLOBS:
             self._record()
-        self._on_progress(self._found)
+        self.on_progress(self.found)
 
     def end(self) -> Findings:
         """Records the last results. The threads have ended."""
         self._take_results()
         self._record()
-        self._found.complete = self._found.checked >= self._found.total
-        return self._found
+        self.found.complete = self.found.checked >= self.found.total
+        return self.found
 
     def _next_job(self) -> Job:
-        if self._limit is not None and time.monotonic() - self._started >= self._limit:
-            self._exhausted = True
-            self._ahead.clear()
-        if not self._exhausted and len(self._ahead) < _JOB_BLOBS:
-            blobs = self._checks.next(_JOB_BLOBS)
-            self._exhausted = not blobs
+        limit = self.question.max_duration
+        if limit is not None and time.monotonic() - self.started >= limit:
+            self.exhausted = True
+            self.ahead.clear()
+        if not self.exhausted and len(self.ahead) < _JOB_BLOBS:
+            blobs = self.checks.next(_JOB_BLOBS)
+            self.exhausted = not blobs
             # A row without a blobid was never copied, and has no file.
             good = [blob for blob in blobs if is_blobid(blob.blobid)]
-            self._found.total -= len(blobs) - len(good)
-            self._ahead += good
-        count = cut(self._ahead, _JOB_BLOBS, _JOB_BYTES)
-        job, self._ahead = self._ahead[:count], self._ahead[count:]
+            self.found.total -= len(blobs) - len(good)
+            self.ahead += good
+        count = cut(self.ahead, _JOB_BLOBS, _JOB_BYTES)
+        job, self.ahead = self.ahead[:count], self.ahead[count:]
         # One directory after the other, as disks like it.
         return tuple(sorted(job, key=lambda blob: blob.blobid))
 
     def _take_results(self) -> None:
-        found = self._found
-        for checked in self._jobs.done():
+        found = self.found
+        for checked in self.jobs.done():
             found.checked += len(checked.blobs)
             found.bytes += checked.bytes
             wrong = {failure.blobid for failure in checked.failures}
-            self._right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
-            self._lost += [failure for failure in checked.failures if failure.reason in _LOST]
+            self.right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
+            self.lost += [failure for failure in checked.failures if failure.reason in _LOST]
             for failure in checked.failures:
                 found.wrong.add(failure)
-        found.duration_s = time.monotonic() - self._started
+        found.duration_s = time.monotonic() - self.started
 
     def _record(self) -> None:
-        self._recorded = time.monotonic()
-        right, lost = self._right, self._lost
-        self._right, self._lost = [], []
-        if self._pool is None:
+        self.recorded = time.monotonic()
+        right, lost = self.right, self.lost
+        self.right, self.lost = [], []
+        if self.pool is None:
             return
-        self._has_blobs = self._has_blobs or bool(right)
-        if lost and not self._has_blobs:
-            self._require_blobs(self._pool)
-        self._found.requeued += record_checks(self._conn, self._target, right, lost)
+        self.has_blobs = self.has_blobs or bool(right)
+        if lost and not self.has_blobs:
+            self._require_blobs(self.pool)
+        self.found.requeued += record_checks(self.conn, self.target, right, lost)
 
     def _require_blobs(self, pool: SessionPool) -> None:
         """Raises RemoteUnreachable where the remote has no blob at all."""
         if pool.is_empty():
             raise RemoteUnreachable(
                 "by-hash on the remote is empty",
-                detail=f"looked for {many(self._found.checked, 'blob')} that should be there",
+                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
                 hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
                 " 'When the remote has lost its disk' in docs/operations.md",
             )
-        self._has_blobs = True
+        self.has_blobs = True
 
 
 def sample_bound(found: Findings) -> float | None:

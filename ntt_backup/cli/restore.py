@@ -16,7 +16,7 @@ from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
 from ntt_backup.model import is_blobid
-from ntt_backup.restore.restore import Chosen, Everything, Restored, Wanted
+from ntt_backup.restore.restore import Restored, chosen, everything
 from ntt_backup.restore.restore import restore as restore_blobs
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
@@ -87,11 +87,11 @@ def restore(
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
         raise click.UsageError("give only one of --prefix, --list and --blobid")
-    wanted: Wanted = Everything(prefix)
+    wanted = everything(prefix)
     if names is not None:
-        wanted = Chosen(_read(names))
+        wanted = chosen(_read(names))
     elif blobids:
-        wanted = Chosen(_require(enumerate(blobids, 1), "--blobid"))
+        wanted = chosen(_require(enumerate(blobids, 1), "--blobid"))
     settings = common.load(RemoteConfig)
     with ProgressLine(sys.stderr, quiet=quiet) as line:
         done = restore_blobs(

@@ -28,7 +28,7 @@ from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
 from ntt_backup.model import Blob, Failure, Failures, Reason
-from ntt_backup.restore.restore import Everything, Restored, restore
+from ntt_backup.restore.restore import Restored, everything, restore
 from ntt_backup.source.inspection import Store
 
 
@@ -116,7 +116,7 @@ def drill(
     restored = restore(
         settings,
         scratch,
-        Everything(prefix),
+        everything(prefix),
         workers=workers,
         trust_size=False,
         on_progress=progress.restored,

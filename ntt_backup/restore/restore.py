@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 from ntt_backup.client.pool import ReconnectingSession, SessionPool, WorkQueue
 from ntt_backup.client.read_session import ReadSession
@@ -57,16 +57,6 @@ class Restored:
         return SOME_FAILED if self.wrong else 0
 
 
-class Wanted(Protocol):
-    """What to restore. words: what the receiver must allow for it."""
-
-    words: Sequence[str]
-
-    def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
-        """Yields all of it in batches; their parts add up to 1."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What is asked for at once. part: of all the work, from 0 to 1; None where not known."""
@@ -75,35 +65,38 @@ class Batch:
     part: float | None
 
 
-class Everything:
-    """All that the remote lists, or what begins with a prefix."""
+class Wanted(NamedTuple):
+    """What to restore. words: what the receiver must allow for it. batches: yields all of it; their
+    parts add up to 1.
+    """
 
-    words: Sequence[str] = ("list", "get")
+    words: Sequence[str]
+    batches: Callable[[ReconnectingSession], Iterator[Batch]]
 
-    def __init__(self, prefix: str = "") -> None:
-        self._low = int(prefix.ljust(64, "0"), 16)
-        self._span = 1 << 4 * (64 - len(prefix))
 
-    def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
-        done = self._low
-        for names in session.names(self._low, self._low + self._span):
+def everything(prefix: str = "") -> Wanted:
+    """Returns all that the remote lists, or what begins with a prefix."""
+    low, span = int(prefix.ljust(64, "0"), 16), 1 << 4 * (64 - len(prefix))
+
+    def batches(session: ReconnectingSession) -> Iterator[Batch]:
+        done = low
+        for names in session.names(low, low + span):
             for entries in _cut(names):
                 last = int.from_bytes(entries[-1][0], "big")
-                yield Batch(entries, (last - done) / self._span)
+                yield Batch(entries, (last - done) / span)
                 done = last
 
+    return Wanted(("list", "get"), batches)
 
-class Chosen:
-    """The blobids of a list, in any order and of any length."""
 
-    words: Sequence[str] = ("get",)
+def chosen(blobids: Iterator[str]) -> Wanted:
+    """Returns the blobids of a list, in any order and of any length."""
 
-    def __init__(self, blobids: Iterable[str]) -> None:
-        self._blobids = iter(blobids)
+    def batches(_session: ReconnectingSession) -> Iterator[Batch]:
+        while some := sorted(set(itertools.islice(blobids, _BATCH_BLOBS))):
+            yield Batch([(bytes.fromhex(one), None) for one in some], None)
 
-    def batches(self, session: ReconnectingSession) -> Iterator[Batch]:
-        while chosen := sorted(set(itertools.islice(self._blobids, _BATCH_BLOBS))):
-            yield Batch([(bytes.fromhex(one), None) for one in chosen], None)
+    return Wanted(("get",), batches)
 
 
 def restore(
@@ -122,7 +115,8 @@ def restore(
     pool = SessionPool(settings, "restore", wanted.words, on_outage)
     target = RestoreTarget(destination)
     try:
-        work = _Work(target, wanted, pool, workers=workers, trust_size=trust_size)
+        queue: WorkQueue[Batch, None] = WorkQueue(2 * workers, pool.cancelled)
+        work = _Work(target, wanted, pool, queue, trust_size)
         pool.run(workers + 1, work.run, lambda: on_progress(work.state()))
         target.sync()
         return work.state()
@@ -130,42 +124,36 @@ def restore(
         target.close()
 
 
+@dataclass
 class _Work:
     """What the threads share: one lists, the others fetch."""
 
-    def __init__(
-        self,
-        target: RestoreTarget,
-        wanted: Wanted,
-        pool: SessionPool,
-        *,
-        workers: int,
-        trust_size: bool,
-    ) -> None:
-        self._target = target
-        self._wanted = wanted
-        self._pool = pool
-        self._trust_size = trust_size
-        self.queue: WorkQueue[Batch, None] = WorkQueue(2 * workers, pool.cancelled)
-        self._lock = threading.Lock()
-        self._threads = itertools.count()
-        self._done = Restored()
-        self._started = time.monotonic()
+    target: RestoreTarget
+    wanted: Wanted
+    pool: SessionPool
+    queue: WorkQueue[Batch, None]
+    trust_size: bool
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.threads = itertools.count()
+        self.done = Restored()
+        self.started = time.monotonic()
 
     def state(self) -> Restored:
         """Returns how far it is."""
-        self._done.duration_s = time.monotonic() - self._started
-        return self._done
+        self.done.duration_s = time.monotonic() - self.started
+        return self.done
 
     def run(self, session: ReconnectingSession) -> None:
         """Does the work of one thread; the first one lists."""
-        number = next(self._threads)
+        number = next(self.threads)
         if number == 0:
-            for batch in self._wanted.batches(session):
+            for batch in self.wanted.batches(session):
                 self.queue.put(batch)
             self.queue.close()
             return
-        writer = TargetWriter(self._target, f"w{number}", self.fetched)
+        writer = TargetWriter(self.target, f"w{number}", self.fetched)
         try:
             session.do(Fetching(self, writer).work)
         finally:
@@ -173,27 +161,27 @@ class _Work:
 
     def has(self, writer: TargetWriter, entry: Entry) -> bool:
         """Returns whether the destination has this blob, and right."""
-        self._pool.cancelled()
-        right = writer.is_right(*entry, trust_size=self._trust_size)
-        with self._lock:
-            self._done.right += right
+        self.pool.cancelled()
+        right = writer.is_right(*entry, trust_size=self.trust_size)
+        with self.lock:
+            self.done.right += right
         return right
 
     def finish(self, writer: TargetWriter, part: float | None) -> None:
         """Publishes what has come, and counts it; part: of all the work."""
         restored = writer.publish()
         failures, writer.failures = writer.failures, []
-        with self._lock:
-            self._done.restored += restored
+        with self.lock:
+            self.done.restored += restored
             for failure in failures:
-                self._done.wrong.add(failure)
+                self.done.wrong.add(failure)
             if part is not None:
-                self._done.part = (self._done.part or 0.0) + part
+                self.done.part = (self.done.part or 0.0) + part
 
     def fetched(self, count: int) -> None:
         """Counts bytes that came."""
-        with self._lock:
-            self._done.bytes += count
+        with self.lock:
+            self.done.bytes += count
 
 
 class Fetching:

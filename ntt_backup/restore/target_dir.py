@@ -43,7 +43,7 @@ SCRATCH: Final = ".ntt-restore"
 
 _CHUNK: Final = 1 << 20
 _WORTH_REPAIRING: Final = 1 << 20
-_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RestoreTarget:
@@ -108,7 +108,6 @@ class _Large:
     digest: bytes
     fd: int
     directory: int
-    name: str
     hasher: blake3
     size: int
     resumed: bool = False
@@ -126,8 +125,8 @@ class TargetWriter:
         self._blobs = BlobDirectory(target.fd, target.device)
         self._on_bytes = on_bytes
         self._buffer = memoryview(bytearray(_CHUNK))
-        self._staged: list[tuple[bytes, int, str]] = []
-        self._number = 0
+        # Each file is called by the blobid. The other part is its directory.
+        self._staged: list[tuple[bytes, int]] = []
         self._large: _Large | None = None
         self._again: list[bytes] = []
         self.failures: list[Failure] = []
@@ -178,12 +177,11 @@ class TargetWriter:
     def resume(self, digest: bytes) -> int:
         """Returns how many bytes of a large blob an earlier attempt has left, to resume after."""
         self._abandon()
-        name = digest.hex()
         with destination(self._target.root):
-            fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
+            fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
             hasher = self._hash(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
-        self._large = _Large(digest, fd, self._target.partial, name, hasher, size, resumed=True)
+        self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
         return size
 
     def _hash(self, fd: int) -> blake3:
@@ -200,28 +198,19 @@ class TargetWriter:
         if found != digest:
             self.not_given(digest, read_messages.WRONG, hash_mismatch(len(content), found))
             return
-        name = self._next_name()
-        flags = _WRITE | os.O_EXCL
-        with (
-            destination(self._target.root),
-            closing(os.open(name, flags, 0o644, dir_fd=self._stage)) as fd,
-        ):
+        with destination(self._target.root), closing(_new(digest, self._stage)) as fd:
             write_all(fd, content)
-        self._staged.append((digest, self._stage, name))
+        self._staged.append((digest, self._stage))
 
     def begin(self, large: write_messages.Large) -> None:
         resumed = self._large
         if resumed is not None and (resumed.digest, resumed.size) == (large.digest, large.offset):
             return
         self._abandon()
-        lasting = large.size > RESUMABLE
-        directory = self._target.partial if lasting else self._stage
-        name = large.digest.hex() if lasting else self._next_name()
+        directory = self._target.partial if large.size > RESUMABLE else self._stage
         with destination(self._target.root):
-            fd = os.open(name, _WRITE | os.O_TRUNC, 0o644, dir_fd=directory)
-        self._large = _Large(
-            large.digest, fd, directory, name, blake3(), 0, resumed=large.offset > 0
-        )
+            fd = _new(large.digest, directory)
+        self._large = _Large(large.digest, fd, directory, blake3(), 0, resumed=large.offset > 0)
 
     def piece(self, data: memoryview) -> None:
         self._on_bytes(len(data))
@@ -245,20 +234,16 @@ class TargetWriter:
             self.not_given(large.digest, read_messages.UNREADABLE, problem)
         elif (found := large.hasher.digest()) != large.digest:
             with destination(self._target.root):
-                os.unlink(large.name, dir_fd=large.directory)
+                os.unlink(large.digest.hex(), dir_fd=large.directory)
             if large.resumed:
                 self._again.append(large.digest)  # The part of an earlier attempt may be wrong.
             else:
                 self.not_given(large.digest, read_messages.WRONG, hash_mismatch(large.size, found))
         else:
-            self._staged.append((large.digest, large.directory, large.name))
+            self._staged.append((large.digest, large.directory))
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None:
         self.failures.append(remote_failure(digest.hex(), verdict, text))
-
-    def _next_name(self) -> str:
-        self._number += 1
-        return str(self._number)
 
     # --- publishing -------------------------------------------------------------------------------
 
@@ -270,14 +255,15 @@ class TargetWriter:
         self._target.sync()
         publisher = Publisher(self._target.fd, self._target.device, may_replace=True)
         try:
-            for digest, directory, name in staged:
+            for digest, directory in staged:
+                name = digest.hex()
                 path = self._target.root / digest[:1].hex() / digest[1:2].hex()
                 with destination(path):
                     taken = publisher.publish(digest, directory, name.encode())
                     if taken is not None and taken[0] == REFUSED:
                         raise DestinationError(
                             f"cannot restore into {path}",
-                            detail=f"{digest.hex()}: {taken[1]}",
+                            detail=f"{name}: {taken[1]}",
                             hint="remove it, and call it again",
                         )
                     if taken is not None and taken[0] == PRESENT:
@@ -295,10 +281,10 @@ class TargetWriter:
         """Forgets what was asked for on a connection that was lost. Large blobs can be resumed."""
         self._abandon()
         self.failures.clear()
-        for _, directory, name in self._staged:
+        for digest, directory in self._staged:
             if directory == self._stage:
                 with destination(self._target.root):
-                    os.unlink(name, dir_fd=directory)
+                    os.unlink(digest.hex(), dir_fd=directory)
         self._staged.clear()
 
     def close(self) -> None:
@@ -310,6 +296,11 @@ class TargetWriter:
         large, self._large = self._large, None
         if large is not None:
             os.close(large.fd)
+
+
+def _new(digest: bytes, directory: int) -> int:
+    """Returns a descriptor of an empty file for a blob."""
+    return os.open(digest.hex(), _NEW, 0o644, dir_fd=directory)
 
 
 @contextmanager
