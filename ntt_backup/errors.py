@@ -30,9 +30,8 @@ def remember_global_options(options: Sequence[str]) -> None:
 
 
 def complete(text: str) -> str:
-    """Returns text with the options before the command added to every command line of ours in it.
-
-    Without them a pasted line would read another configuration, or work on another target.
+    """Returns text with the options before the command added to every command line of ours in it:
+    without them it would read another configuration, or work on another target.
     """
     words = " ".join(["ntt-backup-remote", *map(shlex.quote, _global_options), ""])
     return _COMMAND_LINE.sub(lambda _: words, text) if _global_options else text
@@ -75,10 +74,7 @@ class ConfigError(BackupError):
 
 
 class SourceError(BackupError):
-    """The store itself cannot be used: its root is missing, unreadable, or empty.
-
-    Never a single blob's trouble: that is a `Failure` in a receipt.
-    """
+    """The store itself cannot be used. A single blob's trouble is a `Failure` in a receipt."""
 
     exit_code = 2
 
@@ -122,9 +118,7 @@ class RemoteUnreachable(RemoteError):
 
 
 class ProtocolViolation(RemoteUnreachable):
-    """The remote sent what the protocol does not allow. Retried as after a lost link, but not for
-    ever: a remote that is broken sends the same each time.
-    """
+    """The remote sent what the protocol does not allow. Retried, but not for ever."""
 
     def __init__(
         self,

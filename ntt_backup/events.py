@@ -57,9 +57,7 @@ class Event(Message):
 
     @property
     def line(self) -> str | None:
-        """One printable line for people; None where they need not know. Much of it was said by
-        others: a remote on stderr, a file name, the catalog.
-        """
+        """One printable line for people; None where they need not know."""
         text = self._text()
         return None if text is None else printable(text)
 

@@ -63,9 +63,7 @@ def _check(
     ask: Callable[[ReadSession, Sequence[bytes]], None],
     receive: Callable[[ReadSession, Job], Checked],
 ) -> None:
-    """Asks for jobs ahead, until there are none. On another session, asks again for those that have
-    no answer.
-    """
+    """Asks for jobs ahead; on another session, again for those without an answer."""
     asked: deque[Job] = deque()
 
     def work(session: ReadSession) -> None:

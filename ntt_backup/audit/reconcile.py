@@ -69,8 +69,7 @@ _STRAYS: Final = dict(enumerate(StrayKind))
 
 @dataclass(slots=True)
 class Comparison:
-    """What was seen so far. part: of the work, from 0 to 1. requeued: how many are pending again.
-
+    """What was seen so far. part: of the work, from 0 to 1. requeued: blobs that are pending again.
     examples: the first of each kind, with a remark.
     """
 
@@ -100,9 +99,7 @@ def reconcile(
     on_difference: Callable[[Difference, str, str], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Comparison:
-    """Compares all three. on_difference is told the kind, the blobid or path, and a remark. Raises
-    BackupError.
-    """
+    """Compares all three; on_difference gets kind, blobid or path, remark. Raises BackupError."""
     pool = SessionPool(settings, "reconcile", ("list",), on_outage)
     store = Store(settings.source.root)
     store.probe()

@@ -56,8 +56,8 @@ class Question:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far. total: how many blobs were to be checked; complete: all were
-    checked. requeued: how many are pending again.
+    """What a check has found so far. total: blobs to be checked; complete: all were. requeued:
+    blobs that are pending again.
     """
 
     total: int = 0

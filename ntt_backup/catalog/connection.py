@@ -99,8 +99,8 @@ def connect(url: str, application_name: str) -> Connection:
 
 
 def for_program(url: str, application_name: str) -> tuple[str, dict[str, str]]:
-    """Returns a connection string for a program of PostgreSQL's, and what its environment must
-    have: the password, since every user of this machine may see arguments. Raises ConfigError.
+    """Returns a connection string for a program of PostgreSQL's, and its environment: the password,
+    since every user may see arguments. Raises ConfigError.
     """
     given = _parameters(url)
     if given.pop("sslpassword", None) is not None:
@@ -176,10 +176,7 @@ def _backend(conn: Connection) -> int:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raises CatalogUnavailable or CatalogRefused for what psycopg raises inside.
-
-    doing completes "the catalog refused to ...".
-    """
+    """Raises CatalogError for what psycopg raises; doing completes "the catalog refused to"."""
     try:
         yield
     except psycopg.Error as error:
@@ -194,9 +191,7 @@ def describe(url: str) -> str:
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """Returns the parts of url. Raises ConfigError, also where the unescaped @ or / of a password
-    makes a wrong host or port.
-    """
+    """Returns the parts of url. Raises ConfigError, also for a password that is not escaped."""
     hint = "in a password write @ : / ? # and % as %40 %3A %2F %3F %23 and %25"
     try:
         given = conninfo_to_dict(url)

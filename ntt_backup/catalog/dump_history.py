@@ -23,9 +23,8 @@ from ntt_backup.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """The database to be dumped. server_version: 160004 for 16.4, which is what server says.
-
-    fingerprint: "" where the server counts nothing.
+    """The database to be dumped. server_version: 160004 where server says 16.4. fingerprint: ""
+    where the server counts nothing.
     """
 
     database: str

@@ -16,9 +16,8 @@ from ntt_backup.catalog.queries import statement
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. ended_at, outcome and exit_code are None while it is under way, and if it died.
-
-    Its figures are those of updated_at, seen at read_at.
+    """One run, its figures as of updated_at, seen at read_at. ended_at, outcome and exit_code are
+    None while it is under way, and if it died.
     """
 
     run_id: UUID

@@ -87,9 +87,8 @@ def lacking(
     role: str | None = None,
     table: int | None = None,
 ) -> list[Lack]:
-    """Returns what the role (None: that of this session) may not do that the commands do.
-
-    table: the oid of `blobs`, where the search path may not find it.
+    """Returns what the role (None: that of this session) may not do that the commands do. table:
+    the oid of `blobs`, where the search path may not find it.
     """
     wanted = [("column", "select", name) for name in ("blobid", "size", *_OF_A_TARGET)]
     wanted += [("schema", "usage", "ntt_backup"), ("table", "select", "schema_version")]

@@ -72,9 +72,8 @@ def our_columns(target: str) -> dict[str, str]:
 
 
 def find_table(conn: Connection) -> Table | None:
-    """Returns the table that the search path finds, else the only one that it may be meant to find.
-
-    Raises CatalogRefused where it finds none and there are several.
+    """Returns the table that the search path finds, else the only one that may be meant. Raises
+    CatalogRefused where there are several.
     """
     tables = conn.execute(statement("find_tables")).fetchall()
     if len(tables) > 1:
@@ -124,9 +123,7 @@ def verify_schema(conn: Connection, target: str, command: str = "run") -> list[s
 
 
 def verify_rights(conn: Connection, target: str, command: str) -> None:
-    """Raises CatalogRefused where this session may not do what the command does, naming all that it
-    lacks; CatalogUnavailable where it may only read and the command writes.
-    """
+    """Raises CatalogRefused for all rights that are lacking, CatalogUnavailable for a standby."""
     with translated("show its privileges"):
         if lacks := privileges.lacking(conn, target, [command]):
             raise CatalogRefused(
@@ -139,10 +136,7 @@ def verify_rights(conn: Connection, target: str, command: str) -> None:
 
 
 def existing_table(conn: Connection, target: str) -> Table:
-    """Returns the table that the search path finds, checked as by `check_table`.
-
-    Raises CatalogRefused where there is none.
-    """
+    """Returns the table that the search path finds, checked. Raises CatalogRefused."""
     table = find_table(conn)
     if table is None or not table.found:
         raise CatalogRefused(
@@ -196,9 +190,7 @@ def own_tables(conn: Connection) -> frozenset[str]:
 
 
 def own_version(conn: Connection) -> tuple[int, str]:
-    """Returns the version of our schema (0: none is recorded), and the schema of the table it
-    serves. Raises CatalogRefused where a newer program made it.
-    """
+    """Returns our schema's version (0: none) and its table's schema. Raises CatalogRefused."""
     rows = conn.execute(statement("schema_version")).fetchall()
     version, blobs_schema = rows[0] if rows else (0, "")
     if version > SCHEMA_VERSION:

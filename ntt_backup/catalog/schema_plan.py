@@ -63,9 +63,7 @@ class Lock(StrEnum):
 
 
 class Step(NamedTuple):
-    """One thing that is missing. needed: without it `run` does not work. by_hand: `init-db` does
-    not carry it out, whosever it is.
-    """
+    """One thing that is missing. needed: `run` needs it. by_hand: `init-db` leaves it out."""
 
     who: Who
     text: str
@@ -130,8 +128,8 @@ def make_plan(
 
 
 class _Surroundings(NamedTuple):
-    """Database and schemas. own_owner: None where our schema does not exist. new_schema: where a
-    new table would be, and whether this session may make it. user: who acts in this session.
+    """Database and schemas; own_owner is None without our schema. new_schema: where a new table
+    would be. user: who acts in this session.
     """
 
     database: str
@@ -355,9 +353,7 @@ class _Planner:
         return privileges.lacking(self._conn, self._target, commands, role=role, table=table)
 
     def _object(self, on: str) -> tuple[sql.Composable, Who, bool]:
-        """Returns the object of a `Lack`, who may grant it, and whether the role itself makes it:
-        then it may do everything with it.
-        """
+        """Returns the object of a `Lack`, who may grant it, whether the role makes it itself."""
         if on == "blobs":
             makes_it = not self._table.oid and self._table.owner == self._role
             return self._name, self._who(self._table.owner), makes_it

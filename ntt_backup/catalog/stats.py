@@ -70,10 +70,9 @@ class PendingEstimate:
 
 @dataclass(slots=True)
 class Reasons:
-    """Failed blobs, and those pending since a check, by reason.
-
-    bytes: known ones of the failed. counted: by their rows; else by our list alone, which may know
-    of rows that are gone, and bytes is 0.
+    """Failed blobs, and those pending since a check, by reason. counted: by their rows; else by our
+    list, which may know of rows that are gone. bytes: known ones of the failed, 0 where not
+    counted.
     """
 
     failed: dict[str, int] = field(default_factory=dict)
@@ -136,8 +135,7 @@ def quick_totals(conn: Connection, target: str) -> Totals:
 
 def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
     """Returns the failed blobs, and those pending since a check, as exactly as a moment allows.
-
-    few: few blobs are still to be copied, so that all of them may be looked at.
+    few: few blobs are to be copied, so that all may be looked at.
     """
     with translated("count failed blobs"):
         parts = read_parts(conn, target)
@@ -170,9 +168,7 @@ def pending_estimate(conn: Connection, target: str, milliseconds: int) -> Pendin
 
 
 def _count(conn: Connection, target: str, milliseconds: int) -> Totals:
-    """Counts everything; QueryCanceled where a query takes longer than so many milliseconds, unless
-    they are 0.
-    """
+    """Counts everything; QueryCanceled where that takes longer. milliseconds: 0 for no limit."""
     with conn.transaction():
         conn.execute(statement("one_snapshot"))
         if milliseconds:

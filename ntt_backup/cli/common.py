@@ -70,9 +70,8 @@ def connect(settings: CatalogConfig, application: str) -> Connection:
 def open_catalog(
     settings: CatalogConfig, command: str, *, application: str = ""
 ) -> Iterator[Connection]:
-    """Yields a connection to a catalog that has, and allows, what the command needs.
-
-    command: one of `catalog.privileges.NEEDS`. Raises CatalogError.
+    """Yields a connection to a catalog that has, and allows, what the command (of
+    `privileges.NEEDS`) does. Raises CatalogError.
     """
     with connect(settings, application or command) as conn:
         verify_schema(conn, settings.target, command)

@@ -29,9 +29,8 @@ def report(
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:
-    """Returns a record's fields as JSON values, without `part`, which is for progress.
-
-    Failures become their counts by reason; the first of them are listed as `failures`.
+    """Returns a record's fields as JSON values, without `part`. Failures become their counts by
+    reason; the first of them are listed as `failures`.
     """
     fields: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(record) if field.name != "part"):

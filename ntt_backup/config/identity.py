@@ -35,7 +35,5 @@ def owner(settings: CatalogConfig) -> str:
 
 
 def application(part: str = "") -> str:
-    """Returns the application_name of a connection: `ntt-backup-remote/HOST/PART`. part: its
-    purpose, such as the command.
-    """
+    """Returns a connection's application_name, `ntt-backup-remote/HOST/PART`; part: its purpose."""
     return "/".join(filter(None, ("ntt-backup-remote", socket.gethostname()[:30], part)))

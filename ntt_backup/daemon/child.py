@@ -18,10 +18,7 @@ _DETAIL_CHARS: Final = 2000
 
 
 class EventChild:
-    """A process that leads its own process group, so that what it started ends with it.
-
-    `ended` is True once it has ended and all that it wrote was heard.
-    """
+    """A process that leads its own process group. ended: it has, and all it wrote was heard."""
 
     def __init__(self, process: Child) -> None:
         self._process = process
@@ -43,8 +40,8 @@ class EventChild:
         return self._process.stderr.text[-_DETAIL_CHARS:]
 
     def hear(self) -> Iterator[Message | bytes]:
-        """Yields the messages that have arrived, and as bytes the lines that are none, as many as
-        one read gives: a child that talks faster than it is heard must not keep others waiting.
+        """Yields the messages that have come, and as bytes the lines that are none, of one read: a
+        child that talks faster than it is heard must not keep others waiting.
         """
         process = self._process
         process.drain_stderr()

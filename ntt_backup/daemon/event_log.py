@@ -32,8 +32,8 @@ _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "work
 
 
 class EventLog:
-    """Appends events to the JSONL file. Raises ConfigError when it cannot be opened at the
-    start, unless a full disk is all that is wrong.
+    """Appends events to the JSONL file. Raises ConfigError where it cannot be opened at the start,
+    unless the disk is full.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -88,9 +88,7 @@ def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, 
 
 
 class _RotatableFile:
-    """An append-only file that is found by its name; each line is one write(2), so it stays
-    whole.
-    """
+    """An append-only file, found by its name. Each line is one write(2), so it stays whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -33,9 +33,8 @@ _WRITABLE = f"{_ELSEWHERE} a path where this user may write, or run as the user 
 
 @contextmanager
 def pid_lock(path: Path) -> Iterator[None]:
-    """Holds the lock while the context lasts; the file holds our PID meanwhile, then nothing.
-
-    Raises LockHeld naming the holder's PID, or ConfigError where the file cannot be used.
+    """Holds the lock, with our PID in the file, while the context lasts. Raises LockHeld with the
+    holder's PID, or ConfigError where the file cannot be used.
     """
     fd = _open(path)
     try:

@@ -60,9 +60,7 @@ class Snapshot:
     workers: tuple[WorkerStatus, ...]
 
     def says_more_than(self, other: Snapshot | None) -> bool:
-        """Returns whether there is work, or anything but a speed has changed: speeds only fade
-        then.
-        """
+        """Returns whether there is work, or anything but a speed, which only fades, has changed."""
         states = {worker.state for worker in self.workers}
         return other is None or bool(states - {"idle"}) or self._sums != other._sums
 
@@ -99,8 +97,8 @@ class View(Protocol):
 
 @dataclass(slots=True)
 class _Worker:
-    """in_flight: content that was sent and is in no sum yet. It may be below zero for a moment,
-    since the answer may come before the message about the last bytes.
+    """in_flight: content that was sent and is in no sum yet; below zero for a moment where the
+    answer comes before the message about the last bytes.
     """
 
     state: str = "starting"
@@ -142,10 +140,8 @@ class _Found:
 
 
 class Progress:
-    """Adds up a run. Times are monotonic seconds.
-
-    at_work: some worker has something to do. out_of_date: the last number of pending blobs says
-    little now, so it should be found anew.
+    """Adds up a run. Times are monotonic seconds. at_work: some worker has something to do.
+    out_of_date: the last number of pending blobs says little now.
     """
 
     def __init__(self, started: float, workers: int) -> None:
@@ -254,9 +250,7 @@ class Progress:
         return self.bytes - then.bytes + (self.failed - then.failed) * self._mean_size
 
     def _amounts(self, found: _Found, pending: int) -> tuple[float, float]:
-        """Returns what is done in this burst of work, and what is left: bytes, or blobs where all
-        are empty.
-        """
+        """Returns what of this burst is done, and left: bytes, or blobs where all are empty."""
         done = max(0.0, self._content_since(self._before) + self._in_flight)
         known = found.bytes + found.unsized * self._mean_size
         left = max(0.0, known - self._content_since(found.settled) - self._in_flight)

@@ -26,9 +26,7 @@ class RateWindow:
             self._buckets.append((now, amount))
 
     def rate(self, now: float) -> float:
-        """Returns the amount a second over the span, or since the first amount where that is
-        shorter.
-        """
+        """Returns the amount a second over the span, or since the first amount."""
         if self._start is None:
             return 0.0
         self._expire(now)

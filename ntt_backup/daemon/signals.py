@@ -58,9 +58,7 @@ class SignalInbox:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raises a stop as Stopped while the context lasts, wherever we are: there is nothing in
-        flight to finish, and what we wait for may take a minute.
-        """
+        """Raises a stop as Stopped while the context lasts: nothing is in flight."""
         self._raising = True
         try:
             if self._stops:  # it came just before
@@ -87,8 +85,8 @@ class SignalInbox:
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises error where what is inside takes longer. Whatever it worked with is then in no state
-    to be used again. In the main thread only.
+    """Raises error where what is inside takes longer; what it worked with cannot be used again. In
+    the main thread only.
     """
 
     def give_up(_signum: int, _frame: FrameType | None) -> None:

@@ -57,9 +57,7 @@ class Tail:
 
 def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
     """Returns a preexec_fn: the kernel sends signum to the new process when the thread that starts
-    it ends.
-
-    It calls nothing that could wait for another thread.
+    it ends. It waits for no other thread.
     """
     parent = os.getpid()
 
@@ -179,10 +177,7 @@ class Child:
         return _read(self.stdout_fd, limit)
 
     def drain_stderr(self) -> None:
-        """Takes what stderr has, without waiting; closes it at its end.
-
-        So much at a time: what comes faster than it is taken would never end.
-        """
+        """Takes what stderr has, a bounded part at a time; closes it at its end."""
         for _ in range(_READS_AT_ONCE):
             data = _read(self.stderr_fd, READ_BYTES) if self.stderr_fd >= 0 else None
             if data is None:
@@ -211,9 +206,8 @@ class Child:
             self._process.stdin.close()
 
     def wait(self, timeout: float) -> int | None:
-        """Returns the exit status, waiting at most timeout seconds; None if it still runs then.
-
-        stdout and stderr are read meanwhile, so that the child never waits for us to read them.
+        """Returns the exit status within timeout seconds, or None. stdout and stderr are read
+        meanwhile, so that the child never waits for us.
         """
         deadline = time.monotonic() + timeout
         while self.status is None:
@@ -228,9 +222,7 @@ class Child:
         return self.status
 
     def end(self) -> None:
-        """Ends it now (SIGKILL), with what it has started in its session; what it has said can
-        still be read.
-        """
+        """Ends it and its session now (SIGKILL); what it has said can still be read."""
         if self.status is None:
             self._process.kill()
             if self._leads:
@@ -316,16 +308,12 @@ def wait_for(
 
 
 def version_of(argv: Sequence[str]) -> str:
-    """Returns the first line that a program prints when it is asked for its version; "" for
-    nothing. Raises as `output_of` does.
-    """
+    """Returns the first line a program says of its version, or "". Raises as `output_of` does."""
     return output_of(argv, timeout=_VERSION_SECONDS).partition("\n")[0]
 
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
-    """Returns what a short-lived local command prints (stdout, else stderr). Raises SourceError
-    where it is not installed.
-    """
+    """Returns what a short-lived command prints (stdout, else stderr). Raises SourceError."""
     child = start(argv)
     child.close_stdin()
     try:

@@ -18,10 +18,7 @@ _ASKED_AT_ONCE: Final = 1024
 
 
 def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
-    """Puts the blob together from local blocks and fetched ones.
-
-    If even so it does not hash to its name, the remote's is wrong too.
-    """
+    """Puts the blob together from local blocks and fetched ones."""
     found = session.sums(digest, writer.not_given)
     if found is None:
         return

@@ -57,9 +57,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """The result of a drill. dump: the catalog's, which took catalog_s seconds to restore.
-
-    bad_dumps: what is wrong with each newer dump.
+    """The result of a drill. dump: took catalog_s seconds. bad_dumps: what is wrong with newer
+    ones.
     """
 
     dump: Stored
@@ -70,9 +69,7 @@ class Drilled:
 
     @property
     def proved(self) -> bool:
-        """Whether all is right. An empty restore proves nothing, nor does a dump that is not the
-        newest.
-        """
+        """Whether all is right. An empty restore proves nothing, nor does an older dump."""
         proof = self.proof
         bad = self.bad_dumps or self.restored.wrong or proof.lost or proof.wrong
         return not bad and proof.right > 0 and proof.rows > 0

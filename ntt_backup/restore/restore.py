@@ -66,9 +66,7 @@ class Batch:
 
 
 class Wanted(NamedTuple):
-    """What to restore. words: what the receiver must allow for it. batches: yields all of it; their
-    parts add up to 1.
-    """
+    """What to restore. words: what the receiver must allow. The parts of batches add up to 1."""
 
     words: Sequence[str]
     batches: Callable[[ReconnectingSession], Iterator[Batch]]
@@ -109,9 +107,7 @@ def restore(
     on_progress: Callable[[Restored], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Restored:
-    """Fetches what is wanted and not in the destination yet. Raises BackupError; what the
-    destination has then is right.
-    """
+    """Fetches what is wanted and missing. Raises BackupError; what is there then is right."""
     pool = SessionPool(settings, "restore", wanted.words, on_outage)
     target = RestoreTarget(destination)
     try:
@@ -219,8 +215,8 @@ class Fetching:
                 return
 
     def _ask(self, session: ReadSession) -> bool:
-        """Asks for another batch, if there is one now; returns whether it did. A blob that has come
-        in part is asked for when nothing else is under way.
+        """Asks for another batch, if there is one now; returns whether it did. One that has come in
+        part is asked for when nothing else is under way.
         """
         if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
             return False

@@ -48,7 +48,6 @@ _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class RestoreTarget:
     """The target, made if only its last part is missing, and locked against a second restore.
-
     Raises DestinationError, LockHeld.
     """
 
@@ -114,9 +113,8 @@ class _Large:
 
 
 class TargetWriter:
-    """One thread's files on their way; a `read_session.ContentSink`. Raises DestinationError.
-
-    on_bytes is told the length of content as it comes.
+    """One thread's files on their way; a `read_session.ContentSink`. on_bytes is told the length of
+    content as it comes. Raises DestinationError.
     """
 
     def __init__(self, target: RestoreTarget, name: str, on_bytes: Callable[[int], None]) -> None:

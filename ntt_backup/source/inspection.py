@@ -23,7 +23,6 @@ from ntt_backup.source.tree import SourceTree, Stamp, stamp
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """A batch's blobs, each in one of two lists, in order. Ready ones carry their true size.
-
     stamps: the state in which each ready one was seen.
     """
 
@@ -48,9 +47,8 @@ class Store:
             return tree.sign_of_life()
 
     def measure(self, blobs: Sequence[Blob]) -> list[Blob]:
-        """Returns the same blobs with the sizes that the catalog does not know.
-
-        It never raises: where none can be found out the size stays None, and `inspect` says why.
+        """Returns the same blobs with the sizes that the catalog does not know, None where none can
+        be found out. Never raises.
         """
         if all(blob.size is not None for blob in blobs):
             return list(blobs)
@@ -61,9 +59,8 @@ class Store:
             return list(blobs)
 
     def inspect(self, blobs: Sequence[Blob], *, verify: bool) -> Inspection:
-        """Returns which blobs can be sent. verify: also hashes their content (constant memory).
-
-        Raises SourceError when the store is to blame; then nothing is known about any blob.
+        """Returns which blobs can be sent. verify: also hashes their content. Raises SourceError
+        when the store is to blame; then nothing is known of any blob.
         """
         ready: list[Blob] = []
         failed: list[Failure] = []

@@ -34,9 +34,8 @@ class Reader(SourceTree):
         super().__init__(store.root)
 
     def read(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
-        """Reads the whole blob; returns its length, once its content is known to be right.
-
-        into must be longer than the blob: one that fills it is TooLarge.
+        """Reads the whole blob and checks it; returns its length. A blob that fills into, which
+        must be longer, is TooLarge.
         """
         try:
             fd = self.open(relative_path(blob.blobid))

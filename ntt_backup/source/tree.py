@@ -165,9 +165,7 @@ class SourceTree(Tree):
                 )
 
     def sign_of_life(self) -> str:
-        """Looks at some blobs: one must be readable, or at least none refused. Returns a few words
-        on the store. Raises SourceError.
-        """
+        """Returns a few words on the store. Raises SourceError where no blob can be read."""
         prefixes: list[str] = []
         refused = linked = ""
         for found in self.level(""):
