@@ -18,10 +18,9 @@ from rich.table import Table
 from ntt_backup.bench import link, sending, strategies, verdict
 from ntt_backup.bench.output import Progress, link_tables, strategies_tables
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.common import Common, writing
 from ntt_backup.cli.param_types import Parsed
 from ntt_backup.config import RemoteConfig, Settings, parse_size
-from ntt_backup.errors import ConfigError
 from ntt_backup.format import printable
 
 
@@ -183,9 +182,5 @@ class _Report:
             return
         took = {"took_s": round(time.monotonic() - self._started, 3)}
         report = {**self._head, **took, **measured, "skipped": skipped, "verdict": said}
-        try:
+        with writing(self._file):
             self._file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"{self._file} cannot be written", detail=error.strerror or str(error)
-            ) from error

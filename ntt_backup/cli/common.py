@@ -15,6 +15,7 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.cli.param_types import HEX_PREFIX
 from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, ConfigT, identity, load
+from ntt_backup.errors import ConfigError
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
@@ -76,3 +77,14 @@ def open_catalog(
     with connect(settings, application or command) as conn:
         verify_schema(conn, settings.target, command)
         yield conn
+
+
+@contextmanager
+def writing(path: Path, hint: str = "name another file") -> Iterator[None]:
+    """Raises ConfigError for what the system says about a file that the operator named."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}", detail=error.strerror or str(error), hint=hint
+        ) from error

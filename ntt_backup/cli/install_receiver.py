@@ -14,10 +14,10 @@ from typing import Final
 
 import click
 
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.common import Common, writing
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings, Settings
-from ntt_backup.errors import ConfigError, complete
+from ntt_backup.errors import complete
 
 RECEIVER: Final = "ntt-backup-receive"
 _ALLOWED: Final = "put,list,verify,dump"
@@ -87,13 +87,9 @@ def steps(remote: RemoteSettings) -> str:
 
 def write_receiver(path: Path) -> None:
     """Writes the receiver as one file, ready to be run. Raises ConfigError."""
-    try:
+    with writing(path):
         path.write_text(standalone(), encoding="utf-8")
         path.chmod(0o755)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}", detail=error.strerror or str(error), hint="name another file"
-        ) from error
 
 
 def _public_key(identity: Path | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -11,10 +11,10 @@ import click
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
-from ntt_backup.cli.common import Common, open_catalog, result_options
+from ntt_backup.cli.common import Common, open_catalog, result_options, writing
 from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import Settings
-from ntt_backup.errors import ConfigError, complete
+from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable
 from ntt_backup.ui.progress_line import ProgressLine, time_left
 
@@ -80,31 +80,23 @@ class _Files:
     """A file for each kind of difference. A line is a blobid or path, a tab, and a remark."""
 
     def __init__(self, directory: Path | None, stack: ExitStack) -> None:
-        self._directory = directory
         self._files: dict[Difference, TextIO] = {}
-        try:
-            if directory is not None:
+        if directory is not None:
+            self._directory = directory
+            with self._writing():
                 directory.mkdir(exist_ok=True)
                 # All kinds, so that no file of an earlier call is left beside the new ones.
                 for what in Difference:
-                    path = directory / f"{what}.txt"
-                    self._files[what] = stack.enter_context(path.open("w", encoding="utf-8"))
-        except OSError as error:
-            raise self._problem(error) from error
+                    file = (directory / f"{what}.txt").open("w", encoding="utf-8")
+                    self._files[what] = stack.enter_context(file)
 
     def write(self, what: Difference, name: str, remark: str) -> None:
         if what in self._files:
-            try:
+            with self._writing():
                 self._files[what].write(f"{printable(name)}\t{printable(remark)}\n")
-            except OSError as error:
-                raise self._problem(error) from error
 
-    def _problem(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"cannot write into {self._directory}",
-            detail=error.strerror or str(error),
-            hint="name another directory with --out",
-        )
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory, "name another directory with --out")
 
 
 def progress_text(seen: Comparison) -> str:
