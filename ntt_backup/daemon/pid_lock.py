@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import pwd
 import re
 import stat
 from collections.abc import Iterator
@@ -63,37 +62,29 @@ def pid_lock(path: Path) -> Iterator[None]:
 
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    room = f"free space or inodes in {path.parent}, or {_ANOTHER_FILE}"
+    hints = {
+        errno.ELOOP: _ANOTHER_FILE,
+        errno.EISDIR: _ANOTHER_FILE,
+        errno.ENXIO: _ANOTHER_FILE,
+        errno.ENOENT: f"create the directory {path.parent} for this user, or {_ANOTHER_FILE}",
+        errno.ENOSPC: room,
+        errno.EDQUOT: room,
+    }
     try:
         fd = os.open(path, flags, 0o644)
     except OSError as error:
         raise ConfigError(
             f"the lock file {path} cannot be opened",
             detail="a symlink stands there" if error.errno == errno.ELOOP else error.strerror or "",
-            hint=_hint(error, path),
+            hint=hints.get(error.errno or 0, _WRITABLE),
         ) from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         wrong, hint = "is not a regular file", _ANOTHER_FILE
     elif found.st_uid not in (os.geteuid(), 0):
-        wrong, hint = f"belongs to {_name(found.st_uid)}", _WRITABLE
+        wrong, hint = f"belongs to the user with the id {found.st_uid}", _WRITABLE
     else:
         return fd
     os.close(fd)
     raise ConfigError(f"the lock file {path} {wrong}", hint=hint)
-
-
-def _hint(error: OSError, path: Path) -> str:
-    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-        return _ANOTHER_FILE
-    if error.errno == errno.ENOENT:
-        return f"create the directory {path.parent} for this user, or {_ANOTHER_FILE}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"free space or inodes in {path.parent}, or {_ANOTHER_FILE}"
-    return _WRITABLE
-
-
-def _name(uid: int) -> str:
-    try:
-        return f"the user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"a user with the id {uid}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ntt_backup.errors import Stopped
@@ -42,11 +42,9 @@ class SignalInbox:
 
     def drain(self) -> None:
         """Makes fd unreadable again."""
-        try:
+        with suppress(BlockingIOError):
             while os.read(self.fd, 512):
                 pass
-        except BlockingIOError:
-            return
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         if signum == signal.SIGHUP:
