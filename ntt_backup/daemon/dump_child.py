@@ -1,25 +1,35 @@
-"""The dump as the coordinator sees it: a process that is started now and then, heard, and killed.
+"""The dump of a run: a copy of the coordinator that is started now and then, heard, and killed.
 
 A run makes one before its first blob; one that watches looks again every `dump.interval`, and
-sooner after a failure. Whatever becomes of the process, the run goes on; `failed` says whether the
-last one failed.
+sooner after a failure. It is a process of its own, since the coordinator may wait for nothing: it
+answers signals and the watchdog while gigabytes go out, and whatever becomes of the dump never
+stops the blobs. It is a copy, since mostly no dump is due, and to load a program anew for that
+would cost more than all else.
+
+Where this machine or key can make no dumps at all (no pg_dump, a forced command that takes none),
+that is a warning as long as nobody relies on them: a dump was never made for this target, and no
+place of pg_dump is set. From the first dump on it is a failure.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 from ntt_backup.config import Settings
 from ntt_backup.daemon.child import EventChild
-from ntt_backup.daemon.dump_main import work
-from ntt_backup.events import DumpFailed, Event
+from ntt_backup.dump.job import dump
+from ntt_backup.dump.rehearsal import relied_on
+from ntt_backup.errors import BackupError, DumpImpossible
+from ntt_backup.events import DumpFailed, Event, Warning
 from ntt_backup.process.fork import Fork
-from ntt_backup.process.messages import DumpOver
+from ntt_backup.process.messages import DumpOver, Message
 from ntt_backup.process.pipeline import Child
 
 RETRY_SECONDS: Final = 3600.0
+_STDOUT: Final = 1
 
 
 def fork_dump(settings: Settings) -> Child:
@@ -92,3 +102,29 @@ class DumpChild:
 
     def _retry(self, now: float) -> None:
         self._next = now + min(RETRY_SECONDS, self._settings.dump.interval)
+
+
+def work(settings: Settings) -> int:
+    """Makes a dump if one is due; its events are lines on stdout, the last one is `dump_over`.
+    Returns the exit status: 1 where a dump should have been made and was not.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    failed = False
+    try:
+        dump(settings, _emit)
+    except DumpImpossible as error:
+        failed = relied_on(settings)
+        if failed:
+            _emit(DumpFailed(**error.fields))
+        else:
+            text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
+            _emit(Warning(reason=text))
+    except BackupError as error:
+        failed = True
+        _emit(DumpFailed(**error.fields))
+    _emit(DumpOver(failed=failed))
+    return int(failed)
+
+
+def _emit(message: Message) -> None:
+    message.write(_STDOUT)

@@ -8,13 +8,13 @@ words.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.blobdir.open import closing
 from ntt_backup.model import Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.tree import SourceTree
@@ -38,15 +38,10 @@ class Reader(SourceTree):
         must be longer, is TooLarge.
         """
         try:
-            fd = self.open(relative_path(blob.blobid))
+            with self.opened(blob) as fd:
+                count = os.readv(fd, (into,))
         except (ValueError, OSError):
             return self._explain(blob, into)
-        try:
-            count = os.readv(fd, (into,))
-        except OSError:
-            return self._explain(blob, into)
-        finally:
-            os.close(fd)
         if count < len(into) and _is_right(blob, into[:count]):
             return count
         return self._explain(blob, into)
@@ -71,14 +66,9 @@ class Reader(SourceTree):
         found = blake3(into[:count]).hexdigest()
         return Failure(blob.blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {found}")
 
-    @contextmanager
-    def opened(self, blob: Blob) -> Iterator[int]:
+    def opened(self, blob: Blob) -> AbstractContextManager[int]:
         """Gives a descriptor of the blob. Raises OSError."""
-        fd = self.open(relative_path(blob.blobid))
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        return closing(self.open(relative_path(blob.blobid)))
 
 
 def _is_right(blob: Blob, content: memoryview) -> bool:

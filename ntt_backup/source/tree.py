@@ -13,7 +13,7 @@ from typing import Final, Self
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, is_prefix, kind_of, relative_path
-from ntt_backup.blobdir.open import NotAFile, open_untouched
+from ntt_backup.blobdir.open import NotAFile, closing, open_untouched
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.errors import SourceError
@@ -102,17 +102,16 @@ class SourceTree(Tree):
             return self._not_a_file(blob, relative_path(blobid))
         except OSError as error:
             return self.failure(blob, error)
-        try:
+        with closing(fd):
             if blob.size is not None and blob.size != status.st_size:
                 detail = f"{status.st_size} bytes in the store, {blob.size} expected"
                 return Failure(blobid, Reason.WRONG_SIZE, detail)
             if not verify:
                 return Blob(blobid, status.st_size), stamp(status)
-            digest, size = self._hash(fd)
-        except OSError as error:
-            return self.failure(blob, error)
-        finally:
-            os.close(fd)
+            try:
+                digest, size = self._hash(fd)
+            except OSError as error:
+                return self.failure(blob, error)
         if digest != blobid:
             return Failure(blobid, Reason.CORRUPT_SOURCE, f"its content hashes to {digest}")
         return Blob(blobid, size), stamp(status)
@@ -209,11 +208,8 @@ class SourceTree(Tree):
 
     def _refusal(self, blobid: str) -> str:
         try:
-            fd = self.open(relative_path(blobid))
-            try:
+            with closing(self.open(relative_path(blobid))) as fd:
                 os.read(fd, 1)
-            finally:
-                os.close(fd)
         except OSError as error:
             return error.strerror or str(error)
         return ""

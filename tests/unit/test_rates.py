@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.daemon.rates import RateWindow, eta_seconds
+from ntt_backup.daemon.progress import RateWindow, eta_seconds
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:
