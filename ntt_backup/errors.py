@@ -47,11 +47,15 @@ class BackupError(Exception):
     exit_code: int = 1
     retryable: bool = False
 
-    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, detail: str = "", hint: str = "", exit_code: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.detail = detail
         self.hint = complete(hint)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -172,16 +176,9 @@ class DumpImpossible(ConfigError):
 class WorkerFailed(BackupError):
     """A worker process ended for good: with the exit code it had, or 1 when it died too often."""
 
-    def __init__(
-        self, message: str, *, detail: str = "", hint: str = "", exit_code: int = 1
-    ) -> None:
-        super().__init__(message, detail=detail, hint=hint)
-        self.exit_code = exit_code
-
 
 class Stopped(BackupError):
     """A signal asked for the end, and what was in flight is finished."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by signal {signum}")
-        self.exit_code = 128 + signum
+        super().__init__(f"stopped by signal {signum}", exit_code=128 + signum)

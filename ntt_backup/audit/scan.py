@@ -81,7 +81,7 @@ class _Scan:
     def run(self, on_begin: Callable[[str | None], None], *, restart: bool) -> ScanResult:
         result, root = self.result, str(self.tree.root)
         earlier = scan_state.load_scan(self.conn, root)
-        if restart or earlier is None or earlier.finished_at is not None:
+        if restart or earlier is None or earlier.finished:
             scan_state.begin_scan(self.conn, root)
         else:
             self.before = (earlier.registered, earlier.strays)
@@ -115,14 +115,13 @@ class _Scan:
             result.registered += scan_state.register(self.conn, found)
             result.bytes += sum(blob.size or 0 for blob in found)
         registered, strays = self.before
-        scan_state.save_scan(
-            self.conn,
-            str(self.tree.root),
+        progress = scan_state.ScanProgress(
             result.directory,
-            registered=registered + result.registered,
-            strays=strays + result.strays.total(),
-            finished=finished,
+            registered + result.registered,
+            strays + result.strays.total(),
+            finished,
         )
+        scan_state.save_scan(self.conn, str(self.tree.root), progress)
         result.duration_s = time.monotonic() - self.started
         self.on_progress(result)
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from typing import NamedTuple
 
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob
 
 
-@dataclass(frozen=True, slots=True)
-class ScanProgress:
-    """How far the scan of a store got. root is the store's path.
-
-    directory: the last `aa/bb` that is done with, None before the first. registered and strays
-    count since started_at. finished_at is None while the scan is under way or was interrupted.
+class ScanProgress(NamedTuple):
+    """How far the scan of a store got. directory: the last `aa/bb` that is done with, None before
+    the first. registered and strays count since it began.
     """
 
-    root: str
     directory: str | None
     registered: int
     strays: int
-    started_at: datetime
-    finished_at: datetime | None
+    finished: bool = False
 
 
 def missing(conn: Connection, blobids: Sequence[str]) -> set[str]:
@@ -62,17 +56,7 @@ def begin_scan(conn: Connection, root: str) -> None:
         conn.execute(statement("begin_scan"), {"root": root})
 
 
-def save_scan(
-    conn: Connection,
-    root: str,
-    directory: str | None,
-    *,
-    registered: int,
-    strays: int,
-    finished: bool = False,
-) -> None:
-    """Records how far the scan of this root got; the counts are those since it began."""
-    counts = {"registered": registered, "strays": strays}
-    values = {"root": root, "directory": directory, "finished": finished, **counts}
+def save_scan(conn: Connection, root: str, progress: ScanProgress) -> None:
+    """Records how far the scan of this root got."""
     with translated("save the scan's progress"):
-        conn.execute(statement("save_scan"), values)
+        conn.execute(statement("save_scan"), {"root": root, **progress._asdict()})

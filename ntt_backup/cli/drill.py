@@ -15,7 +15,7 @@ from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.restore.drill import Drilled, Progress
+from ntt_backup.restore.drill import Drilled
 from ntt_backup.restore.drill import drill as restore_and_prove
 from ntt_backup.ui.progress_line import ProgressLine
 
@@ -54,16 +54,19 @@ def drill(
     """
     settings = common.load(RemoteConfig, {"catalog.url": database})
     with ProgressLine(sys.stderr, quiet=quiet) as line:
-        progress = Progress(
-            dump=lambda dump: line.say(f"the catalog is restored, from {dump.name}"),
-            restored=lambda done: line.show(lambda: progress_text(done)),
-            proof=lambda proof: line.show(
+        found = restore_and_prove(
+            settings,
+            scratch.absolute(),
+            prefix,
+            workers,
+            on_dump=lambda dump: line.say(f"the catalog is restored, from {dump.name}"),
+            on_restored=lambda done: line.show(lambda: progress_text(done)),
+            on_proof=lambda proof: line.show(
                 lambda: f"{proof.part:.0%}, {proof.right:,} read back and right"
             ),
-            outage=line.outage,
-            warning=lambda text: line.say(f"warning: {text}"),
+            on_outage=line.outage,
+            on_warning=lambda text: line.say(f"warning: {text}"),
         )
-        found = restore_and_prove(settings, scratch.absolute(), prefix, workers, progress)
     restored, proof = found.restored, found.proof
     fields = {
         "target": settings.target,

@@ -79,19 +79,17 @@ class Drilled:
         return 0 if self.proved else SOME_FAILED
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Callbacks for each stage of a drill, for outages, and for warnings."""
-
-    dump: Callable[[Stored], None]
-    restored: Callable[[Restored], None]
-    proof: Callable[[Proof], None]
-    outage: Callable[[BackupError, float], None]
-    warning: Callable[[str], None]
-
-
 def drill(
-    settings: RemoteConfig, scratch: Path, prefix: str, workers: int, progress: Progress
+    settings: RemoteConfig,
+    scratch: Path,
+    prefix: str,
+    workers: int,
+    *,
+    on_dump: Callable[[Stored], None],
+    on_restored: Callable[[Restored], None],
+    on_proof: Callable[[Proof], None],
+    on_outage: Callable[[BackupError, float], None],
+    on_warning: Callable[[str], None],
 ) -> Drilled:
     """Restores all blobs, or those of a prefix, into scratch, and the catalog into the database of
     catalog.url, both empty; checks all of it. Raises BackupError.
@@ -105,23 +103,23 @@ def drill(
 
     def passed_over(text: str) -> None:
         bad_dumps.append(text)
-        progress.warning(text)
+        on_warning(text)
 
     dump = restore_catalog(settings, passed_over).dump
     catalog_s = time.monotonic() - started
-    progress.dump(dump)
+    on_dump(dump)
     restored = restore(
         settings,
         scratch,
         everything(prefix),
         workers=workers,
         trust_size=False,
-        on_progress=progress.restored,
-        on_outage=progress.outage,
+        on_progress=on_restored,
+        on_outage=on_outage,
     )
     with connection.connect(settings.catalog.url, application) as conn:
         verify_schema(conn, settings.target, "drill")
-        proof = _prove(conn, settings.target, scratch, prefix, progress.proof)
+        proof = _prove(conn, settings.target, scratch, prefix, on_proof)
     return Drilled(dump, tuple(bad_dumps), catalog_s, restored, proof)
 
 

@@ -110,7 +110,7 @@ def test_an_interrupted_scan_continues_where_it_was_saved(
         scan(catalog, Store(root), on_progress=interrupt_after(batches))
     saved = load_scan(catalog, str(root))
     assert saved is not None
-    assert saved.finished_at is None
+    assert not saved.finished
     done = len(rows(catalog))
     assert done == 7 * batches == saved.registered
     result = scan(catalog, Store(root))
@@ -120,7 +120,7 @@ def test_an_interrupted_scan_continues_where_it_was_saved(
     assert result.known < 7
     finished = load_scan(catalog, str(root))
     assert finished is not None
-    assert finished.finished_at is not None
+    assert finished.finished
     assert finished.registered == len(blobs)
 
 
@@ -250,7 +250,7 @@ def test_a_store_that_fails_under_a_scan_leaves_it_to_be_continued(
     monkeypatch.undo()
     saved = load_scan(catalog, str(root))
     assert saved is not None
-    assert saved.finished_at is None
+    assert not saved.finished
     assert scan(catalog, Store(root)).resumed_from == saved.directory
     assert rows(catalog) == sizes(blobs)
 

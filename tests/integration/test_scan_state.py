@@ -7,7 +7,14 @@ import threading
 import pytest
 
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.scan_state import begin_scan, load_scan, missing, register, save_scan
+from ntt_backup.catalog.scan_state import (
+    ScanProgress,
+    begin_scan,
+    load_scan,
+    missing,
+    register,
+    save_scan,
+)
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob
@@ -70,20 +77,13 @@ def test_the_progress_of_a_scan(catalog: Connection) -> None:
     begin_scan(catalog, "/store")
     begin_scan(catalog, "/other")
 
-    save_scan(catalog, "/store", "ab/cd", registered=10, strays=2)
+    saved = ScanProgress("ab/cd", registered=10, strays=2)
+    save_scan(catalog, "/store", saved)
+    assert load_scan(catalog, "/store") == saved
 
-    progress = load_scan(catalog, "/store")
-    assert progress is not None
-    assert (progress.directory, progress.registered, progress.strays) == ("ab/cd", 10, 2)
-    assert progress.finished_at is None
-
-    save_scan(catalog, "/store", "ff/ff", registered=11, strays=2, finished=True)
-    finished = load_scan(catalog, "/store")
-    assert finished is not None
-    assert finished.finished_at is not None
+    finished = ScanProgress("ff/ff", registered=11, strays=2, finished=True)
+    save_scan(catalog, "/store", finished)
+    assert load_scan(catalog, "/store") == finished
 
     begin_scan(catalog, "/store")
-    again = load_scan(catalog, "/store")
-    assert again is not None
-    assert (again.directory, again.registered, again.finished_at) == (None, 0, None)
-    assert again.started_at > finished.started_at
+    assert load_scan(catalog, "/store") == ScanProgress(None, registered=0, strays=0)

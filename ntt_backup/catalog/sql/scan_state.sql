@@ -27,7 +27,7 @@ on conflict do nothing;
 
 -- name: load_scan
 -- The progress of the scan of a root.
-select root, directory, registered, strays, started_at, finished_at
+select directory, registered, strays, finished_at is not null
 from ntt_backup.scans where root = %(root)s;
 
 -- name: begin_scan
