@@ -24,14 +24,8 @@ def owner(settings: CatalogConfig) -> str:
     except OSError:
         machine = ""
     root = settings.source.root if settings.source is not None else ""
-    parts = (
-        socket.gethostname(),
-        machine.strip(),
-        str(settings.lock.file),
-        str(root),
-        settings.target,
-    )
-    return blake3("\0".join(parts).encode()).hexdigest(length=6)
+    parts = (socket.gethostname(), machine.strip(), settings.lock.file, root, settings.target)
+    return blake3("\0".join(map(str, parts)).encode()).hexdigest(length=6)
 
 
 def application(part: str = "") -> str:

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from ntt_backup import events
+from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
+_sums = attrgetter("copied", "failed", "pending", "active_workers")
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.
+_FIRST_SECONDS = 0.25  # They say nothing of the pace.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,7 @@ class Snapshot:
     def says_more_than(self, other: Snapshot | None) -> bool:
         """Returns whether there is work, or anything but a speed, which only fades, has changed."""
         states = {worker.state for worker in self.workers}
-        return other is None or bool(states - {"idle"}) or self._sums != other._sums
-
-    @property
-    def _sums(self) -> tuple[int, int, int | None, int]:
-        return self.copied, self.failed, self.pending, self.active_workers
+        return other is None or bool(states - {"idle"}) or _sums(self) != _sums(other)
 
     @property
     def active_workers(self) -> int:
@@ -160,17 +160,6 @@ class _Sums(NamedTuple):
         return self.copied + self.failed
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was pending at the moment when so much was settled."""
-
-    blobs: int
-    bytes: int
-    unsized: int
-    exact: bool
-    settled: _Sums
-
-
 class Progress:
     """Adds up a run. Times are monotonic seconds. at_work: some worker has something to do.
     out_of_date: the last number of pending blobs says little now.
@@ -181,7 +170,8 @@ class Progress:
         self._workers = [_Worker() for _ in range(workers)]
         self._bytes_rate = RateWindow()
         self._blobs_rate = RateWindow()
-        self._found: _Found | None = None
+        self._found: PendingEstimate | None = None
+        self._settled_then = _Sums()
         self.at_work = False
         self._work_since = started
         self._before = _Sums()
@@ -215,7 +205,7 @@ class Progress:
                 self.bytes += message.bytes
                 self._blobs_rate.add(now, message.copied + message.failed)
             case Drained():
-                self.found(0, 0, 0, exact=True)
+                self.found(PendingEstimate(0, 0, 0, exact=True))
             case events.WorkerStart():
                 one.restart("starting")
             case events.WorkerStop() | WorkerDied() | Fatal():
@@ -240,13 +230,12 @@ class Progress:
             self.at_work = False
             self.out_of_date = self.pending != 0
 
-    def found(self, blobs: int, bytes_: int, unsized: int, *, exact: bool) -> None:
-        """Takes in how much is pending at this moment: blobs, the bytes of those with a known size,
-        and how many have none. exact: it was counted. An estimate replaces nothing that still
-        holds: two estimates may differ by more than what came meanwhile.
+    def found(self, estimate: PendingEstimate) -> None:
+        """Takes in how much is pending at this moment. What was not counted replaces nothing that
+        still holds: two estimates may differ by more than what came meanwhile.
         """
-        if exact or self.out_of_date or self.pending is None:
-            self._found = _Found(blobs, bytes_, unsized, exact, self._settled)
+        if estimate.exact or self.out_of_date or self.pending is None:
+            self._found, self._settled_then = estimate, self._settled
         self.out_of_date = False
 
     @property
@@ -259,7 +248,7 @@ class Progress:
         found = self._found
         if found is None:
             return None
-        left = found.blobs + found.settled.blobs - self._settled.blobs
+        left = found.blobs + self._settled_then.blobs - self._settled.blobs
         if left <= 0 and not found.exact:
             return None  # The estimate was too low, nobody knows by how much.
         return max(0, left)
@@ -281,24 +270,23 @@ class Progress:
         """Returns the content that was settled since then; failed blobs have no known size."""
         return self.bytes - then.bytes + (self.failed - then.failed) * self._mean_size
 
-    def _amounts(self, found: _Found, pending: int) -> tuple[float, float]:
-        """Returns what of this burst is done, and left: bytes, or blobs where all are empty."""
-        done = max(0.0, self._content_since(self._before) + self._in_flight)
-        known = found.bytes + found.unsized * self._mean_size
-        left = max(0.0, known - self._content_since(found.settled) - self._in_flight)
-        return (done, left) if done or left else (float(self._done), float(pending))
-
     def _share_and_eta(self, now: float) -> tuple[float | None, float | None]:
-        pending = self.pending
-        if self._found is None or pending is None:
+        """Goes by bytes, or by blobs where all are empty."""
+        pending, found = self.pending, self._found
+        if found is None or pending is None:
             return None, None
         if not pending:
             return (1.0 if self._done else None), 0.0
-        done, left = self._amounts(self._found, pending)
+        done = max(0.0, self._content_since(self._before) + self._in_flight)
+        known = found.bytes + found.unsized * self._mean_size
+        left = max(0.0, known - self._content_since(self._settled_then) - self._in_flight)
+        if not done and not left:
+            done, left = float(self._done), float(pending)
         share = min(done / (done + left), _NOT_ALL)
-        if not self.at_work:
+        elapsed = now - self._work_since
+        if not self.at_work or not done or elapsed < _FIRST_SECONDS:
             return share, None
-        return share, eta_seconds(left, done, now - self._work_since)
+        return share, left * elapsed / done
 
     def snapshot(self, now: float) -> Snapshot:
         """Returns the run at this moment; without an ETA where nothing has moved for a minute."""
@@ -320,18 +308,3 @@ class Progress:
             eta_s=eta_s if mb_per_s or blobs_per_s or not pending else None,
             workers=tuple(one.status(number, now) for number, one in enumerate(self._workers)),
         )
-
-
-def eta_seconds(left: float, done: float, elapsed_s: float) -> float | None:
-    """Returns the seconds until what is left (bytes, or blobs) is done at the pace so far; None in
-    the first quarter of a second, and while nothing is done.
-
-    Blobids are hashes, so the blobs that are done are a fair sample of those to come.
-    """
-    if elapsed_s < 0.25:
-        return None
-    if left == 0:
-        return 0.0
-    if done == 0:
-        return None
-    return left * elapsed_s / done

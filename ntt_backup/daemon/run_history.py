@@ -78,7 +78,7 @@ class RunHistory:
             lambda conn: stats.pending_estimate(conn, self._settings.target, _COUNT_MILLISECONDS)
         )
         if found is not None:
-            progress.found(found.blobs, found.bytes, found.unsized, exact=found.exact)
+            progress.found(found)
         self._counted = now
         self._rest = (time.monotonic() - began) / _COUNT_SHARE
 

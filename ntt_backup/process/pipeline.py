@@ -139,7 +139,9 @@ class Child:
             os.set_blocking(pipe.fileno(), False)
         for data_pipe in (self._process.stdin, self._process.stdout):
             if data_pipe is not None:
-                _widen(data_pipe.fileno())
+                with suppress(PermissionError):  # The user's pipe quota is used up.
+                    # 64 KiB make tar and ssh take turns; 1 MiB lets them run side by side.
+                    fcntl.fcntl(data_pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def _pipes(self) -> Iterable[IO[bytes]]:
         process = self._process
@@ -266,14 +268,6 @@ def start(
 
 def _open_fd(pipe: IO[bytes] | None) -> int:
     return -1 if pipe is None or pipe.closed else pipe.fileno()
-
-
-def _widen(fd: int) -> None:
-    """Enlarges a pipe: 64 KiB make tar and ssh take turns; 1 MiB lets them run side by side."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except PermissionError:
-        return  # The user's pipe quota is used up; the default size works, slower.
 
 
 def _read(fd: int, limit: int) -> bytes | None:

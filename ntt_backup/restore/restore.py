@@ -28,7 +28,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, BackupError
 from ntt_backup.model import Failures
 from ntt_backup.restore.block_repair import repair
-from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
+from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter, destination
 from ntt_backup.wire.write_messages import RESUMABLE
 
 Entry = tuple[bytes, int | None]
@@ -151,7 +151,13 @@ class _Work:
             return
         writer = TargetWriter(self.target, f"w{number}", self.fetched)
         try:
-            session.do(Fetching(self, writer).work)
+            fetching = Fetching(self, writer)
+
+            def work(session: ReadSession) -> None:
+                with destination(self.target.root):
+                    fetching.work(session)
+
+            session.do(work)
         finally:
             writer.close()
 

@@ -114,7 +114,7 @@ class _Large:
 
 class TargetWriter:
     """One thread's files on their way; a `read_session.ContentSink`. on_bytes is told the length of
-    content as it comes. Raises DestinationError.
+    content as it comes. Raises DestinationError, OSError.
     """
 
     def __init__(self, target: RestoreTarget, name: str, on_bytes: Callable[[int], None]) -> None:
@@ -175,10 +175,9 @@ class TargetWriter:
     def resume(self, digest: bytes) -> int:
         """Returns how many bytes of a large blob an earlier attempt has left, to resume after."""
         self._abandon()
-        with destination(self._target.root):
-            fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
-            hasher = self._hash(fd)
-            size = os.lseek(fd, 0, os.SEEK_CUR)
+        fd = os.open(digest.hex(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=self._target.partial)
+        hasher = self._hash(fd)
+        size = os.lseek(fd, 0, os.SEEK_CUR)
         self._large = _Large(digest, fd, self._target.partial, hasher, size, resumed=True)
         return size
 
@@ -196,7 +195,7 @@ class TargetWriter:
         if found != digest:
             self.not_given(digest, read_messages.WRONG, hash_mismatch(len(content), found))
             return
-        with destination(self._target.root), closing(_new(digest, self._stage)) as fd:
+        with closing(_new(digest, self._stage)) as fd:
             write_all(fd, content)
         self._staged.append((digest, self._stage))
 
@@ -206,8 +205,7 @@ class TargetWriter:
             return
         self._abandon()
         directory = self._target.partial if large.size > RESUMABLE else self._stage
-        with destination(self._target.root):
-            fd = _new(large.digest, directory)
+        fd = _new(large.digest, directory)
         self._large = _Large(large.digest, fd, directory, blake3(), 0, resumed=large.offset > 0)
 
     def piece(self, data: memoryview) -> None:
@@ -220,8 +218,7 @@ class TargetWriter:
         if large is not None:
             large.hasher.update(data)
             large.size += len(data)
-            with destination(self._target.root):
-                write_all(large.fd, data)
+            write_all(large.fd, data)
 
     def end(self, problem: str) -> None:
         large, self._large = self._large, None
@@ -231,8 +228,7 @@ class TargetWriter:
         if problem:
             self.not_given(large.digest, read_messages.UNREADABLE, problem)
         elif (found := large.hasher.digest()) != large.digest:
-            with destination(self._target.root):
-                os.unlink(large.digest.hex(), dir_fd=large.directory)
+            os.unlink(large.digest.hex(), dir_fd=large.directory)
             if large.resumed:
                 self._again.append(large.digest)  # The part of an earlier attempt may be wrong.
             else:
@@ -281,8 +277,7 @@ class TargetWriter:
         self.failures.clear()
         for digest, directory in self._staged:
             if directory == self._stage:
-                with destination(self._target.root):
-                    os.unlink(digest.hex(), dir_fd=directory)
+                os.unlink(digest.hex(), dir_fd=directory)
         self._staged.clear()
 
     def close(self) -> None:

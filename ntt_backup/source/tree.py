@@ -70,12 +70,6 @@ class SourceTree(Tree):
         self.close()
         os.close(self.fd)
 
-    @property
-    def _identity(self) -> tuple[int, int]:
-        """Device and inode of the root: they tell whether a path still leads to it."""
-        status = os.fstat(self.fd)
-        return status.st_dev, status.st_ino
-
     def error_at(self, path: str, error: OSError) -> Exception:
         self._blame(error)
         return super().error_at(path, error)
@@ -157,7 +151,7 @@ class SourceTree(Tree):
             return
         with SourceTree(self.root) as now:
             now.sign_of_life()
-            if now._identity != self._identity:
+            if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
                 raise SourceError(
                     f"the store {self.root} was replaced while it was read",
                     hint="a disk was mounted or unmounted: start again when it is in place",

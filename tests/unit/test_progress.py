@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
+from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
@@ -112,13 +113,13 @@ def test_pending_and_eta_are_unknown_until_pending_is_found(progress: Progress) 
 
 def test_pending_falls_with_what_is_settled_after_it_was_found(progress: Progress) -> None:
     progress.take(0, complete(copied=7, failed=1), 1.0)
-    progress.found(100, 0, 0, exact=True)
+    progress.found(PendingEstimate(100, 0, 0, exact=True))
     assert progress.pending == 100
     progress.take(0, complete(copied=30, failed=10), 2.0)
     assert progress.pending == 60
     progress.take(0, complete(copied=1000), 3.0)
     assert progress.pending == 0
-    progress.found(5000, 0, 0, exact=True)
+    progress.found(PendingEstimate(5000, 0, 0, exact=True))
     assert progress.pending == 5000
 
 
@@ -126,7 +127,7 @@ def test_nothing_is_pending_once_a_worker_saw_so_whatever_was_counted(progress: 
     """A count may have seen what was settled meanwhile."""
     progress.take(0, tick("sending"), 0.0)
     progress.take(1, tick("sending"), 0.0)
-    progress.found(409, 0, 0, exact=True)
+    progress.found(PendingEstimate(409, 0, 0, exact=True))
     progress.take(0, complete(copied=300), 10.0)
     progress.take(0, DRAINED, 20.0)
     progress.take(1, complete(copied=20), 20.1)  # Recorded before, received later.
@@ -135,25 +136,25 @@ def test_nothing_is_pending_once_a_worker_saw_so_whatever_was_counted(progress: 
 
 
 def test_an_estimate_is_marked_until_a_count_replaces_it(progress: Progress) -> None:
-    progress.found(42_000_000, 17 * 10**12, 0, exact=False)
+    progress.found(PendingEstimate(42_000_000, 17 * 10**12, 0, exact=False))
     shown = progress.snapshot(1.0)
     assert (shown.pending, shown.estimated) == (42_000_000, True)
     progress.take(0, complete(1_000_000), 2.0)
-    progress.found(30_000_000, 16 * 10**12, 0, exact=False)
+    progress.found(PendingEstimate(30_000_000, 16 * 10**12, 0, exact=False))
     assert progress.pending == 41_000_000
-    progress.found(40_999_000, 16 * 10**12, 0, exact=True)
-    progress.found(40_000_000, 16 * 10**12, 0, exact=False)
+    progress.found(PendingEstimate(40_999_000, 16 * 10**12, 0, exact=True))
+    progress.found(PendingEstimate(40_000_000, 16 * 10**12, 0, exact=False))
     shown = progress.snapshot(2.0)
     assert (shown.pending, shown.estimated) == (40_999_000, False)
 
 
 def test_an_estimate_that_was_too_low_says_nothing_any_more(progress: Progress) -> None:
     progress.take(0, tick("sending"), 0.0)
-    progress.found(10, 0, 0, exact=False)
+    progress.found(PendingEstimate(10, 0, 0, exact=False))
     progress.take(0, complete(10), 2.0)
     shown = progress.snapshot(2.0)
     assert (shown.pending, shown.eta_s, shown.share, shown.estimated) == (None, None, None, False)
-    progress.found(30, 0, 0, exact=False)
+    progress.found(PendingEstimate(30, 0, 0, exact=False))
     assert progress.pending == 30
 
 
@@ -166,7 +167,7 @@ def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
     assert (progress.out_of_date, progress.at_work) == (False, False)
     progress.take(0, tick("sending"), 2.0)
     assert (progress.out_of_date, progress.at_work) == (True, True)
-    progress.found(8, 0, 0, exact=True)
+    progress.found(PendingEstimate(8, 0, 0, exact=True))
     progress.take(0, begin(8), 3.0)
     progress.take(0, complete(8), 3.0)
     assert not progress.out_of_date
@@ -176,7 +177,7 @@ def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
 
 def test_pending_that_others_hold_is_out_of_date_when_our_work_ends() -> None:
     progress = Progress(0.0, workers=1)
-    progress.found(8, 0, 0, exact=True)
+    progress.found(PendingEstimate(8, 0, 0, exact=True))
     progress.take(0, tick("sending"), 2.0)
     progress.take(0, tick("idle"), 3.0)
     assert progress.out_of_date
@@ -186,7 +187,7 @@ def test_pending_that_others_hold_is_out_of_date_when_our_work_ends() -> None:
 
 
 def test_share_and_eta_count_content_that_is_not_answered_yet(progress: Progress) -> None:
-    progress.found(200, 40_000, 0, exact=True)
+    progress.found(PendingEstimate(200, 40_000, 0, exact=True))
     assert progress.snapshot(5.0).share == 0.0
     progress.take(0, tick("waiting"), 100.0)
     for worker, now in ((0, 101.0), (1, 102.0)):
@@ -200,7 +201,7 @@ def test_share_and_eta_count_content_that_is_not_answered_yet(progress: Progress
 def test_an_answer_before_the_last_tick_of_its_batch_counts_nothing_twice(
     progress: Progress,
 ) -> None:
-    progress.found(100, 10_000, 0, exact=True)
+    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, begin(50, 5_000), 1.0)
     progress.take(0, tick("sending", content=4_000), 1.0)
     progress.take(0, complete(50, size=5_000), 2.0)
@@ -211,7 +212,7 @@ def test_an_answer_before_the_last_tick_of_its_batch_counts_nothing_twice(
 
 @pytest.mark.parametrize("end", [START, DIED, FATAL])
 def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: Progress, end: Message) -> None:
-    progress.found(100, 10_000, 0, exact=True)
+    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", content=4_000), 1.0)
     progress.take(0, end, 2.0)
     shown = progress.snapshot(3.0)
@@ -219,7 +220,7 @@ def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: Progress, end: 
 
 
 def test_share_is_below_one_before_the_last_answer(progress: Progress) -> None:
-    progress.found(100, 10_000, 0, exact=True)
+    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("waiting", content=10_000), 1.0)
     assert (progress.snapshot(2.0).share or 0) < 1
     progress.take(0, complete(100, size=10_000), 3.0)
@@ -227,14 +228,14 @@ def test_share_is_below_one_before_the_last_answer(progress: Progress) -> None:
 
 
 def test_blobs_of_unknown_size_are_taken_to_be_like_those_begun(progress: Progress) -> None:
-    progress.found(1_000, 0, 1_000, exact=True)
+    progress.found(PendingEstimate(1_000, 0, 1_000, exact=True))
     progress.take(0, begin(100, 50_000), 1.0)
     progress.take(0, tick("sending", content=25_000), 1.0)
     assert progress.snapshot(1.0).share == pytest.approx(0.05)
 
 
 def test_blobs_without_content_are_counted(progress: Progress) -> None:
-    progress.found(100, 0, 0, exact=True)
+    progress.found(PendingEstimate(100, 0, 0, exact=True))
     progress.take(0, tick("sending"), 0.0)
     progress.take(0, complete(20, failed=5), 10.0)
     shown = progress.snapshot(10.0)
@@ -242,14 +243,14 @@ def test_blobs_without_content_are_counted(progress: Progress) -> None:
 
 
 def test_failed_blobs_are_done(progress: Progress) -> None:
-    progress.found(100, 10_000, 0, exact=True)
+    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, begin(100, 10_000), 1.0)
     progress.take(0, complete(0, failed=50), 2.0)
     assert progress.snapshot(2.0).share == 0.5
 
 
 def test_there_is_no_eta_while_nothing_moves(progress: Progress) -> None:
-    progress.found(100, 10_000, 0, exact=True)
+    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", 5_000, content=5_000), 1.0)
     assert progress.snapshot(10.0).eta_s is not None
     progress.take(0, tick("waiting"), 70.0)
@@ -268,7 +269,7 @@ def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Prog
     assert progress.snapshot(20_000.0).done == 100
     progress.take(1, tick("sending"), 30_000.0)
     assert progress.snapshot(30_000.0).pending is None
-    progress.found(150, 0, 0, exact=True)
+    progress.found(PendingEstimate(150, 0, 0, exact=True))
     assert progress.snapshot(30_005.0).eta_s is None
     progress.take(1, complete(copied=50), 30_010.0)
     shown = progress.snapshot(30_010.0)

@@ -1,4 +1,4 @@
-"""Rates over a window, and the time that is left."""
+"""Rates over a window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.daemon.progress import RateWindow, eta_seconds
+from ntt_backup.daemon.progress import RateWindow
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:
@@ -36,19 +36,3 @@ def test_a_rate_is_never_negative_and_never_above_what_was_added(
         window.add(now, amount)
         total += amount
         assert -1e-3 <= window.rate(now) <= total + 1e-3
-
-
-@pytest.mark.parametrize(
-    ("left", "done", "elapsed", "expected"),
-    [
-        (100, 0, 10.0, None),
-        (100, 10, 0.2, None),
-        (0, 0, 10.0, 0.0),
-        (100, 10, 10.0, 100.0),
-        (42_000_000, 1_000_000, 3600.0, 151_200.0),
-    ],
-)
-def test_the_eta_is_the_runs_own_pace_or_nothing(
-    left: int, done: int, elapsed: float, expected: float | None
-) -> None:
-    assert eta_seconds(left, done, elapsed) == expected
