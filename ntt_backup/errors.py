@@ -38,10 +38,9 @@ def complete(text: str) -> str:
 
 
 class BackupError(Exception):
-    """Anything that ends or delays a run.
-
-    message: what happened, one line. detail: what the failing side answered, bounded. hint: what to
-    do; command lines in it repeat the options before the command.
+    """Anything that ends or delays a run. message: what happened, one line. detail: what the
+    failing side answered, bounded. hint: what to do; its command lines get the options before the
+    command.
     """
 
     exit_code: int = 1

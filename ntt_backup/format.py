@@ -13,9 +13,8 @@ _SHORT_S: Final = 9.95
 
 
 def printable(text: str) -> str:
-    """Returns text as one line without escape sequences; remotes, file names and catalogs say
-    anything. Line ends become `; `; control, invisible and direction-changing characters are
-    escaped.
+    """Returns text, which others wrote, as one line without escape sequences. Line ends become `;
+    `; control, invisible and direction-changing characters are escaped.
     """
     line = "; ".join(part.rstrip() for part in text.splitlines() if part.strip())
     return "".join(

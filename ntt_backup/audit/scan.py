@@ -29,12 +29,9 @@ BATCH_SIZE: Final = 10_000
 
 @dataclass(slots=True)
 class ScanResult:
-    """What one call of `scan` has done so far.
-
-    registered: rows added, bytes: their content. known: blobs that the catalog had. strays: by
-    kind; a resumed scan meets those of `aa/` and above again. directories: number of finished
-    `aa/bb`, directory: the last of them. resumed_from: the directory after which an earlier scan
-    was continued, None for a scan from the beginning.
+    """What one call of `scan` has done so far. registered: rows added, bytes: their content. known:
+    blobs that the catalog had. strays: by kind. directories: finished `aa/bb`, directory: the last
+    of them. resumed_from: the one after which an earlier scan was continued, or None.
     """
 
     registered: int = 0
@@ -56,11 +53,9 @@ def scan(
     on_progress: Callable[[ScanResult], None] = lambda _: None,
     on_stray: Callable[[Stray], None] = lambda _: None,
 ) -> ScanResult:
-    """Registers what the catalog lacks. restart: do not continue an interrupted scan.
-
-    on_begin is told `resumed_from`. on_progress is called after each batch, once it is saved, and
-    may end the scan by raising. Raises SourceError for a store that is away (what was saved stays),
-    CatalogError.
+    """Registers what the catalog lacks. restart: do not continue an interrupted scan. on_begin is
+    told `resumed_from`. on_progress comes after each batch, once it is saved, and may end the scan
+    by raising. Raises SourceError (what was saved stays), CatalogError.
     """
     store.probe()
     with store.tree() as tree:

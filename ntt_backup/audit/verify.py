@@ -56,9 +56,7 @@ class Question:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far. total: blobs to be checked; complete: all were. requeued:
-    blobs that are pending again.
-    """
+    """What a check has found so far, of total blobs; requeued are pending again."""
 
     total: int = 0
     checked: int = 0
@@ -223,9 +221,8 @@ class _Check:
 
 
 def sample_bound(found: Findings) -> float | None:
-    """Returns the largest part of all blobs that may be wrong, with 95 % confidence, where all of a
-    sample was right.
-
-    The rule of three: if a part p were wrong, n of n would be right with (1 - p)^n < e^(-pn).
+    """Returns the part of all blobs that may be wrong at most, with 95 % confidence, where a sample
+    was right. The rule of three: if a part p were wrong, n of n would be right with (1 - p)^n <
+    e^(-pn).
     """
     return min(1.0, 3 / found.checked) if found.checked and not found.wrong else None

@@ -72,9 +72,7 @@ def our_columns(target: str) -> dict[str, str]:
 
 
 def find_table(conn: Connection) -> Table | None:
-    """Returns the table that the search path finds, else the only one that may be meant. Raises
-    CatalogRefused where there are several.
-    """
+    """Returns the table of the search path, else the only one. Raises CatalogRefused for several."""
     tables = conn.execute(statement("find_tables")).fetchall()
     if len(tables) > 1:
         raise CatalogRefused(
@@ -94,10 +92,9 @@ def find_table(conn: Connection) -> Table | None:
 
 
 def verify_schema(conn: Connection, target: str, command: str = "run") -> list[str]:
-    """Checks that everything the command relies on exists, and that this session may use it.
-
-    command: one of `privileges.NEEDS`. Returns warnings, one line each. Raises CatalogRefused for
-    the first problem, with the SQL or the command that mends it.
+    """Checks that everything exists that the command (of `privileges.NEEDS`) relies on, and that
+    this session may use it. Returns warnings, a line each. Raises CatalogRefused for the first
+    problem, with what mends it.
     """
     with translated("show its schema"):
         table = existing_table(conn, target)

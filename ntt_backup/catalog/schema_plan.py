@@ -128,9 +128,7 @@ def make_plan(
 
 
 class _Surroundings(NamedTuple):
-    """Database and schemas; own_owner is None without our schema. new_schema: where a new table
-    would be. user: who acts in this session.
-    """
+    """own_owner: None without our schema. new_schema: where a new table would be."""
 
     database: str
     database_owner: str

@@ -34,11 +34,9 @@ _FEWEST_RANGES: Final = 16
 @dataclass(frozen=True, slots=True)
 class Totals:
     """The catalog by state. Bytes are of blobs with a known size; unsized are pending without one.
-
-    without_blobid: rows whose blobid is NULL; they are never sent, and are in no other figure.
-    failed_by_reason: 'unknown' counts what another program marked as failed. pending_by_reason:
-    what is pending because a check did not find it on the remote, or not right. estimated: which
-    of these figures were not counted.
+    without_blobid: rows that are never sent, and in no other figure. failed_by_reason: 'unknown'
+    was marked by another program. pending_by_reason: since a check did not find it, or not right.
+    estimated: the figures that were not counted.
     """
 
     pending: int
@@ -56,10 +54,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class PendingEstimate:
-    """How much is pending: blobs, their known bytes, and unsized ones among them.
-
-    exact: everything was counted. Else the figures are right within a few per cent where the
-    database was quick, and as good as its planner's statistics where it was not.
+    """How much is pending: blobs, their known bytes, and unsized ones. exact: it was counted; else
+    it is right within a few per cent, or as good as the planner's statistics.
     """
 
     blobs: int
@@ -88,9 +84,8 @@ def exact_totals(conn: Connection, target: str) -> Totals:
 
 
 def quick_totals(conn: Connection, target: str) -> Totals:
-    """Returns all figures in about half a second; `estimated` names those that were not counted.
-
-    Of blobs that another program marked as failed it knows where few are still to be copied.
+    """Returns all figures in half a second. Of what another program marked as failed it knows where
+    few are still to be copied.
     """
     with translated("count its blobs"):
         parts = read_parts(conn, target)

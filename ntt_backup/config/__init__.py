@@ -41,13 +41,9 @@ def load(
     file: Path | None = None,
     target: str = DEFAULT_TARGET,
 ) -> ConfigT:
-    """Reads all layers and returns validated settings.
-
-    flags maps `table.key` to the value given on the command line (None: not given). file is
-    `--config`; without it `NTT_CONFIG`, else /etc/ntt/backup-remote.toml where that exists. An
-    empty environment variable counts as not set.
-
-    Raises ConfigError that names every problem, in one line.
+    """Reads all layers and returns validated settings. flags: values by `table.key`, None for not
+    given. file: `--config`; without it `NTT_CONFIG`, else /etc/ntt/backup-remote.toml where that
+    exists. Raises ConfigError that names every problem, in one line.
     """
     in_file, others = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)

@@ -30,10 +30,7 @@ class Problem(NamedTuple):
 
 
 def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
-    """Yields an error of pydantic, whose loc is a table and a key, as problems of a layer.
-
-    table: the one that has the target's host and path.
-    """
+    """Yields the problems of an error of pydantic. table: has the target's host and path."""
 
     def origin_of(key: str) -> str:
         origin = layer[key].origin if key in layer else key

@@ -83,10 +83,9 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
 def from_file(
     file: Path | None, environ: Mapping[str, str], target: str
 ) -> tuple[Layer, list[Layer]]:
-    """Returns what the file given, else that of NTT_CONFIG, else the default file where it exists,
-    says for this target; and a layer for each other target.
-
-    Raises ConfigError for a file that cannot be read, is not TOML, or has not the form of tables.
+    """Returns what the file (given, of NTT_CONFIG, or the default one) says for this target, and a
+    layer for each other target. Raises ConfigError for one that cannot be read, or has another
+    form.
     """
     if not _TARGET_NAME.fullmatch(target):
         raise ConfigError(f"target {target!r} is not a valid name", hint=_TARGET_HINT)
@@ -132,9 +131,8 @@ def _layer(section: str, values: Mapping[str, object], written: str, path: Path)
 
 
 def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
-    """Takes `[remote]` and `[targets.*]` out of tables; returns a layer of `remote` by target.
-
-    A target has the settings of `[remote]` except for the place, with its own laid over them.
+    """Takes `[remote]` and `[targets.*]` out of tables; returns the layers of `remote` by target:
+    the settings of `[remote]` except for the place, with its own laid over them.
     """
     targets = _targets(tables.pop("targets", {}), path)
     default = _layer("remote", tables.pop(DEFAULT_TARGET, {}), DEFAULT_TARGET, path)

@@ -32,9 +32,7 @@ _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "work
 
 
 class EventLog:
-    """Appends events to the JSONL file. Raises ConfigError where it cannot be opened at the start,
-    unless the disk is full.
-    """
+    """Appends events to the JSONL file. Raises ConfigError where that cannot be opened."""
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._file = _RotatableFile(path)

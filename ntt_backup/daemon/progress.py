@@ -40,13 +40,10 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at a moment. Bytes and seconds; mb_per_s is 10^6 bytes a second on the link, over the
-    last minute.
-
-    estimated: pending, and with it share and eta_s, is an estimate. sent: content that was sent,
-    answered or not. Of this burst of work: done are the blobs that are settled, share is how much
-    of the content was sent, below 1 while blobs are pending; None where nothing is pending or done,
-    or pending is not known.
+    """A run at a moment. mb_per_s: on the link, over the last minute. estimated: pending, share and
+    eta_s are. sent: content, answered or not. Of this burst of work: done are the settled blobs,
+    share is the part of the content that was sent, below 1 while blobs are pending; None where
+    nothing is pending or done, or pending is not known.
     """
 
     elapsed_s: float

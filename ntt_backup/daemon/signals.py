@@ -83,9 +83,7 @@ class SignalInbox:
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raises error where what is inside takes longer; what it worked with cannot be used again. In
-    the main thread only.
-    """
+    """Raises error where it takes longer, in the main thread; what it used is not sound then."""
 
     def give_up(_signum: int, _frame: FrameType | None) -> None:
         raise error

@@ -24,10 +24,9 @@ _MOST_FDS: Final = 1 << 20
 
 
 class Fork(Child):
-    """See `pipeline.Child`. body's result is the exit status; whatever it raises goes to stderr,
-    and the status is 1 then. name: what it is called in lists of processes, 15 bytes at most.
-
-    Leader of a session of its own. Raises OSError where it cannot be made.
+    """See `pipeline.Child`; it leads a session. body's result is the exit status, 1 where it
+    raises. name: what it is called in lists of processes, 15 bytes at most. Raises OSError where it
+    cannot be made.
     """
 
     def __init__(self, body: Callable[[], int], name: str) -> None:

@@ -92,11 +92,9 @@ class Process(Protocol):
 
 
 class Child:
-    """One running subprocess: pipes that never block, a bounded stderr, and an exit status.
-
-    argv goes to execvp as it is; no shell is involved. stdin is a file descriptor, or None for a
-    pipe (`stdin_fd`). stdout and stderr are always pipes. Raises FileNotFoundError /
-    PermissionError where argv[0] cannot be executed.
+    """One running subprocess: pipes that never block, a bounded stderr, and an exit status. argv
+    goes to execvp as it is. stdin: a descriptor, or None for a pipe (`stdin_fd`). Raises
+    FileNotFoundError, PermissionError where argv[0] cannot be executed.
     """
 
     def __init__(
@@ -247,11 +245,9 @@ class Child:
 def start(
     argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
 ) -> Child:
-    """Returns a child of a program that this machine should have. Raises SourceError where it has
-    not, or cannot start it now.
-
-    It leads a session of its own: a Ctrl-C at the terminal is ours to handle. One that reached it
-    as well would look like an outage before we have heard of it ourselves.
+    """Returns a child of a program that this machine should have. Raises SourceError where it
+    cannot be started. It leads a session: a Ctrl-C at the terminal is ours to handle, and would
+    look like an outage.
     """
     try:
         return Child(argv, stdin=stdin, env=env, new_session=True)

@@ -34,12 +34,10 @@ from ntt_backup.source.inspection import Store
 
 @dataclass(slots=True)
 class Proof:
-    """What was found by reading back. rows: of the catalog, copied: of those.
-
-    right: blobs that hash to their names, bytes: theirs. lost: copied according to the catalog, but
-    not restored; wrong: restored, but not right. later: right, but not in the catalog; unsent:
-    neither copied nor restored. part: of the work, from 0 to 1. proof_s: how long it took.
-    failures: of lost and wrong.
+    """What was found by reading back. copied: of the catalog's rows. right: blobs that hash to
+    their names, bytes: theirs. lost: copied, but not restored; wrong: restored, but not right.
+    later: right, but not in the catalog; unsent: neither copied nor restored. part: of the work,
+    from 0 to 1. proof_s: how long it took.
     """
 
     rows: int = 0
@@ -57,7 +55,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """The result of a drill. dump: took catalog_s seconds. bad_dumps: what is wrong with newer
+    """The result of a drill. catalog_s: of restoring dump. bad_dumps: what is wrong with newer
     ones.
     """
 

@@ -77,10 +77,8 @@ class Store:
         return Inspection(ready, failed, stamps)
 
     def altered(self, inspection: Inspection) -> list[Blob]:
-        """Returns the ready blobs that were rewritten, replaced or removed since their inspection.
-
-        Where there are none, another program that read them meanwhile has read what was inspected.
-        Raises SourceError.
+        """Returns the ready blobs that were rewritten, replaced or removed since: where there are
+        none, another program that read them has read what was inspected. Raises SourceError.
         """
         seen = zip(inspection.ready, inspection.stamps, strict=True)
         with self.tree() as tree:

@@ -34,8 +34,8 @@ class Reader(SourceTree):
         super().__init__(store.root)
 
     def read(self, blob: Blob, into: memoryview) -> int | TooLarge | Failure:
-        """Reads the whole blob and checks it; returns its length. A blob that fills into, which
-        must be longer, is TooLarge.
+        """Reads and checks a blob, which must be shorter than into, or is TooLarge; returns its
+        length.
         """
         try:
             with self.opened(blob) as fd:

@@ -47,11 +47,8 @@ _ABOUT_THE_STORE: Final = {
 
 
 class SourceTree(Tree):
-    """The opened root of the store. Only the root itself may be a symlink; a prefix that is on
-    another disk is a bind mount.
-
-    Every method may raise SourceError: when the file system as a whole is away, or this process has
-    no descriptors or memory left.
+    """The opened root of the store, which alone may be a symlink. Every method may raise
+    SourceError: when the file system is away, or this process has no descriptors or memory left.
     """
 
     def __init__(self, root: Path) -> None:
@@ -143,8 +140,6 @@ class SourceTree(Tree):
     def require_life(self, failed: Sequence[Failure], *, nothing_sent: bool) -> None:
         """Raises SourceError if these failures may be the store's own: none of a batch could be
         read and nothing else can, or another disk lies at the root by now.
-
-        A blob that was read through this tree is a sign of life.
         """
         reasons = {failure.reason for failure in failed} - {Reason.BAD_BLOBID}
         if not nothing_sent or not reasons or not reasons <= _NO_SIGN_OF_LIFE:
