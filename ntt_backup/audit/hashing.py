@@ -39,14 +39,12 @@ class Checked:
 CheckQueue = WorkQueue[Job, Checked]
 
 
-def hash_on_remote(session: ReconnectingSession, jobs: CheckQueue) -> None:
-    """Checks all jobs by the remote's own hashes."""
-    _check(session, jobs, ReadSession.ask_verdicts, _receive_verdicts)
-
-
-def fetch_and_hash(session: ReconnectingSession, jobs: CheckQueue) -> None:
-    """Checks all jobs by fetching their content and hashing it locally."""
-    _check(session, jobs, ReadSession.ask_contents, _receive_contents)
+def hash_remote(session: ReconnectingSession, jobs: CheckQueue, *, fetch: bool) -> None:
+    """Checks all jobs by the remote's own hashes, or by fetching their content."""
+    if fetch:
+        _check(session, jobs, ReadSession.ask_contents, _receive_contents)
+    else:
+        _check(session, jobs, ReadSession.ask_verdicts, _receive_verdicts)
 
 
 def hash_in_store(root: Path, jobs: CheckQueue) -> None:

@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
-from ntt_backup.audit.hashing import CheckQueue, Job, fetch_and_hash, hash_in_store, hash_on_remote
+from ntt_backup.audit.hashing import CheckQueue, Job, hash_in_store, hash_remote
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks
@@ -94,8 +95,8 @@ def verify_remote(
             )
         jobs = CheckQueue(2 * question.workers, pool.cancelled, pool.wake)
         check = _Check(conn, settings.target, question, jobs, on_progress, pool)
-        work = fetch_and_hash if fetching else hash_on_remote
-        pool.run(question.workers, lambda session: work(session, jobs), check.step)
+        work = partial(hash_remote, jobs=jobs, fetch=fetching)
+        pool.run(question.workers, work, check.step)
         return check.end()
     finally:
         pool.close()

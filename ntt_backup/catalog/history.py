@@ -53,7 +53,7 @@ def update_run(
     outcome: str | None = None,
     exit_code: int | None = None,
 ) -> None:
-    """Records the run so far: blobs copied and failed, bytes copied. With an outcome it has ended."""
+    """Records a run so far: blobs copied and failed, bytes copied. With an outcome it has ended."""
     done = {"copied": copied, "failed": failed, "bytes": bytes}
     ended = {"outcome": outcome, "exit_code": exit_code}
     with translated("note the run"):

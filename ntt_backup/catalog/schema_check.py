@@ -72,7 +72,7 @@ def our_columns(target: str) -> dict[str, str]:
 
 
 def find_table(conn: Connection) -> Table | None:
-    """Returns the table of the search path, else the only one. Raises CatalogRefused for several."""
+    """Returns the table of the search path, else the only one. Raises CatalogRefused."""
     tables = conn.execute(statement("find_tables")).fetchall()
     if len(tables) > 1:
         raise CatalogRefused(

@@ -54,7 +54,10 @@ class Store:
             return list(blobs)
         try:
             with self.tree() as tree:
-                return [_measured(tree, blob) for blob in blobs]
+                return [
+                    Blob(blob.blobid, _state(tree, blob)[0]) if blob.size is None else blob
+                    for blob in blobs
+                ]
         except SourceError:
             return list(blobs)
 
@@ -82,21 +85,13 @@ class Store:
         """
         seen = zip(inspection.ready, inspection.stamps, strict=True)
         with self.tree() as tree:
-            return [blob for blob, stamp in seen if _stamp_at(tree, blob) != stamp]
+            return [blob for blob, before in seen if _state(tree, blob)[1] != before]
 
 
-def _stamp_at(tree: SourceTree, blob: Blob) -> Stamp | None:
-    try:
-        return stamp(tree.lstat(relative_path(blob.blobid)))
-    except OSError:
-        return None
-
-
-def _measured(tree: SourceTree, blob: Blob) -> Blob:
-    if blob.size is not None:
-        return blob
+def _state(tree: SourceTree, blob: Blob) -> tuple[int | None, Stamp | None]:
+    """Returns size and state of a blob's file, None for what is no file."""
     try:
         status = tree.lstat(relative_path(blob.blobid))
     except (OSError, ValueError):
-        return blob
-    return Blob(blob.blobid, status.st_size) if stat.S_ISREG(status.st_mode) else blob
+        return None, None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None, stamp(status)

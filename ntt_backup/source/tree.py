@@ -190,18 +190,17 @@ class SourceTree(Tree):
             entries: Iterable[str | Stray]
             entries = [directory] if isinstance(directory, Stray) else self.entries(directory)
             for entry in entries:
-                if isinstance(entry, str):
-                    yield self._refusal(entry)
-                elif entry.kind is StrayKind.UNREADABLE:
-                    yield entry.detail
-
-    def _refusal(self, blobid: str) -> str:
-        try:
-            with closing(self.open(relative_path(blobid))) as fd:
-                os.read(fd, 1)
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
+                if isinstance(entry, Stray):
+                    if entry.kind is StrayKind.UNREADABLE:
+                        yield entry.detail
+                    continue
+                try:
+                    with closing(self.open(relative_path(entry))) as fd:
+                        os.read(fd, 1)
+                except OSError as error:
+                    yield error.strerror or str(error)
+                else:
+                    yield ""
 
     def _unusable(self, error: OSError) -> SourceError:
         hints = {
