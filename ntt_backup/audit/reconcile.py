@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
@@ -136,9 +136,7 @@ class _Work:
     seen: Comparison = field(default_factory=Comparison)
 
     def __post_init__(self) -> None:
-        # The store's directories, in the order of the ranges, and the first that is not read yet.
-        self.walk = self.tree.directories()
-        self.next = next(self.walk, None)
+        self.prefixes = self._in_order(self.tree.level(""))
 
     def compare(self, one: BlobRange) -> None:
         """Compares one range, whose index is its two-digit prefix."""
@@ -178,22 +176,9 @@ class _Work:
             yield from ((digest.hex(), "remote", size) for digest, size in page)
 
     def _local(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
-        while self.next is not None:
-            directory = self.next
-            if isinstance(directory, Stray):
-                self._stray_in_store(directory)
-                self.next = next(self.walk, None)
-                continue
-            if not directory.startswith(prefix):
-                return
-            self.next = next(self.walk, None)
-            blobids: list[str] = []
-            for entry in self.tree.entries(directory):
-                if isinstance(entry, Stray):
-                    self._stray_in_store(entry)
-                else:
-                    blobids.append(entry)
-            for blobid in sorted(blobids):
+        directories = self.tree.level(prefix) if prefix in self.prefixes else ()
+        for directory in self._in_order(directories):
+            for blobid in self._in_order(self.tree.entries(directory)):
                 try:
                     size = self.tree.lstat(relative_path(blobid)).st_size
                 except FileNotFoundError:
@@ -201,8 +186,15 @@ class _Work:
                 self.seen.in_store += 1
                 yield blobid, "local", size
 
-    def _stray_in_store(self, stray: Stray) -> None:
-        self._tell(Difference.STRAY_STORE, stray.path, f"{stray.kind} {stray.detail}".strip())
+    def _in_order(self, entries: Iterable[str | Stray]) -> list[str]:
+        """Tells of the strays; returns the others."""
+        found: list[str] = []
+        for one in entries:
+            if isinstance(one, Stray):
+                self._tell(Difference.STRAY_STORE, one.path, f"{one.kind} {one.detail}".strip())
+            else:
+                found.append(one)
+        return sorted(found)
 
     def _stray_on_remote(self, number: int, path: str) -> None:
         kind = _STRAYS.get(number, StrayKind.UNREADABLE)

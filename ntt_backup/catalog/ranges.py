@@ -19,9 +19,10 @@ WORTH_SHARING = 256
 
 @cache
 def prefix_ranges() -> tuple[BlobRange, ...]:
-    """Cuts the whole space of blobids at the two-digit hex prefixes. The first range starts at ''
-    and the last has no end, so that every text lies in one range, whatever the collation makes of
-    it.
+    """Cuts the whole space of blobids at the two-digit hex prefixes.
+
+    The first range starts at '' and the last has no end, so that every text, also one that is no
+    blobid, lies in exactly one range, whatever the database's collation makes of it.
     """
     bounds = ["", *(f"{index:02x}" for index in range(1, RANGES)), None]
     return tuple(
