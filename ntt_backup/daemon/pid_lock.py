@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ntt_backup.blobdir.open import closing
 from ntt_backup.errors import ConfigError, LockHeld
 
 _OURS = re.compile(rb"[0-9]*\n?")
@@ -35,8 +36,7 @@ def pid_lock(path: Path) -> Iterator[None]:
     """Holds the lock, with our PID in the file, while the context lasts. Raises LockHeld with the
     holder's PID, or ConfigError where the file cannot be used.
     """
-    fd = _open(path)
-    try:
+    with closing(_open(path)) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -56,8 +56,6 @@ def pid_lock(path: Path) -> Iterator[None]:
             yield
         finally:
             os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
 
 
 def _open(path: Path) -> int:

@@ -15,6 +15,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import IO, Final, NoReturn
 
 from ntt_backup.process.pipeline import Child, die_with_parent, name_process
@@ -40,20 +41,23 @@ class _Copy:
         if threading.active_count() > 1:
             raise OSError("a process with several threads cannot be copied")
         die_with_us = die_with_parent()
-        pipes = _pipes()
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _be(die_with_us, body, name, (pipes[0], pipes[3], pipes[5]), held)
-        except BaseException:
-            for fd in pipes:
-                os.close(fd)
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        for theirs in (pipes[0], pipes[3], pipes[5]):
-            os.close(theirs)
+        with ExitStack() as otherwise:
+            pipes: list[int] = []
+            for _ in range(3):
+                for fd in os.pipe():
+                    otherwise.callback(os.close, fd)
+                    pipes.append(fd)
+            theirs = (pipes[0], pipes[3], pipes[5])
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+            try:
+                self.pid = os.fork()
+                if self.pid == 0:
+                    _be(die_with_us, body, name, theirs, held)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            otherwise.pop_all()
+        for fd in theirs:
+            os.close(fd)
         self.stdin: IO[bytes] = os.fdopen(pipes[1], "wb", buffering=0)
         self.stdout: IO[bytes] = os.fdopen(pipes[2], "rb", buffering=0)
         self.stderr: IO[bytes] = os.fdopen(pipes[4], "rb", buffering=0)
@@ -77,19 +81,6 @@ class _Copy:
             pid, status = os.waitpid(self.pid, options)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
-
-
-def _pipes() -> list[int]:
-    """Ends to read and to write, of three pipes. Raises OSError with none of them open."""
-    made: list[int] = []
-    try:
-        for _ in range(3):
-            made += os.pipe()
-    except OSError:
-        for fd in made:
-            os.close(fd)
-        raise
-    return made
 
 
 def _be(
