@@ -59,12 +59,7 @@ class BackupError(Exception):
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of an event, and of the message to another process."""
-        return {
-            "exit_code": self.exit_code,
-            "message": self.message,
-            "detail": self.detail,
-            "hint": self.hint,
-        }
+        return {name: getattr(self, name) for name in ("exit_code", "message", "detail", "hint")}
 
     def __str__(self) -> str:
         return f"{self.message}: {self.detail}" if self.detail else self.message

@@ -117,9 +117,8 @@ class RunHistory:
 
     def _open(self) -> connection.Connection:
         if self._connection is None:
-            self._connection = connection.connect(
-                self._settings.catalog.url, identity.application()
-            )
+            url = self._settings.catalog.url
+            self._connection = connection.connect(url, identity.application())
         return self._connection
 
     def _try(self, work: Callable[[connection.Connection], T]) -> T | None:

@@ -92,18 +92,13 @@ class Process(Protocol):
 
 
 class Child:
-    """One running subprocess: pipes that never block, a bounded stderr, and an exit status. argv
-    goes to execvp as it is. stdin: a descriptor, or None for a pipe (`stdin_fd`). Raises
-    FileNotFoundError, PermissionError where argv[0] cannot be executed.
+    """One running subprocess: pipes that never block, a bounded stderr, and an exit status. It
+    leads a session: a Ctrl-C at the terminal is ours to handle, and would look like an outage. argv
+    goes to execvp as it is. stdin: a descriptor, or None for a pipe (`stdin_fd`). Raises OSError.
     """
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: int | None = None,
-        env: Mapping[str, str] | None = None,
-        new_session: bool = False,
+        self, argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         die_with_us = die_with_parent()
         # Python runs callbacks around a fork, and drops what a signal's handler raises in them.
@@ -121,16 +116,14 @@ class Child:
                 stderr=subprocess.PIPE,
                 env=env,
                 bufsize=0,
-                start_new_session=new_session,
+                start_new_session=True,
                 preexec_fn=prepare,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._adopt(process)
-        self._leads = new_session
 
     def _adopt(self, process: Process) -> None:
-        self._leads = False
         self.stderr = Tail()
         self._process = process
         for pipe in self._pipes():
@@ -225,9 +218,8 @@ class Child:
         """Ends it and its session now (SIGKILL); what it has said can still be read."""
         if self.status is None:
             self._process.kill()
-            if self._leads:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # A copy that has only just been made.
+                os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> int:
         """Ends it now, releases its pipes, and returns the exit status."""
@@ -245,12 +237,9 @@ class Child:
 def start(
     argv: Sequence[str], *, stdin: int | None = None, env: Mapping[str, str] | None = None
 ) -> Child:
-    """Returns a child of a program that this machine should have. Raises SourceError where it
-    cannot be started. It leads a session: a Ctrl-C at the terminal is ours to handle, and would
-    look like an outage.
-    """
+    """Returns a child of a program that this machine should have. Raises SourceError."""
     try:
-        return Child(argv, stdin=stdin, env=env, new_session=True)
+        return Child(argv, stdin=stdin, env=env)
     except FileNotFoundError as error:
         package = _PACKAGES.get(argv[0], argv[0])
         raise SourceError(

@@ -34,16 +34,17 @@ def repair(session: ReadSession, writer: TargetWriter, digest: bytes) -> None:
         wanted = iter(differing)
         done = 0
 
-        def take(block: memoryview) -> None:
-            nonlocal done
-            number = next(wanted)
-            keep(number)
-            writer.piece(block)
-            done = number + 1
-
         def keep(end: int) -> None:
+            nonlocal done
             for number in range(done, end):
                 writer.add(memoryview(_block(base, number)))
+            done = end
+
+        def take(block: memoryview) -> None:
+            nonlocal done
+            keep(next(wanted))
+            writer.piece(block)
+            done += 1
 
         for first in range(0, len(differing), _ASKED_AT_ONCE):
             numbers = differing[first : first + _ASKED_AT_ONCE]

@@ -161,13 +161,7 @@ class LiveView:
         if snapshot.share is None:
             return _line(_fitting(_how_far(snapshot), room))
         width = min(_BAR_WIDTH, room // 3)
-        bar = ProgressBar(
-            total=1.0,
-            completed=snapshot.share,
-            width=width,
-            complete_style="green",
-            finished_style="green",
-        )
+        bar = ProgressBar(total=1, completed=snapshot.share, width=width, complete_style="green")
         grid = Table.grid(padding=(0, _GAP))
         grid.add_row(bar, _line(_fitting(_how_far(snapshot), room - width - _GAP)))
         return grid

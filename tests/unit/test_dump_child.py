@@ -31,7 +31,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "program.py"
 
     def fork_dump(_: Settings) -> Child:
-        return Child((sys.executable, str(path)), new_session=True)
+        return Child((sys.executable, str(path)))
 
     monkeypatch.setattr(dump_child, "fork_dump", fork_dump)
     return path

@@ -126,21 +126,18 @@ def test_kill_ends_a_program_that_ignores_every_request(start: Start) -> None:
 
 
 PARENT = """
-import sys, time
+import time
 from ntt_backup.process.pipeline import Child
-child = Child(["sleep", "600"], new_session=sys.argv[1] == "session")
+child = Child(["sleep", "600"])
 print(child.pid, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("session", ["session", "same"])
-def test_a_child_dies_with_its_parent_however_that_dies(
-    signum: signal.Signals, session: str
-) -> None:
+def test_a_child_dies_with_its_parent_however_that_dies(signum: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, session], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())

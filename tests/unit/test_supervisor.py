@@ -47,7 +47,7 @@ def start() -> Iterator[Start]:
         left = list(scripts)
 
         def fork(spec: WorkerSpec) -> Child:
-            return Child(("/bin/sh", "-c", left.pop(0)), new_session=True)
+            return Child(("/bin/sh", "-c", left.pop(0)))
 
         workers.append(SupervisedWorker(SPEC, Backoff(1, 60), fork))
         workers[-1].start(0.0)
