@@ -19,7 +19,7 @@ from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.queries import pasted, statement
 from ntt_backup.catalog.range_locks import lock_class
 from ntt_backup.catalog.schema_check import PRINT_SQL, existing_table, warnings
-from ntt_backup.catalog.schema_plan import GENERATES, Lock, Step, Who, make_plan
+from ntt_backup.catalog.schema_plan import GENERATES, Step, Who, make_plan
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 
 BRIEF_LOCK_MS = 1000
@@ -46,7 +46,10 @@ def init_db(
         for step in make_plan(conn, target, notify=notify).steps:
             if step.who is Who.OPERATOR and not step.by_hand:
                 report(step.text)
-                _carry_out(conn, step, report)
+                if step.unhurried:
+                    _build_index(conn, step)
+                else:
+                    _with_brief_lock(conn, step, report)
         left = make_plan(conn, target, notify=notify)
         if left.needed:
             raise CatalogRefused(
@@ -85,16 +88,6 @@ def _one_at_a_time(conn: Connection, report: Report) -> Iterator[None]:
             conn.execute(statement("unlock"), _LOCK)
 
 
-def _carry_out(conn: Connection, step: Step, report: Report) -> None:
-    if step.lock is Lock.BRIEF:
-        _with_brief_lock(conn, step, report)
-    elif step.lock is Lock.UNHURRIED:
-        _build_index(conn, step)
-    else:
-        with conn.transaction():
-            _execute(conn, step)
-
-
 def _execute(conn: Connection, step: Step) -> None:
     for text in step.statements:
         query = text.removesuffix(GENERATES)
@@ -118,7 +111,7 @@ def _build_index(conn: Connection, step: Step) -> None:
 
 
 def _with_brief_lock(conn: Connection, step: Step, report: Report) -> None:
-    """Executes a step that locks the table, never waiting long enough for a queue behind us."""
+    """Executes a step, never waiting for a lock long enough for a queue behind us."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             with conn.transaction():

@@ -55,21 +55,16 @@ class Who(StrEnum):
     OPERATOR = "operator"
 
 
-class Lock(StrEnum):
-    """How long a step may wait for its locks: the query that sets it in a script."""
-
-    BRIEF = "brief_lock"
-    UNHURRIED = "unhurried"
-
-
 class Step(NamedTuple):
-    """One thing that is missing. needed: `run` needs it. by_hand: `init-db` leaves it out."""
+    """One thing that is missing. needed: `run` needs it. unhurried: it may wait for its locks.
+    by_hand: `init-db` leaves it out.
+    """
 
     who: Who
     text: str
     statements: tuple[str, ...]
     needed: bool = True
-    lock: Lock | None = None
+    unhurried: bool = False
     by_hand: bool = False
 
 
@@ -107,7 +102,7 @@ class Plan:
         lines.append(f"\\connect {sql.Identifier(self.database).as_string(None)}")
         for step in steps:
             lines += ["", printable(f"-- {step.text}")]
-            lines += [shown(step.lock)] if step.lock else []
+            lines.append(shown("unhurried" if step.unhurried else "brief_lock"))
             lines += step.statements
         return "\n".join([*lines, ""])
 
@@ -221,7 +216,7 @@ class _Planner:
         if "created_at" in absent:
             changes.append(fragment("default_created_at"))
         alter = shown("alter_table", table=self._name, changes=sql.SQL(", ").join(changes))
-        return [Step(who, f"add to blobs: {', '.join(absent)}", (alter,), lock=Lock.BRIEF)]
+        return [Step(who, f"add to blobs: {', '.join(absent)}", (alter,))]
 
     def _index(self) -> list[Step]:
         """Has one valid index of what is pending; those of others are used as they are."""
@@ -250,12 +245,12 @@ class _Planner:
         if self._table.kind == "p":
             text += "; blobs is partitioned, so who writes waits until it is built"
             create = shown("mend_partitioned_index", old=self._in_schema(name), **parts)
-            return [Step(who, text, (create,), lock=Lock.UNHURRIED, by_hand=True)]
+            return [Step(who, text, (create,), unhurried=True, by_hand=True)]
         literal = sql.Literal(self._in_schema(name).as_string(None))
         drop = fragment("drop_unfinished", index=literal).as_string(None) + GENERATES
         drops = [self._drop(index.name) for index in indexes if index.name in spare]
         statements = (*drops, drop, shown("create_index", **parts))
-        return [Step(who, text, statements, lock=Lock.UNHURRIED)]
+        return [Step(who, text, statements, unhurried=True)]
 
     def _rows_and_time(self) -> str:
         """Says how large the table is, and how long an index takes; "" where that is soon over."""
@@ -290,7 +285,7 @@ class _Planner:
         who = Who.OPERATOR if ours else self._who(owner)
         too_early = bool(made) and self._own_maker is not Who.OPERATOR
         statements = (once.as_string(None) + GENERATES,)
-        return [*steps, Step(who, text, statements, lock=Lock.BRIEF, by_hand=too_early)]
+        return [*steps, Step(who, text, statements, by_hand=too_early)]
 
     # --- who may do what with it ------------------------------------------------------------------
 

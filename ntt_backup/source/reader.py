@@ -38,8 +38,11 @@ class Reader(SourceTree):
         length.
         """
         try:
-            with self.opened(blob) as fd:
+            fd = self.open(relative_path(blob.blobid))
+            try:
                 count = os.readv(fd, (into,))
+            finally:
+                os.close(fd)
         except (ValueError, OSError):
             return self._explain(blob, into)
         if count < len(into) and _is_right(blob, into[:count]):
