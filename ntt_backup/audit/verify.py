@@ -219,11 +219,3 @@ class _Check:
                 " 'When the remote has lost its disk' in docs/operations.md",
             )
         self.has_blobs = True
-
-
-def sample_bound(found: Findings) -> float | None:
-    """Returns the part of all blobs that may be wrong at most, with 95 % confidence, where a sample
-    was right. The rule of three: if a part p were wrong, n of n would be right with (1 - p)^n <
-    e^(-pn).
-    """
-    return min(1.0, 3 / found.checked) if found.checked and not found.wrong else None

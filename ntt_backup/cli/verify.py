@@ -9,14 +9,7 @@ from typing import Any
 
 import click
 
-from ntt_backup.audit.verify import (
-    Findings,
-    Question,
-    Way,
-    sample_bound,
-    verify_remote,
-    verify_store,
-)
+from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.cli.common import (
     Common,
     open_catalog,
@@ -109,9 +102,12 @@ def lines(found: Findings, question: Question) -> list[str]:
         count = len(found.wrong)
         said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
         return [*said, *count_lines(found.wrong.counts), *failure_lines(found.wrong)]
-    said.append("all of them are right" if found.checked else "there was nothing to check")
-    bound = sample_bound(found)
-    if question.fraction is not None and bound is not None:
+    if not found.checked:
+        return [*said, "there was nothing to check"]
+    said.append("all of them are right")
+    if question.fraction is not None:
+        # The rule of three: if a part p were wrong, n of n would be right with (1-p)^n < e^(-pn).
+        bound = min(1.0, 3 / found.checked)
         said.append(f"with 95 % confidence fewer than {bound:.3%} of all are wrong")
     return said
 
