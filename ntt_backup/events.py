@@ -59,7 +59,7 @@ class Event(Message):
     def line(self) -> str | None:
         """One printable line for people; None where they need not know."""
         text = self._text()
-        return None if text is None else printable(text)
+        return None if text is None else printable(complete(text))
 
     def _text(self) -> str | None:
         return None
@@ -92,10 +92,9 @@ class StillFailed(Event):
     blobs: Positive
 
     def _text(self) -> str:
-        hint = complete(
-            "`ntt-backup-remote status` says why, `ntt-backup-remote requeue` has them tried again"
-        )
-        return f"{many(self.blobs, 'blob is', 'blobs are')} still failed: {hint}"
+        blobs = many(self.blobs, "blob is", "blobs are")
+        hint = "`ntt-backup-remote status` says why, `ntt-backup-remote requeue` tries them again"
+        return f"{blobs} still failed: {hint}"
 
 
 class DumpStart(Event):
@@ -157,8 +156,8 @@ class BlobsFailed(Event):
 
     def _text(self) -> str:
         reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(self.reasons.items()))
-        status = complete("ntt-backup-remote status")
-        return f"{many(self.count, 'blob')} more failed: {reasons}; `{status}` counts them"
+        failed = many(self.count, "blob")
+        return f"{failed} more failed: {reasons}; `ntt-backup-remote status` counts them"
 
 
 class Progress(Event):

@@ -13,7 +13,6 @@ from ntt_backup.cli.common import Common, prefix_option, result_options, session
 from ntt_backup.cli.restore import progress_text
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_failures, report
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
 from ntt_backup.restore.drill import Drilled
 from ntt_backup.restore.drill import drill as restore_and_prove
@@ -118,7 +117,8 @@ def _verdict(found: Drilled) -> list[str]:
     said += [f"  {printable(text)}" for text in found.bad_dumps]
     said += [*failure_lines(restored.wrong), *failure_lines(proof.failures)]
     if restored.wrong or proof.lost:
-        verify = complete("ntt-backup-remote verify")
-        run = complete("ntt-backup-remote run")
-        said.append(f"to send again what the store still has: {verify}, then {run}")
+        said.append(
+            "to send again what the store still has: ntt-backup-remote verify, then"
+            " ntt-backup-remote run"
+        )
     return said

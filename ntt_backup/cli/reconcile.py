@@ -14,7 +14,6 @@ from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.cli.common import Common, open_catalog, result_options, writing
 from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import Settings
-from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable
 from ntt_backup.ui.progress_line import ProgressLine, time_left
 
@@ -116,10 +115,9 @@ def lines(seen: Comparison, *, applied: bool) -> list[str]:
     ]
     for what in Difference:
         if count := seen.differences[what]:
-            said.append(f"{count:>12,} {what}: {complete(_ADVICE[what])}")
+            said.append(f"{count:>12,} {what}: {_ADVICE[what]}")
             said += [f"{'':>14}{printable(example)}" for example in seen.examples[what]]
     if applied:
-        run = complete("ntt-backup-remote run")
         pending = many(seen.requeued, "blob is", "blobs are")
-        said.append(f"{pending} pending again; `{run}` sends what is pending")
+        said.append(f"{pending} pending again; `ntt-backup-remote run` sends what is pending")
     return said

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from ntt_backup.errors import complete
 from ntt_backup.format import printable
 from ntt_backup.model import Failure, Failures
 
@@ -23,8 +24,10 @@ def report(
     fields: Mapping[str, Any], lines: Sequence[str], exit_code: int, *, as_json: bool
 ) -> NoReturn:
     """Prints fields for programs or lines for people, and ends the process with the exit code."""
-    shown = json.dumps({**fields, "exit_code": exit_code}) if as_json else "\n".join(lines)
-    click.echo(shown)
+    if as_json:
+        click.echo(json.dumps({**fields, "exit_code": exit_code}))
+    else:
+        click.echo(complete("\n".join(lines)))
     sys.exit(exit_code)
 
 

@@ -20,7 +20,6 @@ from ntt_backup.cli.common import (
 from ntt_backup.cli.param_types import DURATION, PART
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig, StoreConfig
-from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, size
 from ntt_backup.model import Reason
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
@@ -117,17 +116,16 @@ def advice_for_store(found: Findings, root: Path) -> list[str]:
     if not found.wrong:
         return []
     names = " ".join(f"--blobid {one.blobid}" for one in found.wrong.first[:3])
-    command = complete(f"ntt-backup-remote restore --to {shlex.quote(str(root))}")
-    return [f"fetch them from the remote: {command} {names}"]
+    command = f"ntt-backup-remote restore --to {shlex.quote(str(root))} {names}"
+    return [f"fetch them from the remote: {command}"]
 
 
 def advice_for_remote(found: Findings) -> list[str]:
     """Returns how to repair the remote's blobs."""
     said = []
     if found.requeued:
-        run = complete("ntt-backup-remote run")
         pending = many(found.requeued, "blob is", "blobs are")
-        said.append(f"{pending} pending again; to repair this: {run}")
+        said.append(f"{pending} pending again; to repair this: ntt-backup-remote run")
     if found.wrong.counts[Reason.REMOTE_UNREADABLE]:
         said.append(
             "blobs that cannot be read were left as they are: look at the disk and the kernel log"
