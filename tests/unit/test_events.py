@@ -134,7 +134,7 @@ LINES = [
     (
         events.StillFailed(blobs=8),
         "8 blobs are still failed: `ntt-backup-remote status` says why,"
-        " `ntt-backup-remote requeue` has them tried again",
+        " `ntt-backup-remote requeue` tries them again",
     ),
     (
         events.Stopping(signal=15),
