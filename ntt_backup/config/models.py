@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -131,17 +131,6 @@ class LockSettings(_Section):
     file: LockPath = Path("/tmp/ntt-backup-{target}.lock")  # noqa: S108  the documented default
 
 
-TABLES: Mapping[str, type[_Section]] = {
-    "catalog": CatalogSettings,
-    "source": SourceSettings,
-    "remote": RemoteSettings,
-    "run": RunSettings,
-    "dump": DumpSettings,
-    "log": LogSettings,
-    "lock": LockSettings,
-}
-
-
 # Scripts rely on the names of the variables, which follow no scheme.
 ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
@@ -201,3 +190,8 @@ class Settings(StoreConfig, RemoteConfig):
 
     # pydantic would take the first base's field, which may be missing.
     remote: RemoteSettings
+
+
+TABLES: Mapping[str, Any] = {
+    name: field.annotation for name, field in Settings.model_fields.items() if name != "target"
+}

@@ -32,12 +32,13 @@ _LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "work
 
 
 class EventLog:
-    """Appends events to the JSONL file. Raises ConfigError where that cannot be opened."""
+    """Appends events to the JSONL file. Raises ConfigError where that cannot be opened. It is found
+    by its name, and each line is one write(2), so it stays whole.
+    """
 
     def __init__(self, path: Path, run_id: str) -> None:
-        self._file = _RotatableFile(path)
         self._logger = structlog.wrap_logger(
-            structlog.WriteLogger(self._file),  # type: ignore[arg-type]  # only write and flush are used
+            structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
             processors=[
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 _lead,
@@ -48,14 +49,65 @@ class EventLog:
             run_id=run_id,
             host=socket.gethostname(),
         )
+        self._path = path
+        self._complained = False
+        self._torn = False
+        self._fd = -1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = self._open()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return  # Each line tries again.
+            raise ConfigError(
+                f"the log {path} cannot be written",
+                detail=error.strerror or str(error),
+                hint="create its directory for this user, or set log.jsonl (NTT_LOG_JSON)",
+            ) from error
 
     def emit(self, event: Event) -> None:
         """Appends the event's line."""
         self._logger.info(event.kind, level=event.level, **event.fields)
 
+    def write(self, line: str) -> None:
+        """Appends a line. Where that fails, the line is dropped and the operator told once."""
+        data = ("\n" + line if self._torn else line).encode()
+        try:
+            if not self._has_the_name():
+                self.close()
+                self._fd = self._open()
+            written = os.write(self._fd, data)
+        except OSError as error:
+            if not self._complained:
+                with suppress(OSError):  # stderr may lie on the same disk
+                    print(f"cannot write the log {self._path}: {error.strerror}", file=sys.stderr)
+            self._complained = True
+        else:
+            self._torn = written < len(data)
+            if not self._torn:
+                self._complained = False
+
+    def flush(self) -> None:
+        """Does nothing: `write` keeps nothing back."""
+
     def close(self) -> None:
         """Closes the file; the next event opens the one that has its name then."""
-        self._file.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _open(self) -> int:
+        # Not blocking: a FIFO in its place would hold us until somebody reads it.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(self._path, flags, 0o644)
+
+    def _has_the_name(self) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except FileNotFoundError:
+            return False
 
 
 class FailedBlobs:
@@ -83,63 +135,3 @@ def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, 
     """Puts the common fields first, in the contract's order; people read these lines too."""
     head = {key: event[key] for key in _LEADING if key in event}
     return head | {key: value for key, value in event.items() if key not in head}
-
-
-class _RotatableFile:
-    """An append-only file, found by its name. Each line is one write(2), so it stays whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._complained = False
-        self._torn = False
-        self._fd = -1
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = self._open()
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return  # Each line tries again.
-            raise ConfigError(
-                f"the log {path} cannot be written",
-                detail=error.strerror or str(error),
-                hint="create its directory for this user, or set log.jsonl (NTT_LOG_JSON)",
-            ) from error
-
-    def _open(self) -> int:
-        # Not blocking: a FIFO in its place would hold us until somebody reads it.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        return os.open(self._path, flags, 0o644)
-
-    def write(self, line: str) -> None:
-        """Appends a line. Where that fails, the line is dropped and the operator told once."""
-        data = ("\n" + line if self._torn else line).encode()
-        try:
-            if not self._has_the_name():
-                self.close()
-                self._fd = self._open()
-            written = os.write(self._fd, data)
-        except OSError as error:
-            if not self._complained:
-                with suppress(OSError):  # stderr may lie on the same disk
-                    print(f"cannot write the log {self._path}: {error.strerror}", file=sys.stderr)
-            self._complained = True
-        else:
-            self._torn = written < len(data)
-            if not self._torn:
-                self._complained = False
-
-    def flush(self) -> None:
-        """Does nothing: `write` keeps nothing back."""
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-    def _has_the_name(self) -> bool:
-        if self._fd < 0:
-            return False
-        try:
-            return os.path.samestat(os.fstat(self._fd), self._path.stat())
-        except FileNotFoundError:
-            return False
