@@ -118,14 +118,8 @@ class RemoteUnreachable(RemoteError):
 class ProtocolViolation(RemoteUnreachable):
     """The remote sent what the protocol does not allow. Retried, but not for ever."""
 
-    def __init__(
-        self,
-        message: str = "the remote violates the protocol",
-        *,
-        detail: str = "",
-        hint: str = "",
-    ) -> None:
-        super().__init__(message, detail=detail, hint=hint)
+    def __init__(self, message: str = "the remote violates the protocol", **said: Any) -> None:
+        super().__init__(message, **said)
 
 
 class RemoteDenied(RemoteError):
