@@ -17,9 +17,7 @@ from pydantic import ValidationError
 from ntt_backup.config import sources
 from ntt_backup.config.messages import Problem, explain
 from ntt_backup.config.models import DEFAULT_TARGET as DEFAULT_TARGET
-from ntt_backup.config.models import ENVIRONMENT as ENVIRONMENT
 from ntt_backup.config.models import CatalogConfig as CatalogConfig
-from ntt_backup.config.models import DumpSettings as DumpSettings
 from ntt_backup.config.models import RemoteConfig as RemoteConfig
 from ntt_backup.config.models import RemoteSettings as RemoteSettings
 from ntt_backup.config.models import RunSettings as RunSettings

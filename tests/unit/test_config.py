@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup import config
 from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
-from ntt_backup.config.models import TABLES
+from ntt_backup.config.models import ENVIRONMENT, TABLES
 from ntt_backup.errors import ConfigError
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "config"
@@ -231,17 +230,17 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_CODEC": "zstd-1",
         "NTT_READ_ORDER": "extent",
     }
-    environ = {name: values.get(name, f"/{name}") for name in config.ENVIRONMENT}
+    environ = {name: values.get(name, f"/{name}") for name in ENVIRONMENT}
     settings = load(Settings, environ=environ)
     found = {}
-    for name, key in config.ENVIRONMENT.items():
+    for name, key in ENVIRONMENT.items():
         table, _, field = key.partition(".")
         found[name] = str(getattr(getattr(settings, table), field))
     assert found == environ | {"NTT_BATCH_BYTES": "23000"}
 
 
 def test_an_empty_variable_counts_as_not_set(file: Path) -> None:
-    environ = dict.fromkeys([*config.ENVIRONMENT, "NTT_CONFIG"], "")
+    environ = dict.fromkeys([*ENVIRONMENT, "NTT_CONFIG"], "")
     assert load(Settings, environ=environ, file=file) == load(Settings, environ={}, file=file)
 
 
@@ -421,7 +420,7 @@ def test_a_misspelt_variable_is_reported(name: str, meant: str) -> None:
 
 
 def test_correct_and_foreign_variables_are_not_reported() -> None:
-    ours = dict.fromkeys([*config.ENVIRONMENT, "NTT_CONFIG"], "4")
+    ours = dict.fromkeys([*ENVIRONMENT, "NTT_CONFIG"], "4")
     assert misspelt({**ours, "NTT_TEST_SSHD": "docker", "WORKRES": "4", "NTT_WORKRES": ""}) == []
 
 
@@ -443,7 +442,7 @@ def test_sizes_are_read_in_every_unit(number: int, unit: str, gap: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(config.ENVIRONMENT)), st.text(st.characters(exclude_characters="\0"))
+        st.sampled_from(sorted(ENVIRONMENT)), st.text(st.characters(exclude_characters="\0"))
     )
 )
 def test_any_environment_loads_or_is_refused_in_one_line(environ: dict[str, str]) -> None:

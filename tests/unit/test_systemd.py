@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config import ENVIRONMENT, Settings, load
+from ntt_backup.config import Settings, load
+from ntt_backup.config.models import ENVIRONMENT
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 SAMPLE = SYSTEMD / "backup-remote.toml"
