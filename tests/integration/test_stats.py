@@ -240,6 +240,7 @@ def test_what_another_program_failed_is_seen_where_little_is_left_to_copy(
 ) -> None:
     no_time_for(["totals"], monkeypatch)
     monkeypatch.setattr(stats, "_FEW", 0)
+    monkeypatch.setattr(stats, "_MILLISECONDS", 60_000)
     allow_null(catalog)
     add(catalog, "a", "theirs", None, size=10)
     catalog.execute("update blobs set remote_copy_failed = true where blobid = 'theirs'")
