@@ -428,8 +428,9 @@ def test_a_remote_without_by_hash_is_an_outage(local: Harness) -> None:
 
 
 def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
-    name, probe, facts = open_probe("auto", spec_of(local), will_try_out=True)
-    assert name == "stream"
+    probe = open_probe("auto", spec_of(local))
+    facts = probe.facts(will_try_out=True)
+    assert probe.strategy == "stream"
     assert facts.placed
     assert facts.free_bytes
     assert facts.skew_s < 5
@@ -442,7 +443,8 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
 
 def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) -> None:
     (local.remote_dir / "by-hash").rmdir()
-    _, probe, facts = open_probe("stream", spec_of(local), will_try_out=True)
+    probe = open_probe("stream", spec_of(local))
+    facts = probe.facts(will_try_out=True)
     assert not facts.placed
     probe.try_out()
     assert not (local.remote_dir / "by-hash").exists()
@@ -453,7 +455,8 @@ def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) ->
 
 def test_auto_is_tar_where_the_remote_has_no_python(local: Harness, machine: Machine) -> None:
     spec = replace(spec_of(local), transport=without_python(machine))
-    name, probe, _ = open_probe("auto", spec, will_try_out=True)
-    assert name == "tar"
+    probe = open_probe("auto", spec)
+    probe.facts(will_try_out=True)
+    assert probe.strategy == "tar"
     assert "trial blobs" in probe.try_out()
     probe.close()

@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 
 from ntt_backup import events
+from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
-from ntt_backup.errors import WorkerFailed
+from ntt_backup.daemon.supervisor import (
+    RESTARTS,
+    SOUND_SECONDS,
+    SupervisedWorker,
+    workers_needed,
+)
+from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
@@ -175,6 +181,20 @@ def test_a_fatal_error_is_a_good_bye(start: Start) -> None:
     assert listen(start(say(fatal) + "exit 6")) == [fatal]
 
 
+@pytest.mark.parametrize("kind", [RemoteUnreachable, Unsupported])
+def test_an_error_of_a_worker_is_of_the_same_class_at_the_coordinator(
+    kind: type[BackupError],
+) -> None:
+    said = Fatal.of(kind("away", detail="why", hint="what to do"))
+    heard = events.decode(said.encode())
+    assert isinstance(heard, Fatal)
+    assert type(heard.error) is kind
+    assert heard.error.fields == said.error.fields
+    other = replace(said, error_class="os").error
+    assert isinstance(other, WorkerFailed)
+    assert other.exit_code == kind.exit_code
+
+
 def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
     worker = start(f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; exit 1")
     listen(worker)
@@ -296,6 +316,24 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     (died,) = listen(worker)
     assert isinstance(died, WorkerDied)
     assert died.status == 7
+
+
+@pytest.mark.parametrize(
+    ("pending", "workers"),
+    [
+        (PendingEstimate(0, 0, 0, exact=True), 1),
+        (PendingEstimate(1000, 1_000_000, 0, exact=True), 1),
+        (PendingEstimate(1001, 1_000_000, 0, exact=True), 2),
+        (PendingEstimate(10, 10_000_000, 0, exact=True), 3),
+        (PendingEstimate(10**6, 10**9, 0, exact=True), 4),
+        (PendingEstimate(10, 1_000_000, 1, exact=True), 4),
+        (PendingEstimate(10, 1_000_000, 0, exact=False), 4),
+    ],
+)
+def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
+    pending: PendingEstimate, workers: int
+) -> None:
+    assert workers_needed(pending, SPEC.settings.run) == workers
 
 
 # --- one that says nothing ------------------------------------------------------------------------

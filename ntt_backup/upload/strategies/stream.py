@@ -152,8 +152,7 @@ class StreamSession(PipelinedSession):
     # --- what is sent -----------------------------------------------------------------------------
 
     def _begin_flight(self, batch: Batch) -> Flight:
-        self._number += 1
-        flight = Flight(self._number, batch, time.monotonic())
+        flight = Flight(next(self._connection.numbers), batch, time.monotonic())
         self._flights.append(flight)
         return flight
 
