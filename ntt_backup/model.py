@@ -16,6 +16,8 @@ from ntt_backup.blobdir.layout import is_blobid as is_blobid
 from ntt_backup.blobdir.layout import relative_path as relative_path
 from ntt_backup.wire.framing import MAX_BLOB
 
+# The name of the remote to work with, where there are several.
+DEFAULT_TARGET: Final = "remote"
 _FAILURES_KEPT: Final = 1000
 
 

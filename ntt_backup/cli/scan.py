@@ -11,10 +11,9 @@ from ntt_backup.audit.scan import ScanResult
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog
 from ntt_backup.config import StoreConfig
-from ntt_backup.format import duration, many
+from ntt_backup.format import amount, duration, many
 from ntt_backup.source.inspection import Store
 from ntt_backup.ui.scan_view import ScanView
-from ntt_backup.ui.status import amount
 
 
 @click.command()

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from ntt_backup.config import sources
 from ntt_backup.config.messages import config_error, explain
 from ntt_backup.config.models import (
-    DEFAULT_TARGET,
     ENVIRONMENT,
     CatalogConfig,
     DumpSettings,
@@ -29,6 +28,7 @@ from ntt_backup.config.models import (
 )
 from ntt_backup.config.sources import misspelt
 from ntt_backup.config.values import parse_duration, parse_size
+from ntt_backup.model import DEFAULT_TARGET
 
 __all__ = [
     "DEFAULT_TARGET",

@@ -23,8 +23,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ntt_backup.config.messages import Problem, explain
-from ntt_backup.config.models import DEFAULT_TARGET, ENVIRONMENT, TABLES, CatalogConfig
+from ntt_backup.config.models import ENVIRONMENT, TABLES, CatalogConfig
 from ntt_backup.errors import ConfigError
+from ntt_backup.model import DEFAULT_TARGET
 
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
 CONFIG_VARIABLE = "NTT_CONFIG"

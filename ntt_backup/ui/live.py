@@ -19,9 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Snapshot, View, WorkerStatus
+from ntt_backup.daemon.progress import Snapshot, WorkerStatus
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.ui.plain import PlainView, QuietView
 
 _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
@@ -36,21 +35,11 @@ _LEVEL_STYLES: Final = {"info": "", "warning": _YELLOW, "error": _RED}
 _STATE_STYLES: Final = {"outage": _YELLOW, "stalled": _YELLOW, "stopped": "dim"}
 
 
-def make_view(stream: TextIO, *, quiet: bool = False) -> View:
-    """Returns a live picture on a terminal, else plain lines; when quiet only what is wrong."""
-    if quiet:
-        return QuietView(stream)
-    console = Console(file=stream, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console)
-    return PlainView(stream)
-
-
 class LiveView:
     """A picture that is drawn over itself; a short summary takes its place at the end."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, terminal: TextIO) -> None:
+        self._console = console = Console(file=terminal, highlight=False)
         self._header = "starting"
         self._summary = Text("ended")
         self._recent: deque[Text] = deque(maxlen=_RECENT)

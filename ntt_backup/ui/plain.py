@@ -1,17 +1,31 @@
-"""A run as plain lines, for a cron mail, the journal, or a pipe.
+"""A run as plain lines, for a cron mail, the journal, or a pipe; or live, on a terminal.
 
 A view never ends a run: once nobody reads any more, it is silent.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final, TextIO
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Snapshot
+from ntt_backup.daemon.progress import Snapshot, View
 from ntt_backup.errors import SOME_FAILED
 
 FAILURES_SHOWN: Final = 20
+# In the environment as TERM.
+_CANNOT_DRAW: Final = ("dumb", "unknown")
+
+
+def make_view(stream: TextIO, *, quiet: bool = False) -> View:
+    """Returns a live picture on a terminal, else plain lines; when quiet only what is wrong."""
+    if quiet:
+        return QuietView(stream)
+    if not stream.isatty() or os.environ.get("TERM") in _CANNOT_DRAW:
+        return PlainView(stream)
+    from ntt_backup.ui.live import LiveView  # It loads rich, which a cron job never needs.
+
+    return LiveView(stream)
 
 
 class PlainView:

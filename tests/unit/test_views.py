@@ -18,8 +18,8 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.daemon.progress import Snapshot, WorkerStatus
-from ntt_backup.ui.live import LiveView, make_view
-from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView
+from ntt_backup.ui.live import LiveView
+from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView, make_view
 from tests.unit.test_events import (
     BLOB_FAILED,
     DUMP_FAILED,
