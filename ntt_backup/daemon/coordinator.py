@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 import sdnotify
@@ -26,13 +25,14 @@ from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.config import Settings
 from ntt_backup.daemon import preflight
+from ntt_backup.daemon.crew import Crew
 from ntt_backup.daemon.dump_child import DumpChild
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.daemon.progress import Progress, Snapshot, View
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.daemon.supervisor import SupervisedWorker, new_workers, workers_needed
+from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
@@ -82,8 +82,7 @@ class _Run:
         self._progress = Progress(self._started, settings.run.workers)
         self._history = RunHistory(settings, run_id)
         self._dump = DumpChild(settings)
-        self._workers = new_workers(settings, run_id, self._backoff, watch=watch)
-        self._reserve: list[SupervisedWorker] = []
+        self._crew = Crew(settings, run_id, self._backoff, watch=watch)
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
@@ -123,8 +122,7 @@ class _Run:
             self._error = error
         finally:
             self._dump.kill()
-            for worker in self._workers:
-                worker.kill()
+            self._crew.kill()
         return self._finish()
 
     def _preflight(self) -> preflight.Look | None:
@@ -145,10 +143,10 @@ class _Run:
                     self._emit(events.Warning(reason=warning))
                 return look
             except WorkerLost as lost:
-                self._died(self._workers[0], lost.death, time.monotonic())
+                self._died(self._crew.first, lost.death, time.monotonic())
                 if self._error is not None:
                     raise self._error from lost
-                self._sit_out((self._workers[0].due or 0.0) - time.monotonic())
+                self._sit_out((self._crew.first.due or 0.0) - time.monotonic())
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
                 may_pass = error.retryable or isinstance(error, SourceError)
@@ -175,8 +173,8 @@ class _Run:
         looks round there; the others connect once it is known how to send.
         """
         warnings = []
-        first = self._workers[0]
-        first.spec = replace(first.spec, strategy=self._settings.run.strategy, looks=True)
+        first = self._crew.first
+        self._crew.begin_look()
         look = preflight.Look(
             self._settings,
             lambda: WorkerProbe(first, self._hear_first, self._emit),
@@ -192,9 +190,12 @@ class _Run:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._systemd.notify("WATCHDOG=1")
                 if step.name == "catalog":
-                    self._prepare(first)
-                elif step.name == "remote":
-                    self._set_strategy(look)
+                    with suppress(OSError):  # It is tried again.
+                        first.prepare()
+                elif look.strategy is not None and step.name == "remote":
+                    self._crew.set_strategy(look.strategy, look.estimate, connect=look.pending)
+                    for worker in self._crew.reserve:
+                        self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())
         except BaseException:
             look.close()
             first.abandon()
@@ -205,7 +206,7 @@ class _Run:
         """Waits a while, alive to the watchdog and to SIGHUP, for what the first worker says, and
         yields that, or what is to be said of its silence.
         """
-        worker = self._workers[0]
+        worker = self._crew.first
         wait_for(reading=[self._inbox.fd, *worker.fds], timeout=_WATCHDOG_SECONDS)
         self._systemd.notify("WATCHDOG=1")
         self._mind_hangup()
@@ -213,28 +214,9 @@ class _Run:
         patience = self._settings.run.stall_timeout
         yield from worker.mind_silence(time.monotonic(), patience)
 
-    def _prepare(self, worker: SupervisedWorker) -> None:
-        with suppress(OSError):  # Then it is started in its turn.
-            worker.prepare()
-
-    def _set_strategy(self, look: preflight.Look) -> None:
-        """Lets all workers send by the strategy that was found; those that are needed connect."""
-        assert look.strategy is not None  # The remote has answered.
-        needed = len(self._workers)
-        if not self._watch and look.estimate is not None:
-            needed = workers_needed(look.estimate, self._settings.run)
-        self._reserve = self._workers[needed:]
-        for worker in self._workers:
-            worker.found(look.strategy)
-            worker.due = None if worker in self._reserve else 0.0
-            if worker.due is None:
-                self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())
-            elif worker.worker and look.pending:
-                self._prepare(worker)
-
     def _dismiss(self) -> None:
         """Lets the worker that looked round go, in good order."""
-        worker = self._workers[0]
+        worker = self._crew.first
         worker.stop()
         while worker.running and not self._inbox.stops:
             for message in self._hear_first():
@@ -268,17 +250,17 @@ class _Run:
     # --- the loop ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while any(worker.running or worker.due is not None for worker in self._workers):
+        while self._crew.busy:
             now = time.monotonic()
-            for worker in self._workers:
+            for worker in self._crew:
                 if worker.due is not None and worker.due <= now:
                     self._start(worker, now)
             if self._watch and not self._asked_to_stop:
                 self._dump.start_if_due(now)
-            fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
+            fds = [self._inbox.fd, *(fd for worker in self._crew for fd in worker.fds)]
             ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
             self._receive_from_dump()
-            for worker in self._workers:
+            for worker in self._crew:
                 if not ready.isdisjoint(worker.fds):
                     self._receive(worker, worker.hear())
                 patience = self._settings.run.stall_timeout
@@ -304,9 +286,7 @@ class _Run:
                     self._died(worker, message, now)
                 case events.WorkerStop():
                     # It saw that nothing is pending: the others need not find out by and by.
-                    self._reserve = []
-                    for other in self._workers:
-                        other.stop()
+                    self._crew.stop()
                 case events.BlobFailed() if not self._failed_blobs.has_a_line(message):
                     continue
             if isinstance(message, events.Event):
@@ -346,8 +326,7 @@ class _Run:
         if not self._asked_to_stop:
             self._asked_to_stop = True
             self._systemd.notify("STOPPING=1")
-            for worker in self._workers:
-                worker.stop()
+            self._crew.stop()
 
     def _mind_hangup(self) -> None:
         self._inbox.drain()
@@ -361,8 +340,7 @@ class _Run:
             self._stop_workers()
         if self._inbox.stops > 1 and not self._killed:
             self._killed = True
-            for worker in self._workers:
-                worker.kill()
+            self._crew.kill()
 
     def _refresh(self) -> Snapshot:
         """Finds out how much is pending, if that is due, and shows the run as it is now."""
@@ -371,19 +349,9 @@ class _Run:
         self._view.refresh(snapshot)
         return snapshot
 
-    def _call_up(self, pending: int | None, now: float) -> None:
-        """Starts the other workers where more has come than those at work were started for."""
-        at_work = len(self._workers) - len(self._reserve)
-        if pending is None or pending <= at_work * self._settings.run.batch_size:
-            return
-        for worker in self._reserve:
-            worker.due = now
-        self._reserve = []
-
     def _keep_time(self, now: float) -> None:
         snapshot = self._refresh()
-        if self._reserve and not self._asked_to_stop:
-            self._call_up(snapshot.pending, now)
+        self._crew.call_up(snapshot.pending, now)
         if now >= self._next_watchdog:
             self._next_watchdog = now + _WATCHDOG_SECONDS
             self._systemd.notify("WATCHDOG=1")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from ntt_backup import events
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.client.throttle import Limit
-from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
@@ -22,47 +18,11 @@ from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 
 RESTARTS: Final = 5
 SOUND_SECONDS: Final = 600.0
-# A worker is worth starting for so many bytes.
-_SHARE: Final = 4 * 1024 * 1024
 
 
 def fork_worker(spec: WorkerSpec) -> Child:
     """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
-
-
-def new_workers(
-    settings: Settings, run_id: str, backoff: Backoff, *, watch: bool
-) -> list[SupervisedWorker]:
-    """Returns all workers of a run, none of them started; they share the limit on what is sent."""
-    rate, number = settings.run.bwlimit, settings.run.workers
-    limit = None if rate is None else Limit(rate, number)
-    return [
-        SupervisedWorker(
-            WorkerSpec(
-                settings=settings,
-                worker=worker,
-                run_id=run_id,
-                owner=identity.owner(settings),
-                application=identity.application(),
-                strategy=settings.run.strategy,
-                watch=watch,
-                limit=limit,
-            ),
-            backoff,
-        )
-        for worker in range(number)
-    ]
-
-
-def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
-    """Returns how many workers a run should start with. Where little is pending, another Python at
-    both ends, and another ssh between them, cost more than they gain.
-    """
-    if not pending.exact or pending.unsized:
-        return run.workers
-    shares = max(pending.blobs / run.batch_size, pending.bytes / min(run.batch_bytes, _SHARE))
-    return max(1, min(run.workers, math.ceil(shares)))
 
 
 class SupervisedWorker:

@@ -13,15 +13,9 @@ from pathlib import Path
 import pytest
 
 from ntt_backup import events
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.supervisor import (
-    RESTARTS,
-    SOUND_SECONDS,
-    SupervisedWorker,
-    workers_needed,
-)
+from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child, wait_for
@@ -316,24 +310,6 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
     (died,) = listen(worker)
     assert isinstance(died, WorkerDied)
     assert died.status == 7
-
-
-@pytest.mark.parametrize(
-    ("pending", "workers"),
-    [
-        (PendingEstimate(0, 0, 0, exact=True), 1),
-        (PendingEstimate(1000, 1_000_000, 0, exact=True), 1),
-        (PendingEstimate(1001, 1_000_000, 0, exact=True), 2),
-        (PendingEstimate(10, 10_000_000, 0, exact=True), 3),
-        (PendingEstimate(10**6, 10**9, 0, exact=True), 4),
-        (PendingEstimate(10, 1_000_000, 1, exact=True), 4),
-        (PendingEstimate(10, 1_000_000, 0, exact=False), 4),
-    ],
-)
-def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
-    pending: PendingEstimate, workers: int
-) -> None:
-    assert workers_needed(pending, SPEC.settings.run) == workers
 
 
 # --- one that says nothing ------------------------------------------------------------------------
