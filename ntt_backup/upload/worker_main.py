@@ -192,6 +192,8 @@ def work(spec: WorkerSpec) -> int:
     except BackupError as error:
         pipe.emit(Fatal.of(error))
         return error.exit_code
+    except SystemExit:  # By SIGTERM, while it looked round.
+        return 1
     return 0
 
 
