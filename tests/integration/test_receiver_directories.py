@@ -141,6 +141,16 @@ def test_repeated_and_wrong_blobs_are_not_looked_for_in_the_new_directory(root: 
         assert lock_only(root)
 
 
+def test_new_directories_join_one_above_that_was_made_meanwhile(
+    receiver: RemoteReceiver, root: Path
+) -> None:
+    begin(receiver, 1, A, ELSEWHERE)
+    (root / "by-hash/3f").mkdir()
+    assert committed(receiver, 1).stored == 2
+    assert names_under(root) == {digest_of(each).hex() for each in (A, ELSEWHERE)}
+    assert lock_only(root)
+
+
 @pytest.mark.parametrize("what", ["link", "file"])
 def test_a_link_or_file_in_the_place_of_a_directory_is_left_alone(
     receiver: RemoteReceiver, root: Path, tmp_path: Path, what: str
