@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ def serve(
     os.write(1, _banner(terms))
     for fd in (0, 1):
         os.set_blocking(fd, False)
+    gc.freeze()  # What is loaded stays: no collection need look at it.
     receiver = Receiver(terms, 0, 1)
     try:
         return receiver.run()

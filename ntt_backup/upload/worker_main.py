@@ -9,6 +9,7 @@ afterwards. When the coordinator dies, the kernel ends the worker, and with it i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -183,6 +184,7 @@ def work(spec: WorkerSpec) -> int:
     try:
         goes = _prepare(spec, remote, pipe)
         if goes:
+            gc.freeze()  # What is loaded stays: no collection need look at it.
             pipe.emit(events.WorkerStart(strategy=remote.strategy))
             run(spec, store, remote, pipe)
         if spec.looks and remote.lingers:
