@@ -58,6 +58,13 @@ def many(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def amount(blobs: int, bytes_: int, *, estimated: bool = False) -> str:
+    """Returns a number of blobs with their size, for people."""
+    if estimated:
+        return f"about {amount(about(blobs), bytes_)}"
+    return f"{many(blobs, 'blob')}, {size(bytes_)}"
+
+
 def render_error(error: BackupError) -> str:
     """Returns what happened and why on one line, and on a second one what to do."""
     lines = [f"error: {error}"]

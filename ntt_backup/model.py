@@ -16,6 +16,8 @@ from ntt_backup.blobdir.layout import is_blobid as is_blobid
 from ntt_backup.blobdir.layout import relative_path as relative_path
 from ntt_backup.wire.framing import MAX_BLOB
 
+# The name of the remote to work with, where there are several.
+DEFAULT_TARGET: Final = "remote"
 _FAILURES_KEPT: Final = 1000
 
 
@@ -154,4 +156,9 @@ class Receipt:
 
 def total_size(blobs: Iterable[Blob]) -> int:
     """Bytes of the blobs whose size is known."""
-    return sum(blob.expected for blob in blobs)
+    total = 0
+    for blob in blobs:
+        size = blob.size
+        if size is not None and 0 <= size <= MAX_BLOB:  # As `Blob.expected`, which is a call each.
+            total += size
+    return total

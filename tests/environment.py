@@ -7,6 +7,7 @@ the remote, lines of the log.
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import json
 import os
@@ -18,16 +19,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 import psycopg
 import pytest
-from blake3 import blake3
 
+from ntt_backup.cli import app
+from ntt_backup.errors import remember_global_options
 from ntt_backup.model import relative_path
+from tests.files import put, tree
 from tests.patience import PATIENCE
 from tests.sshd import RemoteDir, Sshd
 
@@ -120,11 +124,7 @@ class Site:
         return blobid
 
     def put_in_store(self, content: bytes) -> str:
-        blobid = blake3(content).hexdigest()
-        path = self.path(blobid)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        return blobid
+        return put(self.store, content).blobid
 
     def fill(
         self, count: int, *, seed: int = 1, size: Callable[[random.Random], int] | None = None
@@ -136,17 +136,26 @@ class Site:
         self.register(sorted(blobids))
         return sorted(blobids)
 
-    def fill_both(self, count: int) -> list[str]:
+    def fill_both(
+        self, count: int, *, seed: int = 1, size: Callable[[random.Random], int] | None = None
+    ) -> list[str]:
         """Make blobs that lie in the store and on the remote, and that the catalog has as copied;
         this is much quicker than a run.
         """
-        blobids = self.fill(count)
+        blobids = self.fill(count, seed=seed, size=size)
+        self.send_all()
+        return blobids
+
+    def send_all(self) -> None:
+        """Have the remote and the catalog as a run would leave them."""
         owner, top = self.remote.local.stat(), self.remote.local / "by-hash"
-        shutil.copytree(self.store, top)
+        shutil.copytree(self.store, top, dirs_exist_ok=True)
         for path in (top, *top.rglob("*")):
             os.chown(path, owner.st_uid, owner.st_gid)
-        self.query("update blobs set remote_copied = true")
-        return blobids
+        sizes = [(len(content), Path(name).name) for name, content in self.in_store().items()]
+        marks = "remote_copied = true, remote_last_checked = now(), size = %s"
+        with psycopg.connect(self.url, autocommit=True) as conn, conn.cursor() as cursor:
+            cursor.executemany(f"update blobs set {marks} where blobid = %s".encode(), sizes)
 
     def fill_slowly(self, count: int = 120, *, rate: str = "1MB/s") -> list[str]:
         """Work of two workers for some seconds: count blobs of about 20 kB, in batches of 5, over a
@@ -219,22 +228,13 @@ class Site:
 
     def on_remote(self) -> dict[str, bytes]:
         """Path below by-hash to content, for every file on the remote."""
-        top = self.remote.local / "by-hash"
-        return {
-            str(path.relative_to(top)): path.read_bytes()
-            for path in top.rglob("*")
-            if path.is_file()
-        }
+        return tree(self.remote.local / "by-hash")
 
     def remote_path(self, blobid: str) -> Path:
         return self.remote.local / "by-hash" / self.path(blobid).relative_to(self.store)
 
     def in_store(self) -> dict[str, bytes]:
-        return {
-            str(path.relative_to(self.store)): path.read_bytes()
-            for path in self.store.rglob("*")
-            if path.is_file()
-        }
+        return tree(self.store)
 
     def litter(self) -> list[str]:
         """The names in the remote directory beside by-hash."""
@@ -292,6 +292,23 @@ class Site:
             check=False,
         )
 
+    def call(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """A command of the CLI in this process: quicker by the start of a Python, for what is no
+        matter of processes.
+        """
+        argv = ["ntt-backup-remote", "--config", str(self.config), *args]
+        with (
+            redirect_stdout(io.StringIO()) as stdout,
+            redirect_stderr(io.StringIO()) as stderr,
+            mock.patch.dict(os.environ, self.environment(), clear=True),
+            mock.patch.multiple(sys, argv=argv, excepthook=sys.excepthook),
+        ):
+            try:
+                code = app._run()
+            finally:
+                remember_global_options([])
+        return subprocess.CompletedProcess(argv, code, stdout.getvalue(), stderr.getvalue())
+
     @contextmanager
     def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
         """A command of the CLI in the background; killed at the end, with all that it started."""
@@ -336,7 +353,7 @@ class Site:
 
     def status(self) -> dict[str, Any]:
         """What `status --json` says."""
-        result = self.run("status", "--json")
+        result = self.call("status", "--json")
         assert result.returncode == 0, result.stderr
         answer: dict[str, Any] = json.loads(result.stdout)
         return answer
@@ -356,6 +373,14 @@ class Site:
         """The event that makes it count of that name in the log, once it is there."""
         wait_until(lambda: len(self.events(name)) >= count, f"{count} times {name}")
         return self.events(name)[count - 1]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, though perhaps nobody has reaped it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def _parent(pid: int) -> int:

@@ -70,11 +70,9 @@ class Link:
         """Reset every connection on both sides, and refuse new ones until `restore`."""
         self._call(self._cut())
 
-    def restore(self, *, cut_after: int | None = None) -> None:
-        """Take connections again. Those that were cut stay dead, as after a real outage. cut_after:
-        until so many bytes more have gone, see there.
-        """
-        self._call(self._listen(cut_after))
+    def restore(self) -> None:
+        """Take connections again. Those that were cut stay dead, as after a real outage."""
+        self._call(self._listen())
 
     def drop_twice(self) -> None:
         """Reset every connection, and take new ones at once; twice, each time in the middle of what
@@ -87,11 +85,6 @@ class Link:
 
     def _await_received(self, count: int) -> None:
         wait_until(lambda: self.received > count, f"{count} bytes to come back")
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether connections are refused."""
-        return self._listener is None
 
     def stall(self) -> None:
         """Pass nothing on, in either direction; connections stay open and new ones seem to open."""
@@ -137,8 +130,8 @@ class Link:
         else:
             self._flowing.clear()
 
-    async def _listen(self, cut_after: int | None) -> None:
-        self._allowance, self._then = cut_after, self._cut
+    async def _listen(self) -> None:
+        self._allowance = None
         if self._listener is None:
             self._listener = await asyncio.start_server(self._serve, self.host, self.port)
 

@@ -7,8 +7,7 @@ temporary directory serves the rest, and tests of what it cannot give are skippe
 
 NTT_TEST_SSHD chooses: `docker` (fail where no engine answers), `local`, or `auto`, the default.
 
-Fixtures: `remote`, an `Sshd` for the whole session. After each test that used it the server is set
-running again, so a test may stop, pause or kill it and leave it so.
+Fixtures: `remote`, an `Sshd` for the whole session.
 """
 
 from __future__ import annotations
@@ -61,10 +60,6 @@ class Server(Protocol):
     kind: Kind
     accounts: tuple[str, ...]
 
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def pause(self) -> None: ...
-    def unpause(self) -> None: ...
     def kill_sessions(self) -> None: ...
     def log(self) -> str: ...
     def directory(self, name: str) -> RemoteDir: ...
@@ -161,30 +156,13 @@ class Sshd:
         """An empty directory on a file system that is mounted read-only."""
         return self.server.read_only_directory()
 
-    def stop(self) -> None:
-        """The remote is switched off: sessions die, connections are refused. `start` undoes it."""
-        self.server.stop()
-
-    def start(self) -> None:
-        """Undo `stop` on the same port with the same host key; returns once sshd answers."""
-        self.server.start()
-        wait_for_sshd(self.server, self.port)
-
-    def pause(self) -> None:
-        """The remote hangs: connections stay open, nothing answers. `unpause` undoes it."""
-        self.server.pause()
-
-    def unpause(self) -> None:
-        """Let the remote go on where it stood."""
-        self.server.unpause()
-
     def kill_sessions(self) -> None:
         """End every connection at once, as a cut link does; new ones are welcome."""
         self.server.kill_sessions()
 
 
 class DockerServer:
-    """sshd in a container, on a port of 127.0.0.1 that stays the same over stop and start."""
+    """sshd in a container, on a port of 127.0.0.1."""
 
     kind: Kind = "docker"
     accounts: tuple[str, ...] = ACCOUNTS
@@ -231,21 +209,6 @@ class DockerServer:
         container.reload()
         return container
 
-    def start(self) -> None:
-        self._engine.start()
-
-    def stop(self) -> None:
-        self.unpause()
-        self._engine.stop(timeout=0)
-
-    def pause(self) -> None:
-        if self._engine.status == "running":
-            self._engine.pause()
-
-    def unpause(self) -> None:
-        if self._engine.status == "paused":
-            self._engine.unpause()
-
     def kill_sessions(self) -> None:
         # Every sshd but the listener, which is process 1.
         self._as_root(
@@ -267,8 +230,7 @@ class DockerServer:
 
     def full_directory(self) -> RemoteDir:
         path = "/srv/full"
-        # A container that was stopped and started again comes back with another mode here.
-        self._as_root(f"find {path} -mindepth 1 -delete && chmod 1777 {path}")
+        self._as_root(f"find {path} -mindepth 1 -delete")
         # Only the container's own mount namespace has this file system.
         return RemoteDir(path, Path(f"/proc/{self._engine.attrs['State']['Pid']}/root{path}"))
 
@@ -290,40 +252,20 @@ class LocalServer:
         self._sshd = demo.Sshd(work, keys / "host_key", keys / "authorized_keys", Interrupts())
 
     def __enter__(self) -> Self:
-        self.start()
+        self._sshd.start(self._port)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._mounts.close()
-
-    def start(self) -> None:
-        if self._sshd.pid is None:
-            self._sshd.start(self._port)
-
-    def stop(self) -> None:
-        if self._sshd.pid is None:
-            return
-        _kill(self._sshd.pid, signal.SIGSTOP)  # no session is born while they are counted
-        for pid in (*self._descendants(), self._sshd.pid):
+        _kill(self._listener, signal.SIGSTOP)  # no session is born while they are counted
+        for pid in (*self._descendants(), self._listener):
             _kill(pid, signal.SIGKILL)
         self._sshd.stop()
-
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def unpause(self) -> None:
-        if self._sshd.pid is not None:
-            self._signal(signal.SIGCONT)
+        self._mounts.close()
 
     def kill_sessions(self) -> None:
         for pid in self._descendants():
             if _name(pid).startswith("sshd"):
                 _kill(pid, signal.SIGKILL)
-
-    def _signal(self, signum: signal.Signals) -> None:
-        for pid in (self._listener, *self._descendants()):
-            _kill(pid, signum)
 
     @property
     def _listener(self) -> int:
@@ -474,15 +416,6 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """The session's remote, entered as its ordinary account."""
     with _serving(tmp_path_factory.mktemp("sshd")) as sshd:
         yield sshd
-
-
-@pytest.fixture(autouse=True)
-def _mend_remote(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "remote" in request.fixturenames:
-        sshd: Sshd = request.getfixturevalue("remote")
-        sshd.unpause()
-        sshd.start()
 
 
 def pytest_report_header() -> str:

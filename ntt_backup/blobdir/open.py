@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from ntt_backup.blobdir.layout import kind_of, relative_path
-from ntt_backup.blobdir.syscalls import DIRECTORY, open_beneath
+from ntt_backup.blobdir.syscalls import DIRECTORY
 
 # O_NONBLOCK: opening a FIFO or a device that stands where a blob should must not wait.
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NOATIME = getattr(os, "O_NOATIME", 0)
+NOATIME = getattr(os, "O_NOATIME", 0)
 
 
 class NotAFile(Exception):
@@ -115,7 +115,16 @@ class BlobDirectory:
     def _open_level(self, above: int, name: str) -> int:
         if self._device is None:
             return open_untouched(name, DIRECTORY, above)
-        return open_beneath(above, name, self._device)
+        try:
+            fd = os.open(name, DIRECTORY, dir_fd=above)
+        except NotADirectoryError:
+            if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+            raise
+        if os.fstat(fd).st_dev != self._device:
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+        return fd
 
 
 @contextlib.contextmanager
@@ -130,7 +139,7 @@ def closing(fd: int) -> Iterator[int]:
 def open_untouched(path: str, flags: int, directory: int | None = None) -> int:
     """Opens without touching the access time where that is permitted: to the owner, and to root."""
     try:
-        return os.open(path, flags | _NOATIME, dir_fd=directory)
+        return os.open(path, flags | NOATIME, dir_fd=directory)
     except PermissionError as error:
         if error.errno != errno.EPERM:
             raise

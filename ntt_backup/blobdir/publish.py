@@ -17,7 +17,7 @@ from binascii import hexlify
 
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.blobdir.open import FILE, BlobDirectory, closing
-from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
+from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, NewParent, StagedBatch
 from ntt_backup.blobdir.syscalls import DIRECTORY, error_line, rename_new
 from ntt_backup.wire.write_messages import PRESENT, REFUSED, REPLACED
 
@@ -74,16 +74,15 @@ class Publisher:
         return (REPLACED, f"{found} stood there")
 
     def move(self, prefix: bytes, directory: int, name: str) -> bool:
-        """Publishes a directory `aa/bb` with all that is in it, where there is none. False where
-        that cannot be: what is wrong is met again, and told, file by file.
+        """Publishes a directory `aa`, or `aa/bb`, with all that is in it, where there is none.
+        False where that cannot be: what is wrong is met again, and told, file by file.
         """
-        above, below = prefix[:1].hex(), prefix[1:].hex()
+        above, last = prefix[:-1].hex(), hexlify(prefix[-1:])
         try:
             target = self._target.directory(above, make=True)
-            rename_new(directory, name.encode("ascii"), target, below.encode("ascii"))
+            rename_new(directory, name.encode("ascii"), target, last)
         except OSError:
             return False
-        self.entered.update((above, f"{above}/{below}"))
         return True
 
     def _same(self, directory: int, name: bytes, target: int, blobid: bytes) -> bool:
@@ -108,14 +107,25 @@ class Publisher:
         """
         self.entered = set()
         try:
-            for new in batch.directories:
-                if not self.move(new.prefix, stage, new.name):
-                    self._publish_files_of(batch, new, stage)
+            for parent in batch.parents:
+                self._publish_parent(batch, parent, stage)
             for entry in batch.entries(stage):
                 self._publish_entry(batch, entry)
         finally:
             self.close()
         return self.entered
+
+    def _publish_parent(self, batch: StagedBatch, parent: NewParent, stage: int) -> None:
+        whole = self.move(parent.prefix, stage, parent.name)
+        for new in parent.directories:
+            if whole or self.move(new.prefix, stage, new.name):
+                above, below = new.prefix[:1].hex(), new.prefix[1:].hex()
+                self.entered.update((above, f"{above}/{below}"))
+            else:
+                self._publish_files_of(batch, new, stage)
+        if not whole:
+            with contextlib.suppress(OSError):
+                os.rmdir(parent.name, dir_fd=stage)
 
     def _publish_files_of(self, batch: StagedBatch, new: NewDirectory, stage: int) -> None:
         with closing(os.open(new.name, DIRECTORY, dir_fd=stage)) as fd:

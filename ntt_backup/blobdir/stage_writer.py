@@ -2,8 +2,8 @@
 
 Blobs come in the order of their digests, and a first backup finds hardly any directory. So where
 `by-hash` has no `aa/bb`, one is made in the stage, its blobs are written under their final names,
-and one rename publishes all of it. The listing that says so may be out of date: publishing finds
-out, and moves file by file then.
+and one rename publishes all of it, with all of `aa` where that is new, too. The listing that says
+so may be out of date: publishing finds out, and moves file by file then.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from binascii import hexlify
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ntt_backup.blobdir.staged_batch import NewDirectory, StagedBatch
+from ntt_backup.blobdir.staged_batch import NewDirectory, NewParent, StagedBatch
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.wire.framing import DIGEST_BYTES
@@ -64,45 +63,38 @@ class StageWriter:
         # The inner loop: nothing is looked up twice.
         open_, write, close, stage = os.open, os.write, os.close, self._stage
         new_hasher, by_file = self._new_hasher, self._by_file
-        prefix, directory = b"", -1
+        prefix, place = b"", ""
         new: NewDirectory | None = None
-        try:
-            for index, size in enumerate(sizes):
-                digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-                content = raw[at : at + size]
-                at += size
-                if new_hasher is not None and new_hasher(content).digest() != digest:
-                    batch.except_for(position + index, MISMATCH, "")
-                    continue
-                if digest[:2] != prefix:
-                    prefix = digest[:2]
-                    if directory >= 0:
-                        close(directory)
-                        directory = -1
-                    new = self._new_directory(batch, prefix, position + index)
-                    if new is not None:
-                        directory = open_(new.name, DIRECTORY, dir_fd=stage)
-                fd = -1
+        for index, size in enumerate(sizes):
+            content = raw[at : at + size]
+            at += size
+            digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            if new_hasher is not None and new_hasher(content).digest() != digest:
+                batch.except_for(position + index, MISMATCH, "")
+                continue
+            if digest[:2] != prefix:
+                prefix = digest[:2]
+                new = self._new_directory(batch, prefix, position + index)
                 if new is not None:
-                    try:
-                        fd = open_(hexlify(digest), CREATE, 0o644, dir_fd=directory)
-                        new.end = position + index + 1
-                    except FileExistsError:
-                        pass  # The same blob twice: the second will be found present.
-                if fd < 0:
-                    fd = open_(batch.lay(position + index), CREATE, 0o644, dir_fd=stage)
+                    place = new.name + "/"
+            fd = -1
+            if new is not None:
                 try:
-                    if size:
-                        written = write(fd, content)
-                        if written != size:
-                            write_all(fd, content[written:])
-                    if by_file:
-                        os.fsync(fd)
-                finally:
-                    close(fd)
-        finally:
-            if directory >= 0:
-                close(directory)
+                    fd = open_(place + digest.hex(), CREATE, 0o644, dir_fd=stage)
+                    new.end = position + index + 1
+                except FileExistsError:
+                    pass  # The same blob twice: the second will be found present.
+            if fd < 0:
+                fd = open_(batch.lay(position + index), CREATE, 0o644, dir_fd=stage)
+            try:
+                if size:
+                    written = write(fd, content)
+                    if written != size:
+                        write_all(fd, content[written:])
+                if by_file:
+                    os.fsync(fd)
+            finally:
+                close(fd)
 
     def _new_directory(
         self, batch: StagedBatch, prefix: bytes, position: int
@@ -110,18 +102,23 @@ class StageWriter:
         """Returns the directory in the stage for blobs of that prefix; None where they go into the
         stage itself. Raises OSError.
         """
-        if batch.directories and batch.directories[-1].prefix == prefix:
-            return batch.directories[-1]
+        parent: NewParent | None = batch.parents[-1] if batch.parents else None
+        if parent is not None and parent.directories[-1].prefix == prefix:
+            return parent.directories[-1]
         if not self._missing.take(prefix):
             return None
-        new = batch.begin_directory(prefix, position)
-        try:
-            os.mkdir(new.name, 0o755, dir_fd=self._stage)
-        except OSError as problem:
-            if problem.errno != errno.EMLINK:  # As many as this file system has in one directory.
-                raise
-            batch.directories.pop()
-            return None
+        if parent is None or parent.prefix != prefix[:1]:
+            parent = batch.begin_parent(prefix[:1], position)
+            try:
+                os.mkdir(parent.name, 0o755, dir_fd=self._stage)
+            except OSError as problem:
+                if problem.errno != errno.EMLINK:  # As many as this file system has in one.
+                    raise
+                batch.parents.pop()
+                return None
+        new = NewDirectory(prefix, f"{parent.name}/{prefix[1:].hex()}", position)
+        os.mkdir(new.name, 0o755, dir_fd=self._stage)
+        parent.directories.append(new)
         return new
 
 

@@ -28,8 +28,8 @@ class Entry(NamedTuple):
 
 
 class NewDirectory:
-    """A directory `aa/bb` in the making: it lies in the stage under a name of its own, and holds
-    blobs of the batch under their final names, between the positions begin and end.
+    """A directory `aa/bb` in the making. name: where it lies in the stage. It holds blobs of the
+    batch under their final names, between the positions begin and end.
     """
 
     __slots__ = ("begin", "end", "name", "prefix")
@@ -38,6 +38,16 @@ class NewDirectory:
         self.prefix = prefix
         self.name = name
         self.begin = self.end = position
+
+
+class NewParent(NamedTuple):
+    """A directory `aa` in the making: it lies in the stage under a name of its own, and holds new
+    directories under their final names.
+    """
+
+    prefix: bytes
+    name: str
+    directories: list[NewDirectory]
 
 
 class StagedBatch:
@@ -51,7 +61,7 @@ class StagedBatch:
         self.blobs = 0
         self.bytes = 0
         self.exceptions: list[Exceptional] = []
-        self.directories: list[NewDirectory] = []
+        self.parents: list[NewParent] = []
         self._digests = bytearray()
         self._loose: set[int] = set()
         self._partials: dict[int, Partial] = {}
@@ -86,11 +96,11 @@ class StagedBatch:
         self._loose.add(position)
         return self.name(position)
 
-    def begin_directory(self, prefix: bytes, position: int) -> NewDirectory:
-        """Adds a directory, which must still be made in the stage."""
-        directory = NewDirectory(prefix, f"d{self.first + position}", position)
-        self.directories.append(directory)
-        return directory
+    def begin_parent(self, prefix: bytes, position: int) -> NewParent:
+        """Adds a directory `aa`, which must still be made in the stage."""
+        parent = NewParent(prefix, f"d{self.first + position}", [])
+        self.parents.append(parent)
+        return parent
 
     def entries(self, stage: int) -> Iterator[Entry]:
         """Yields the files of single blobs in order of digest: each directory is opened once."""
@@ -131,8 +141,8 @@ class StagedBatch:
         for position in self._loose:
             with contextlib.suppress(OSError):
                 os.unlink(self.name(position), dir_fd=stage)
-        for directory in self.directories:
-            remove_tree(stage, directory.name)
+        for parent in self.parents:
+            remove_tree(stage, parent.name)
         for partial in self._partials.values():
             if keep_partials:
                 partial.close()

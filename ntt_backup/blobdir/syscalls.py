@@ -1,4 +1,4 @@
-"""Three system calls that Python lacks: syncfs, renameat2 and openat2, each with a substitute.
+"""Two system calls that Python lacks, syncfs and renameat2, each with a substitute.
 
 They are called through ctypes, because nothing may be compiled on the remote. A kernel, libc or
 file system without one of them is remembered, and a slower way of the same meaning is taken.
@@ -11,28 +11,12 @@ import ctypes
 import errno
 import os
 import re
-import stat
 from typing import Any
 
-_OPENAT2 = 437
 _RENAME_NOREPLACE = 1
-# RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
-_RESOLVE = 0x01 | 0x04 | 0x08
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A kernel without the call; a container's filter that does not know it; a file system without it.
 _LACKING = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP)
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
-
-
-# Without O_NOFOLLOW, which would have ENOTDIR said of a symlink.
-_HOW = _OpenHow(DIRECTORY & ~os.O_NOFOLLOW, 0, _RESOLVE)
 
 
 def _function(name: str, *arguments: Any) -> Any:
@@ -58,7 +42,6 @@ _SYNCFS = _function("syncfs", ctypes.c_int)
 _RENAMEAT2 = _function(
     "renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
 )
-_SYSCALL = getattr(_LIBC, "syscall", None) if _linux() >= (5, 6) else None
 
 # syncfs empties the kernel's own buffers. Behind these file systems stands a program or a server
 # with buffers of its own, and only fsync of a file is passed on to it.
@@ -125,39 +108,6 @@ def rename_new(source: int, old: bytes, target: int, new: bytes) -> None:
         os.stat(new, dir_fd=target, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
     os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
-
-
-def open_beneath(directory: int, name: str, device: int) -> int:
-    """Opens a directory in another one, through no symlink and on that device only.
-
-    Raises OSError: ELOOP or ENOTDIR for a symlink, EXDEV for another device.
-    """
-    while _SYSCALL is not None and "openat2" not in _missing:
-        fd = _SYSCALL(
-            ctypes.c_long(_OPENAT2),
-            ctypes.c_int(directory),
-            ctypes.c_char_p(name.encode()),
-            ctypes.byref(_HOW),
-            ctypes.c_size_t(ctypes.sizeof(_HOW)),
-        )
-        if fd >= 0:
-            return int(fd)
-        number = ctypes.get_errno()
-        if number in _LACKING:
-            _missing.add("openat2")
-        # EAGAIN: something was renamed meanwhile, and the kernel wants to be asked again.
-        elif number not in (errno.EAGAIN, errno.EINTR):
-            raise OSError(number, os.strerror(number), name)
-    try:
-        fd = os.open(name, DIRECTORY, dir_fd=directory)
-    except NotADirectoryError:
-        if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
-        raise
-    if os.fstat(fd).st_dev != device:
-        os.close(fd)
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
-    return fd
 
 
 def error_line(problem: OSError) -> str:

@@ -134,7 +134,7 @@ def show_life(conn: Connection) -> None:
     """
     if not conn.closed:
         with suppress(psycopg.Error):
-            conn.execute("")
+            conn.execute(statement("backend"))
 
 
 def refuse_shared_session(conn: Connection, url: str) -> None:

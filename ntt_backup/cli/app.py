@@ -22,32 +22,33 @@ import click
 
 from ntt_backup import __version__
 from ntt_backup.cli.common import Common
-from ntt_backup.config import DEFAULT_TARGET, misspelt
 from ntt_backup.errors import BackupError, remember_global_options
 from ntt_backup.format import printable, render_error
+from ntt_backup.model import DEFAULT_TARGET
 
-# Each is a function of that name in a module of that name, with _ for -.
-_COMMANDS = [
-    "bench",
-    "check",
-    "demo",
-    "drill",
-    "dump",
-    "init-db",
-    "install-receiver",
-    "reconcile",
-    "requeue",
-    "restore",
-    "run",
-    "scan",
-    "status",
-    "verify",
-]
+# Each is a function of that name in a module of that name, with _ for -. The first sentence of its
+# help stands here, so that a list of all need not load all.
+_COMMANDS = {
+    "bench": "Measure the link, and the ways to send blobs over it.",
+    "check": "Check everything that a run needs.",
+    "demo": "Back up an example store, all on this machine.",
+    "drill": "Prove that everything can be restored.",
+    "dump": "Dump the catalog to the remote, and remove old dumps.",
+    "init-db": "Create the catalog, or add what an existing one lacks.",
+    "install-receiver": "Prepare an ssh key that can only back up.",
+    "reconcile": "Compare catalog, store and remote by name and size.",
+    "requeue": "Make failed blobs pending again.",
+    "restore": "Restore blobs, or the catalog, from the remote.",
+    "run": "Send the pending blobs to the remote.",
+    "scan": "Register in the catalog what only the store has.",
+    "status": "Show what is pending, copied and failed, and who works.",
+    "verify": "Check the blobs on the remote by their hashes.",
+}
 
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return _COMMANDS
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
@@ -55,6 +56,10 @@ class _Commands(click.Group):
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(f"ntt_backup.cli.{name}"), name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -150,8 +155,6 @@ def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _run() -> int:
-    for warning in misspelt(os.environ):
-        _complain(f"warning: {warning}")
     try:
         cli.main(prog_name="ntt-backup-remote", standalone_mode=False)
     except BackupError as error:

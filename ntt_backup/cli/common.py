@@ -1,21 +1,25 @@
-"""What commands share: the options before the command, settings, the catalog, common options."""
+"""What commands share: the options before the command, settings, the catalog, common options.
+
+`--help` loads this module, and none of what reads settings or speaks to the catalog.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ntt_backup.catalog import connection
-from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.schema_check import verify_schema
-from ntt_backup.cli.param_types import HEX_PREFIX
-from ntt_backup.config import DEFAULT_TARGET, CatalogConfig, ConfigT, identity, load
 from ntt_backup.errors import ConfigError
+from ntt_backup.model import DEFAULT_TARGET
+
+if TYPE_CHECKING:
+    from ntt_backup.catalog.connection import Connection
+    from ntt_backup.config import CatalogConfig, ConfigT
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
@@ -29,6 +33,8 @@ def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def prefix_option(verb: str) -> Callable[[Any], Any]:
     """Returns the option --prefix of a command that does something with blobs."""
+    from ntt_backup.cli.param_types import HEX_PREFIX
+
     text = f"{verb} only blobids that begin so; 00 is 1/256 of all."
     return click.option("--prefix", type=HEX_PREFIX, default="", help=text)
 
@@ -59,11 +65,18 @@ class Common:
 
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
         """Returns the settings under these options. Raises ConfigError."""
+        from ntt_backup.config import load, misspelt
+
+        for warning in misspelt(os.environ):
+            click.echo(f"warning: {warning}", err=True)
         return load(model, flags=flags, file=self.config, target=self.target)
 
 
 def connect(settings: CatalogConfig, application: str) -> Connection:
     """Connects to the catalog, under a name that `status` shows. Raises CatalogError."""
+    from ntt_backup.catalog import connection
+    from ntt_backup.config import identity
+
     return connection.connect(settings.catalog.url, identity.application(application))
 
 
@@ -74,6 +87,8 @@ def open_catalog(
     """Yields a connection to a catalog that has, and allows, what the command (of
     `privileges.NEEDS`) does. Raises CatalogError.
     """
+    from ntt_backup.catalog.schema_check import verify_schema
+
     with connect(settings, application or command) as conn:
         verify_schema(conn, settings.target, command)
         yield conn

@@ -10,9 +10,8 @@ import click
 from ntt_backup.catalog.stats import PendingEstimate, pending_estimate
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog
 from ntt_backup.config import Settings
-from ntt_backup.format import many, size
-from ntt_backup.ui.status import amount
-from ntt_backup.ui.views import make_view
+from ntt_backup.format import amount, many, size
+from ntt_backup.ui.plain import make_view
 
 _ESTIMATE_MS = 1000
 _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlimit")

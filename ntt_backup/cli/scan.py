@@ -15,10 +15,9 @@ from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.blobdir.layout import Stray
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog, writing
 from ntt_backup.config import StoreConfig
-from ntt_backup.format import duration, many
+from ntt_backup.format import amount, duration, many
 from ntt_backup.source.inspection import Store
 from ntt_backup.ui.progress_line import ProgressLine
-from ntt_backup.ui.status import amount
 
 _STRAYS_SHOWN: Final = 20
 

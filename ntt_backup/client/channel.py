@@ -44,7 +44,7 @@ class Channel:
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._transport = transport
-        self._pace = pace
+        self.pace = pace
         self.on_bytes = on_bytes
         self._child: Final[Child] = start(transport.argv(command), env=transport.environment())
         self._reads = True
@@ -127,9 +127,9 @@ class Channel:
         while data:
             pause = 0.0
             chunk = data
-            if self._pace is not None:
-                chunk = data[: self._pace.allowance()]
-                pause = self._pace.delay() if not chunk else 0.0
+            if self.pace is not None:
+                chunk = data[: self.pace.allowance()]
+                pause = self.pace.delay() if not chunk else 0.0
             sent = self._write(chunk)
             if not self._reads:
                 self._hear_the_end(hear)
@@ -196,8 +196,8 @@ class Channel:
             return 0
         if sent:
             self.on_bytes(sent)
-            if self._pace is not None:
-                self._pace.spend(sent)
+            if self.pace is not None:
+                self.pace.spend(sent)
         return sent
 
     def _read(self) -> bytes | None:

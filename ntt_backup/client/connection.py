@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from ntt_backup import __version__
@@ -112,13 +113,16 @@ class Connection:
     """A receiver that has greeted. lengths: the frames that it may send, each with its bounds.
 
     Raises Unsupported where the remote's Python cannot run the receiver, RemoteDenied for a
-    receiver of another protocol, and what `Channel.greet` raises. received counts frames.
+    receiver of another protocol, and what `Channel.greet` raises. received counts frames; numbers
+    are those of its batches, which only grow.
     """
 
     def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
         command, program = bundle()
         self.spec = spec
         self.received = 0
+        self.numbers = count(1)
+        self._said: dict[str, Field] = {}
         self._inbox = Inbox(lengths)
         self.channel = spec.channel(command)
         try:
@@ -128,9 +132,11 @@ class Connection:
             raise
 
     def open(self, **more: Field) -> None:
-        """Has the receiver open the root, which must hold by-hash. more: see `hello`."""
+        """Has the receiver open the root, which must hold by-hash, where it has not done so yet.
+        more: see `hello`.
+        """
         with self.checked():
-            if not self.hello(**more).get("placed"):
+            if not (self._said or self.hello(**more)).get("placed"):
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
@@ -248,7 +254,8 @@ class Connection:
                 self.channel.hear(take, 1.0)
             if not said:
                 raise ProtocolError("no READY")
-        return said[0]
+        self._said = said[0]
+        return self._said
 
 
 def _refusal(code: str, text: str) -> BackupError:

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from ntt_backup.config import sources
 from ntt_backup.config.messages import Problem, explain
-from ntt_backup.config.models import DEFAULT_TARGET as DEFAULT_TARGET
 from ntt_backup.config.models import CatalogConfig as CatalogConfig
 from ntt_backup.config.models import RemoteConfig as RemoteConfig
 from ntt_backup.config.models import RemoteSettings as RemoteSettings
@@ -27,6 +26,7 @@ from ntt_backup.config.sources import misspelt as misspelt
 from ntt_backup.config.values import parse_duration as parse_duration
 from ntt_backup.config.values import parse_size as parse_size
 from ntt_backup.errors import ConfigError
+from ntt_backup.model import DEFAULT_TARGET as DEFAULT_TARGET
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
 

@@ -25,8 +25,8 @@ from ntt_backup.config.values import (
     Url,
     WholeSeconds,
 )
+from ntt_backup.model import DEFAULT_TARGET
 
-DEFAULT_TARGET = "remote"
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
 

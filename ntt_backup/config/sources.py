@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ntt_backup.config.models import DEFAULT_TARGET, ENVIRONMENT, TABLES
+from ntt_backup.config.models import ENVIRONMENT, TABLES
 from ntt_backup.errors import ConfigError
+from ntt_backup.model import DEFAULT_TARGET
 
 DEFAULT_FILE = Path("/etc/ntt/backup-remote.toml")
 CONFIG_VARIABLE = "NTT_CONFIG"

@@ -66,6 +66,11 @@ class EventChild:
         with suppress(BrokenPipeError):
             write(self._process.stdin_fd, data)
 
+    def terminate(self) -> None:
+        """Asks it to end now, and to clear up before."""
+        if self._process.status is None:
+            os.kill(self.pid, signal.SIGTERM)
+
     def kill(self) -> None:
         """Ends it, and all that it started, now; what it wrote can still be heard."""
         with suppress(ProcessLookupError):

@@ -15,9 +15,8 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 import sdnotify
@@ -26,15 +25,17 @@ from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.config import Settings
 from ntt_backup.daemon import preflight
+from ntt_backup.daemon.crew import Crew
 from ntt_backup.daemon.dump_child import DumpChild
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.daemon.progress import Progress, Snapshot, View
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.daemon.supervisor import SupervisedWorker, new_workers
-from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped, WorkerFailed
-from ntt_backup.process.messages import Fatal, Message, WorkerDied
+from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
+from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped
+from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import wait_for
 
 _REFRESH_SECONDS: Final = 0.25
@@ -81,7 +82,7 @@ class _Run:
         self._progress = Progress(self._started, settings.run.workers)
         self._history = RunHistory(settings, run_id)
         self._dump = DumpChild(settings)
-        self._workers: list[SupervisedWorker] = []
+        self._crew = Crew(settings, run_id, self._backoff, watch=watch)
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
@@ -106,24 +107,26 @@ class _Run:
             )
         )
         try:
-            if (strategy := self._preflight()) is not None:
-                self._history.start(strategy)
+            if (look := self._preflight()) is not None:
+                self._history.start(look.strategy or "", look.take_catalog())
+                self._history.note_pending(self._progress, look.estimate, time.monotonic())
                 self._systemd.notify("READY=1")
                 self._refresh()
                 self._dump_first()
-                if not self._inbox.stops and (self._watch or self._history.any_pending()):
-                    self._work(strategy)
+                pending = self._watch or look.pending or self._history.any_pending()
+                if pending and not self._inbox.stops:
+                    self._work()
+                else:
+                    self._dismiss()
         except BackupError as error:
             self._error = error
         finally:
             self._dump.kill()
-            for worker in self._workers:
-                worker.kill()
+            self._crew.kill()
         return self._finish()
 
-    def _preflight(self) -> str | None:
-        """Returns the strategy to send by; with watch, an outage is waited out. None when told to
-        stop.
+    def _preflight(self) -> preflight.Look | None:
+        """Returns what was found; with watch, an outage is waited out. None when told to stop.
 
         A store that cannot be used counts as one, as it does once the workers run: its disk may be
         mounted later than we are started.
@@ -132,13 +135,18 @@ class _Run:
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
-                    strategy, warnings = self._look_around()
+                    look, warnings = self._look_around()
                 if clock.attempt:
                     lasted = clock.lasted(time.monotonic())
                     self._emit(events.OutageEnd(what="preflight", duration_s=lasted))
                 for warning in warnings:
                     self._emit(events.Warning(reason=warning))
-                return strategy
+                return look
+            except WorkerLost as lost:
+                self._died(self._crew.first, lost.death, time.monotonic())
+                if self._error is not None:
+                    raise self._error from lost
+                self._sit_out((self._crew.first.due or 0.0) - time.monotonic())
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
                 may_pass = error.retryable or isinstance(error, SourceError)
@@ -159,44 +167,61 @@ class _Run:
                 self._sit_out(wait_s)
         return None
 
-    def _look_around(self) -> tuple[str, list[str]]:
-        """Returns the strategy to send by, and the warnings of the preflight; raises the error of
-        the first step that fails. Workers connect to the remote while the preflight looks around on
-        it.
+    def _look_around(self) -> tuple[preflight.Look, list[str]]:
+        """Returns what the preflight found, and its warnings; raises the error of the first step
+        that fails. The first worker connects to the remote while the catalog is looked at, and
+        looks round there; the others connect once it is known how to send.
         """
         warnings = []
-        with preflight.Look(
-            self._settings, self._run_id, try_out=self._watch, prepare=True, patient=self._watch
-        ) as look:
+        first = self._crew.first
+        self._crew.begin_look()
+        look = preflight.Look(
+            self._settings,
+            lambda: WorkerProbe(first, self._hear_first, self._emit),
+            try_out=self._watch,
+            prepare=True,
+            patient=self._watch,
+        )
+        try:
             for step in look.steps():
                 if step.error is not None:
                     raise step.error
                 if step.warning:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._systemd.notify("WATCHDOG=1")
-                if look.pending:
-                    self._refresh()
-                    if look.strategy is not None:
-                        self._prepare_workers(look.strategy)
-        if look.lingers:
-            warnings.append(f"login: {preflight.LINGERS}")
-        assert look.strategy is not None  # Every step passed.
-        return look.strategy, warnings
+                if step.name == "catalog":
+                    with suppress(OSError):  # It is tried again.
+                        first.prepare()
+                elif look.strategy is not None and step.name == "remote":
+                    self._crew.set_strategy(look.strategy, look.estimate, connect=look.pending)
+                    for worker in self._crew.reserve:
+                        self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())
+        except BaseException:
+            look.close()
+            first.abandon()
+            raise
+        return look, warnings
 
-    def _prepare_workers(self, strategy: str) -> None:
-        self._set_strategy(strategy)
-        for worker in self._workers:
-            with suppress(OSError):  # Then it is started in its turn.
-                worker.prepare()
+    def _hear_first(self) -> Iterator[Message]:
+        """Waits a while, alive to the watchdog and to SIGHUP, for what the first worker says, and
+        yields that, or what is to be said of its silence.
+        """
+        worker = self._crew.first
+        wait_for(reading=[self._inbox.fd, *worker.fds], timeout=_WATCHDOG_SECONDS)
+        self._systemd.notify("WATCHDOG=1")
+        self._mind_hangup()
+        yield from worker.hear()
+        patience = self._settings.run.stall_timeout
+        yield from worker.mind_silence(time.monotonic(), patience)
 
-    def _set_strategy(self, strategy: str) -> None:
-        """Has the workers, and lets those that are still to be started send by this strategy."""
-        if not self._workers:
-            self._workers = new_workers(
-                self._settings, self._run_id, strategy, self._backoff, watch=self._watch
-            )
-        for worker in self._workers:
-            worker.spec = replace(worker.spec, strategy=strategy)
+    def _dismiss(self) -> None:
+        """Lets the worker that looked round go, in good order."""
+        worker = self._crew.first
+        worker.stop()
+        while worker.running and not self._inbox.stops:
+            for message in self._hear_first():
+                if isinstance(message, events.Warning):
+                    self._emit(message)
 
     def _sit_out(self, wait_s: float) -> None:
         """Waits, alive to the watchdog and to SIGHUP; a stop ends it."""
@@ -224,19 +249,18 @@ class _Run:
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def _work(self, strategy: str) -> None:
-        self._set_strategy(strategy)
-        while any(worker.running or worker.due is not None for worker in self._workers):
+    def _work(self) -> None:
+        while self._crew.busy:
             now = time.monotonic()
-            for worker in self._workers:
+            for worker in self._crew:
                 if worker.due is not None and worker.due <= now:
                     self._start(worker, now)
             if self._watch and not self._asked_to_stop:
                 self._dump.start_if_due(now)
-            fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
+            fds = [self._inbox.fd, *(fd for worker in self._crew for fd in worker.fds)]
             ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
             self._receive_from_dump()
-            for worker in self._workers:
+            for worker in self._crew:
                 if not ready.isdisjoint(worker.fds):
                     self._receive(worker, worker.hear())
                 patience = self._settings.run.stall_timeout
@@ -257,20 +281,12 @@ class _Run:
             self._progress.take(worker.worker, message, now)
             match message:
                 case Fatal():
-                    self._fail(
-                        WorkerFailed(
-                            message.message,
-                            detail=message.detail,
-                            hint=message.hint,
-                            exit_code=message.exit_code,
-                        )
-                    )
+                    self._fail(message.error)
                 case WorkerDied():
                     self._died(worker, message, now)
                 case events.WorkerStop():
                     # It saw that nothing is pending: the others need not find out by and by.
-                    for other in self._workers:
-                        other.stop()
+                    self._crew.stop()
                 case events.BlobFailed() if not self._failed_blobs.has_a_line(message):
                     continue
             if isinstance(message, events.Event):
@@ -310,8 +326,7 @@ class _Run:
         if not self._asked_to_stop:
             self._asked_to_stop = True
             self._systemd.notify("STOPPING=1")
-            for worker in self._workers:
-                worker.stop()
+            self._crew.stop()
 
     def _mind_hangup(self) -> None:
         self._inbox.drain()
@@ -325,8 +340,7 @@ class _Run:
             self._stop_workers()
         if self._inbox.stops > 1 and not self._killed:
             self._killed = True
-            for worker in self._workers:
-                worker.kill()
+            self._crew.kill()
 
     def _refresh(self) -> Snapshot:
         """Finds out how much is pending, if that is due, and shows the run as it is now."""
@@ -337,6 +351,7 @@ class _Run:
 
     def _keep_time(self, now: float) -> None:
         snapshot = self._refresh()
+        self._crew.call_up(snapshot.pending, now)
         if now >= self._next_watchdog:
             self._next_watchdog = now + _WATCHDOG_SECONDS
             self._systemd.notify("WATCHDOG=1")

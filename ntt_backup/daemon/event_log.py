@@ -20,10 +20,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import BlobFailed, BlobsFailed, Event
+
+# Where structlog finds rich, it loads it, and pygments, for a renderer that is not used here.
+_rich = sys.modules.get("rich")
+sys.modules["rich"] = None  # type: ignore[assignment]  # how Python notes what is not to be had
+try:
+    import structlog
+finally:
+    if _rich is None:
+        del sys.modules["rich"]
+    else:
+        sys.modules["rich"] = _rich
 
 # The number of failed blobs of a run that have a line each.
 FAILURES_LOGGED: Final = 100

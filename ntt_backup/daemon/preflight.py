@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Final, Self
 
@@ -26,6 +27,7 @@ from ntt_backup import __version__
 from ntt_backup.catalog import connection, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
+from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.client.ssh import Ssh
@@ -46,17 +48,13 @@ from ntt_backup.model import Blob, Reason
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe
-from ntt_backup.upload.strategies.probe import Facts, Probe
+from ntt_backup.upload.strategies.probe import LINGERS, Facts, Probe
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
 _ID_SHOWN: Final = 64
-LINGERS: Final = (
-    "something that the remote account starts at every login keeps each connection open after its"
-    " end, which costs two seconds each; have it started with </dev/null >/dev/null 2>&1"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,16 @@ def check(settings: Settings) -> Iterator[Step]:
     """Yields every step as it is done; none raises, and nothing is changed on either side."""
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
-    with Look(settings, f"check-{os.getpid()}", try_out=True, prepare=False, patient=False) as look:
+    spec = SessionSpec(
+        transport=Ssh(settings.remote),
+        root=settings.remote.path,
+        owner=identity.owner(settings),
+        run_id=f"check-{os.getpid()}",
+        slot="check",
+        run=settings.run,
+    )
+    open_one = partial(open_probe, settings.run.strategy, spec)
+    with Look(settings, open_one, try_out=True, prepare=False, patient=False) as look:
         yield from look.steps()
     if look.lingers:
         yield Step("login", warning=LINGERS)
@@ -103,34 +110,35 @@ def require_known(catalog: Connection, settings: Settings) -> None:
 class Look:
     """The steps that a check and the start of a run have in common, taken one after the other.
 
-    try_out: send trial blobs also where nothing is pending. prepare: make by-hash on the remote
-    where it is missing and nothing was copied yet. patient: blobs may be registered later, so that
-    a catalog without any is no error. Between two steps, `pending` says whether there is something
-    to send, as far as is known, and `strategy` how, once the remote was reached; after the end,
-    `lingers` says whether the account keeps connections open.
+    open_one: returns a look at the remote, or raises as `Session` does. try_out: send trial blobs
+    also where nothing is pending. prepare: make by-hash on the remote where it is missing and
+    nothing was copied yet. patient: blobs may be registered later, so that a catalog without any is
+    no error. Between two steps, `pending` says whether there is something
+    to send, as far as is known, `estimate` how much, and `strategy` how, once the remote was
+    reached; after the end, `lingers` says whether the account keeps connections open.
     """
 
     def __init__(
-        self, settings: Settings, run_id: str, *, try_out: bool, prepare: bool, patient: bool
+        self,
+        settings: Settings,
+        open_one: Callable[[], Probe],
+        *,
+        try_out: bool,
+        prepare: bool,
+        patient: bool,
     ) -> None:
         self._settings = settings
+        self._open_one = open_one
         self._try_out = try_out
         self._prepare = prepare
         self._patient = patient
         self._store = Store(settings.source.root)
-        self._spec = SessionSpec(
-            transport=Ssh(settings.remote),
-            root=settings.remote.path,
-            owner=identity.owner(settings),
-            run_id=run_id,
-            slot="check",
-            run=settings.run,
-        )
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
         self._sizes: list[int] = []
         self.strategy: str | None = None
         self.pending = False
+        self.estimate: PendingEstimate | None = None
         self.lingers = False
 
     def steps(self) -> Iterator[Step]:
@@ -157,15 +165,25 @@ class Look:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all connections of the look."""
         if self._probe is not None:
             self._probe.close()
             self.lingers = self._probe.lingers
-        if self._catalog is not None:
-            self._catalog.close()
+        if (catalog := self.take_catalog()) is not None:
+            catalog.close()
+
+    def take_catalog(self) -> Connection | None:
+        """Gives away the connection to the catalog, where there is one."""
+        catalog, self._catalog = self._catalog, None
+        return catalog
 
     def _look_at_catalog(self) -> Step:
         settings = self._settings
-        conn = connection.connect(settings.catalog.url, identity.application("check"))
+        name = identity.application("" if self._prepare else "check")
+        conn = connection.connect(settings.catalog.url, name)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)
             warnings = verify_schema(conn, settings.target, "run" if self._prepare else "check")
@@ -189,6 +207,7 @@ class Look:
                 return Step("", warning=f"{error}; {error.hint}")
             return Step("", "nothing is pending")
         self._try_out = self.pending = True
+        self._estimate(catalog)
         return self._look_in_store(sample)
 
     def _look_in_store(self, sample: list[Blob]) -> Step:
@@ -211,10 +230,10 @@ class Look:
         return Step("", warning=said)
 
     def _look_at_remote(self, facts: list[Facts]) -> Step:
-        self.strategy, self._probe, found = open_probe(
-            self._settings.run.strategy, self._spec, will_try_out=self._try_out
-        )
+        self._probe = probe = self._open_one()
+        found = probe.facts(will_try_out=self._try_out)
         facts.append(found)
+        self.strategy = probe.strategy
         host = self._settings.remote.host
         return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")
 
@@ -222,7 +241,7 @@ class Look:
         """Makes by-hash at the start of a target's life. Later, that it is missing means
         a disk that is not mounted: making it would fill the disk below.
         """
-        path = f"{self._spec.root}/by-hash"
+        path = f"{self._settings.remote.path}/by-hash"
         if selection.any_copied(catalog, self._settings.target):
             raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
         if not self._prepare:
@@ -230,8 +249,14 @@ class Look:
         probe.make_place()
         return Step("", f"{path} was made")
 
+    def _estimate(self, catalog: Connection) -> PendingEstimate:
+        if self.estimate is None:
+            target = self._settings.target
+            self.estimate = stats.pending_estimate(catalog, target, _ESTIMATE_MS)
+        return self.estimate
+
     def _look_for_space(self, catalog: Connection, facts: Facts) -> Step:
-        estimate = stats.pending_estimate(catalog, self._settings.target, _ESTIMATE_MS)
+        estimate = self._estimate(catalog)
         if facts.free_bytes is None:
             return Step("", warning="the remote does not say how much space is free")
         need, unsized = _need(estimate, self._sizes)
@@ -248,7 +273,7 @@ class Look:
         return Step("", text)
 
 
-def _need(estimate: stats.PendingEstimate, sizes: list[int]) -> tuple[int, str]:
+def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     """Returns the bytes that are pending, and what to say of those that are guessed.
 
     A blob without a size is taken for one like the others, or where none has a size, like those

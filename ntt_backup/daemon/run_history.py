@@ -47,8 +47,12 @@ class RunHistory:
         self._rest = 0.0
         self._started = False
 
-    def start(self, strategy: str) -> None:
-        """Writes that the run begins. Raises CatalogError: at the start the catalog must answer."""
+    def start(self, strategy: str, conn: connection.Connection | None = None) -> None:
+        """Writes that the run begins, over conn where there is one. Raises CatalogError: at the
+        start the catalog must answer.
+        """
+        self._close()
+        self._connection = conn
         settings = self._settings
         history.start_run(
             self._open(),
@@ -77,10 +81,16 @@ class RunHistory:
         found = self._try(
             lambda conn: stats.pending_estimate(conn, self._settings.target, _COUNT_MILLISECONDS)
         )
+        self.note_pending(progress, found, now)
+        self._rest = (time.monotonic() - began) / _COUNT_SHARE
+
+    def note_pending(
+        self, progress: Progress, found: stats.PendingEstimate | None, now: float
+    ) -> None:
+        """Tells progress how much was found to be pending, where that is known."""
         if found is not None:
             progress.found(found)
         self._counted = now
-        self._rest = (time.monotonic() - began) / _COUNT_SHARE
 
     def update(self, snapshot: Snapshot) -> None:
         """Writes what the run has done so far; that also shows that it is alive."""

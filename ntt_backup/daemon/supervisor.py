@@ -9,14 +9,12 @@ from typing import Final
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.client.throttle import Limit
-from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child
-from ntt_backup.upload.worker_main import GO, WorkerSpec, work
+from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 
 RESTARTS: Final = 5
 SOUND_SECONDS: Final = 600.0
@@ -25,30 +23,6 @@ SOUND_SECONDS: Final = 600.0
 def fork_worker(spec: WorkerSpec) -> Child:
     """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
-
-
-def new_workers(
-    settings: Settings, run_id: str, strategy: str, backoff: Backoff, *, watch: bool
-) -> list[SupervisedWorker]:
-    """Returns all workers of a run, none of them started; they share the limit on what is sent."""
-    rate, number = settings.run.bwlimit, settings.run.workers
-    limit = None if rate is None else Limit(rate, number)
-    return [
-        SupervisedWorker(
-            WorkerSpec(
-                settings=settings,
-                worker=worker,
-                run_id=run_id,
-                owner=identity.owner(settings),
-                application=identity.application(),
-                strategy=strategy,
-                watch=watch,
-                limit=limit,
-            ),
-            backoff,
-        )
-        for worker in range(number)
-    ]
 
 
 class SupervisedWorker:
@@ -108,14 +82,31 @@ class SupervisedWorker:
         OSError where that cannot be.
         """
         if self._child is not None and self._given != self.spec:
-            self._child.kill()
-            self._child.reap()
-            self._child = None
+            self.abandon()
         if self._child is None:
             self._child = EventChild(self._fork(self.spec))
             self._given = self.spec
             self._said_goodbye = False
             self._warned = False
+
+    def ask(self, word: bytes, now: float) -> None:
+        """Has a process that looks round do something on the remote; `hear` gives its answer."""
+        self._started = self._expected = now
+        if self._child is not None:
+            self._child.tell(word)
+
+    def found(self, strategy: str) -> None:
+        """Has this strategy from now on; a process that looks round has it already."""
+        looks, self.spec = self.spec.looks, replace(self.spec, strategy=strategy, looks=False)
+        if looks:
+            self._given = self.spec
+
+    def abandon(self) -> None:
+        """Ends a process that has not gone to work, which clears up; it may be started again."""
+        if self._child is not None:
+            self._child.terminate()
+            self._child.reap()
+            self._child = None
 
     def hear(self) -> Iterator[Message]:
         """Yields the messages that have arrived, as many as one read gives: a worker that sends
@@ -179,7 +170,7 @@ class SupervisedWorker:
         """Asks it to finish what is in flight and end; not to be started again."""
         self.due = None
         if self._child is not None:
-            self._child.tell(b"stop\n")
+            self._child.tell(STOP)
 
     def kill(self) -> None:
         """Ends it and all that it started, now."""

@@ -11,9 +11,11 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
 from pydantic import Field
+
+from ntt_backup import errors
 
 _INNER_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -113,7 +115,38 @@ class ErrorFields:
 
 
 class Fatal(ErrorFields, Message):
-    """A worker ends by an error that waiting cannot mend."""
+    """A worker ends by an error that waiting cannot mend, or by any error before it has begun to
+    work. error_class: the error's class.
+    """
+
+    error_class: str = ""
+
+    @classmethod
+    def of(cls, error: errors.BackupError) -> Self:
+        return cls(error_class=type(error).__name__, **error.fields)
+
+    @property
+    def error(self) -> errors.BackupError:
+        """The error, of its class where that is known to us."""
+        kind = getattr(errors, self.error_class, None)
+        if not (isinstance(kind, type) and issubclass(kind, errors.BackupError)):
+            kind = errors.WorkerFailed
+        return kind(self.message, detail=self.detail, hint=self.hint, exit_code=self.exit_code)
+
+
+class Found(Message):
+    """A worker has looked round on the remote. strategy: what to send by. facts: the fields of
+    `probe.Facts`.
+    """
+
+    strategy: str
+    facts: dict[str, Any]
+
+
+class Done(Message):
+    """A worker has done on the remote what it was asked for. text: a few words on the result."""
+
+    text: str
 
 
 class WorkerDied(Message):

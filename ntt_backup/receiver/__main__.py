@@ -3,16 +3,17 @@
 It starts in two ways. Sent along with the connection, `serve` restricts nothing: a client that can
 do that has a shell on this machine. Installed as a forced command (`ntt-backup-receive`), `main`
 reads from its own command line what the client may do, and ignores what the client asked ssh for.
+
+A session waits until its receiver is loaded, so what only some need is loaded where it is needed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
+import gc
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from ntt_backup import __version__
@@ -28,6 +29,8 @@ _PIPE_BYTES = 1 << 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `ntt-backup-receive`, the command="..." of a line in authorized_keys."""
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="ntt-backup-receive",
         description="Receive blobs from ntt-backup-remote on standard input.",
@@ -69,10 +72,13 @@ def serve(
     os.write(1, _banner(terms))
     for fd in (0, 1):
         os.set_blocking(fd, False)
+    gc.freeze()  # What is loaded stays: no collection need look at it.
     receiver = Receiver(terms, 0, 1)
     try:
         return receiver.run()
     except Exception as problem:  # noqa: BLE001 - the client must hear of any defect
+        import traceback
+
         traceback.print_exc()
         text = f"{type(problem).__name__}: {problem}"
         if isinstance(problem, OSError):
@@ -104,6 +110,8 @@ def _banner(terms: Terms) -> bytes:
 
 
 def _allowed(text: str) -> frozenset[str]:
+    import argparse
+
     asked = frozenset(text.split(","))
     if not asked <= frozenset(ALLOWED):
         raise argparse.ArgumentTypeError(f"any of {','.join(ALLOWED)}")

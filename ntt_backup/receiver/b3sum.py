@@ -3,7 +3,8 @@
 A process takes milliseconds to start, so it hashes many files, which it reads where they were
 stored. It is trusted little: each line must be a digest and a name that was given; a file counts as
 wrong only when the program gives the known answer for a known input right afterwards; whatever else
-it does is an error of the program, and no verdict on any blob.
+it does is an error of the program, and no verdict on any blob. What starts programs is loaded only
+where this one is needed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import errno
 import os
 import re
 import select
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 # BLAKE3's published test vector for 1025 bytes: more than a chunk, so that its tree is used.
 KNOWN_INPUT = bytes(number % 251 for number in range(1025))
@@ -81,6 +84,8 @@ class B3sum:
         directory: int,
         fds: Sequence[int],
     ) -> dict[str, bytes]:
+        import subprocess
+
         try:
             process = subprocess.Popen(
                 [self._program, *_OPTIONS, *files],
@@ -114,6 +119,8 @@ class B3sum:
 
 def find() -> B3sum | None:
     """Returns the one in the PATH, if it gives right answers. A relative PATH is not searched."""
+    import shutil
+
     path = os.environ.get("PATH", os.defpath).split(":")
     program = shutil.which("b3sum", path=":".join(each for each in path if each[:1] == "/"))
     if program is None:

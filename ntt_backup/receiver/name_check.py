@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from ntt_backup.blobdir.staged_batch import Entry, NewDirectory, StagedBatch
+from ntt_backup.blobdir.staged_batch import Entry, StagedBatch
 from ntt_backup.receiver.b3sum import B3sum, by_descriptor
 from ntt_backup.wire.write_messages import MISMATCH
 
@@ -45,20 +45,24 @@ class NameCheck:
                     batch.drop(entry.position, self._stage, name.encode())
                     wrong = True
         if wrong:
-            batch.directories[:] = [each for each in batch.directories if not self._removed(each)]
+            for parent in batch.parents:
+                kept = [each for each in parent.directories if not self._removed(each.name)]
+                parent.directories[:] = kept
+            batch.parents[:] = [each for each in batch.parents if not self._removed(each.name)]
 
     def _staged(self, batch: StagedBatch) -> Iterator[tuple[str, Entry]]:
         """Yields what is staged, each entry with its name for the program."""
         for entry in batch.entries(self._stage):
             partial = entry.partial
             yield entry.name.decode() if partial is None else by_descriptor(partial.fd), entry
-        for directory in batch.directories:
-            for entry in batch.entries_in(directory, self._stage):
-                yield f"{directory.name}/{entry.name.decode()}", entry
+        for parent in batch.parents:
+            for directory in parent.directories:
+                for entry in batch.entries_in(directory, self._stage):
+                    yield f"{directory.name}/{entry.name.decode()}", entry
 
-    def _removed(self, directory: NewDirectory) -> bool:
+    def _removed(self, directory: str) -> bool:
         """Removes the directory if nothing is left in it, and returns whether it did."""
         with contextlib.suppress(OSError):
-            os.rmdir(directory.name, dir_fd=self._stage)
+            os.rmdir(directory, dir_fd=self._stage)
             return True
         return False

@@ -18,7 +18,7 @@ from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import Totals
 from ntt_backup.errors import complete
-from ntt_backup.format import about, duration, many, moment, printable, size
+from ntt_backup.format import about, amount, duration, many, moment, printable, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,6 @@ class Status:
         for one in self.holders:
             grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
         return rows + [("at work", f"{who}: {_ranges(held)}") for who, held in grouped.items()]
-
-
-def amount(blobs: int, bytes_: int, *, estimated: bool = False) -> str:
-    """Returns a number of blobs with their size, for people."""
-    if estimated:
-        return f"about {amount(about(blobs), bytes_)}"
-    return f"{many(blobs, 'blob')}, {size(bytes_)}"
 
 
 def _plain(record: Run | DumpRun) -> dict[str, Any]:

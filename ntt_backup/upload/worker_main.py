@@ -2,17 +2,20 @@
 
 It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it is known that there
 is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before
-`go` it only connects to the remote, which the preflight examines meanwhile. When the coordinator
-dies, the kernel ends the worker, and with it its tar and ssh.
+`go` it only connects to the remote. The first worker looks round there for the preflight meanwhile:
+each of the words `look`, `try` and `place` has an answer, and it sends over the same connection
+afterwards. When the coordinator dies, the kernel ends the worker, and with it its tar and ssh.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from ntt_backup import events
@@ -22,16 +25,23 @@ from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.process.messages import Fatal
+from ntt_backup.process.messages import Done, Fatal, Found, Message
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
-from ntt_backup.upload.strategies import connect_ahead, open_session
+from ntt_backup.upload.strategies import connect_ahead, open_probe, open_session
+from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.worker import Worker
 
 GO: Final = b"go\n"
+STOP: Final = b"stop\n"
+LOOK: Final = b"look\n"
+# A look before trial blobs, which some strategies prepare for.
+LOOK_AND_TRY: Final = b"look and try\n"
+TRY_OUT: Final = b"try\n"
+PLACE: Final = b"place\n"
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -42,7 +52,8 @@ _FRESH_SECONDS: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What a worker is to do. worker: its number, counted from 0. owner names this host and target.
-    limit: what all workers together may send.
+    limit: what all workers together may send. looks: it looks round on the remote before it goes to
+    work; its strategy may be `auto`.
     """
 
     settings: Settings
@@ -53,22 +64,68 @@ class WorkerSpec:
     strategy: str
     watch: bool
     limit: Limit | None = None
+    looks: bool = False
 
 
 class Remote:
-    """Opens sessions; the first one over a connection that was made ahead, where there is one."""
+    """Opens sessions; the first one over a connection that was made ahead, where there is one.
+
+    lingers: whether another process on the remote held a connection open after its end.
+    """
 
     def __init__(self, strategy: str, spec: SessionSpec, store: Store) -> None:
-        self._strategy = strategy
+        self.strategy = strategy
         self._spec = spec
         self._store = store
+        self._probe: SessionProbe | None = None
+        self._session: Session | None = None
         self._ahead: Connection | None = None
         self._since = 0.0
+
+    def begin_look(self) -> None:
+        """Connects to look round. All sessions have the strategy that is found. Raises as `Session`
+        does.
+        """
+        # A slow limit would make the trial last for longer than it may.
+        self._probe = open_probe(self.strategy, replace(self._spec, pace=None))
+        self.strategy = self._probe.strategy
+
+    def answer(self, word: bytes) -> Message:
+        """Does on the remote what a word asks for, and returns the answer. Raises as `Session`
+        does.
+        """
+        probe = self._probe
+        assert probe is not None  # A look has begun.
+        said: Message
+        if word == TRY_OUT:
+            said = Done(text=probe.try_out())
+        elif word == PLACE:
+            probe.make_place()
+            said = Done(text="")
+        else:
+            facts = probe.facts(will_try_out=word == LOOK_AND_TRY)
+            said = Found(strategy=probe.strategy, facts=asdict(facts))
+        self._since = time.monotonic()
+        return said
+
+    def end_look(self, *, go_on: bool) -> None:
+        """Keeps the connection of a look for the first session, or ends it in good order."""
+        if self._probe is not None and go_on:
+            self._ahead = self._probe.hand_over()
+            if self._ahead is not None:
+                self._ahead.channel.pace = self._spec.pace
+        elif self._probe is not None:
+            self._probe.close()
+
+    @property
+    def lingers(self) -> bool:
+        ends = (self._probe, self._session)
+        return any(end is not None and end.lingers for end in ends)
 
     def connect_ahead(self) -> None:
         """Connects; an error will show again when a session is wanted."""
         with suppress(BackupError):
-            self._ahead = connect_ahead(self._strategy, self._spec)
+            self._ahead = connect_ahead(self.strategy, self._spec)
         self._since = time.monotonic()
 
     def connect(self) -> Session:
@@ -77,7 +134,8 @@ class Remote:
         if ahead is not None and time.monotonic() - self._since >= _FRESH_SECONDS:
             ahead.abort()
             ahead = None
-        return open_session(self._strategy, self._spec, self._store, ahead)
+        self._session = open_session(self.strategy, self._spec, self._store, ahead)
+        return self._session
 
 
 def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
@@ -123,17 +181,37 @@ def work(spec: WorkerSpec) -> int:
     pipe = EventPipe(_STDIN, _STDOUT)
     store = Store(spec.settings.source.root)
     remote = Remote(spec.strategy, session_spec(spec, pipe), store)
-    remote.connect_ahead()
-    if _read_line(_STDIN) != GO:
-        return 0
-    pipe.emit(events.WorkerStart(strategy=spec.strategy))
     try:
-        run(spec, store, remote, pipe)
+        goes = _prepare(spec, remote, pipe)
+        if goes:
+            gc.freeze()  # What is loaded stays: no collection need look at it.
+            pipe.emit(events.WorkerStart(strategy=remote.strategy))
+            run(spec, store, remote, pipe)
+        if spec.looks and remote.lingers:
+            pipe.emit(events.Warning(reason=f"login: {LINGERS}"))
+        if goes:
+            pipe.emit(events.WorkerStop())
     except BackupError as error:
-        pipe.emit(Fatal(**error.fields))
+        pipe.emit(Fatal.of(error))
         return error.exit_code
-    pipe.emit(events.WorkerStop())
+    except SystemExit:  # By SIGTERM, while it looked round.
+        return 1
     return 0
+
+
+def _prepare(spec: WorkerSpec, remote: Remote, pipe: EventPipe) -> bool:
+    """Connects to the remote, or looks round there; returns whether to work."""
+    if not spec.looks:
+        remote.connect_ahead()
+        return _read_line(_STDIN) == GO
+    # Its end takes the trial blobs along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    remote.begin_look()
+    while (word := _read_line(_STDIN)) in (LOOK, LOOK_AND_TRY, TRY_OUT, PLACE):
+        pipe.emit(remote.answer(word))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    remote.end_look(go_on=word == GO)
+    return word == GO
 
 
 def _read_line(fd: int) -> bytes:

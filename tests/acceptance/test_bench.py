@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.environment import Site, wait_until
-from tests.link import Link
 from tests.patience import PATIENCE
 from tests.sshd import FULL_SIZE, Sshd
 
@@ -82,57 +81,19 @@ def test_ctrl_c_ends_it_and_leaves_the_remote_empty(site: Site) -> None:
     assert_untouched(site)
 
 
-@pytest.mark.long
-def test_cut_link_ends_it_with_an_error_and_the_remote_becomes_empty(
-    site: Site, remote: Sshd, link: Link
-) -> None:
-    site.fill(10)
-    site.through(remote.through(link.port))
-    with site.running("bench", "strategies", "--seconds", "0.2") as process:
-        wait_until(lambda: "round 1 of 3: tar, 2 workers" in site.output(), "a first run")
-        link.cut()
-        assert process.wait(PATIENCE) == 5
-    assert "error: " in site.output()
-    assert "may still stand on the remote" in site.output()
-    wait_until(lambda: not list(site.remote.local.iterdir()), "the remote removes what it has")
-    assert_untouched(site)
-
-
 def test_remote_without_room_is_an_error_before_anything_is_sent(site: Site, remote: Sshd) -> None:
     site.put(os.urandom(FULL_SIZE))
     site.remote = remote.full_directory()
     site.write_config(remote={"path": site.remote.path})
-    result = site.run("bench", "strategies", *SHORT, "--sample", "1GB")
+    result = site.call("bench", "strategies", *SHORT, "--sample", "1GB")
     assert result.returncode == 6
     assert "the remote has no room for the sample" in result.stderr
     assert_untouched(site)
 
 
-def test_remote_that_fills_up_is_an_error_and_nothing_is_left(site: Site, remote: Sshd) -> None:
-    site.fill(10, size=lambda chance: 400_000)
-    site.remote = remote.full_directory()
-    site.write_config(remote={"path": site.remote.path})
-    many = (*SHORT, "--only", "tar,stream", "--rounds", "100")
-    with site.running("bench", "strategies", *many) as process:
-        wait_until(lambda: "round 1 of 100: " in site.output(), "a first run")
-
-        def filled() -> bool:
-            # Again and again: between two runs the bench removes what it has written.
-            remote.run(f"cat >>{site.remote.path}/other", stdin=bytes(FULL_SIZE))
-            return process.poll() is not None
-
-        wait_until(filled, "the end of the bench")
-        assert process.returncode == 6
-    assert "No space left on device" in site.output()
-    assert "may still stand" not in site.output()
-    remote.run(f"rm {site.remote.path}/other")
-    assert_untouched(site)
-
-
 def test_empty_catalog_is_an_error(site: Site) -> None:
     site.put_in_store(b"unknown to the catalog")
-    assert site.run("init-db").returncode == 0
-    result = site.run("bench", "strategies", *SHORT)
+    result = site.call("bench", "strategies", *SHORT)
     assert result.returncode == 2
     assert "there is nothing to draw a sample from" in result.stderr
 
@@ -151,6 +112,6 @@ def test_empty_catalog_is_an_error(site: Site) -> None:
 def test_wrong_options_are_errors_before_anything_is_done(
     site: Site, args: tuple[str, ...], words: str
 ) -> None:
-    result = site.run("bench", *args)
+    result = site.call("bench", *args)
     assert result.returncode == 2
     assert words in result.stderr

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import pwd
-import random
 import signal
 import threading
 import time
-from collections import Counter
 from contextlib import ExitStack
 
 import psycopg
 import pytest
-from blake3 import blake3
 
 from tests.environment import Site, wait_until
 from tests.patience import PATIENCE
@@ -36,19 +31,6 @@ def test_a_second_coordinator_is_turned_away(site: Site) -> None:
         assert run.wait(PATIENCE) == 0, site.output()
     assert len(site.events("run_start")) == 1
     site.assert_complete()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
-def test_another_user_s_file_is_no_lock(site: Site) -> None:
-    """In /tmp anybody may make it first; who holds it open could hold us up, or read along."""
-    site.fill(2)
-    site.lock.write_text("not yours")
-    os.chown(site.lock, pwd.getpwnam("nobody").pw_uid, -1)
-    result = site.run("run")
-    assert result.returncode == 2, result.stdout
-    assert f"the lock file {site.lock}" in result.stderr
-    assert "nobody" in result.stderr
-    assert site.lock.read_text() == "not yours"
 
 
 def test_two_targets_run_at_the_same_time(site: Site) -> None:
@@ -132,43 +114,6 @@ def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
     site.assert_complete()
 
 
-def test_what_lies_in_one_prefix_alone_is_shared_by_all_workers_of_two_hosts(site: Site) -> None:
-    chance = random.Random(7)
-    content = (chance.randbytes(1000) for _ in itertools.count())
-    hit = (one for one in content if blake3(one).hexdigest().startswith("ab"))
-    blobids = [site.put_in_store(one) for one in itertools.islice(hit, 380)]
-    site.register(blobids)
-    blobids += site.fill(20)
-    site.write_config(run={"workers": 2, "batch_size": 10, "bwlimit": "100kB"})
-    sites = [site, site.beside("other-host")]
-    with ExitStack() as stack:
-        release = stack.enter_context(site.locked_catalog())
-        runs = [stack.enter_context(one.running("run")) for one in sites]
-        for one in sites:
-            one.await_event("worker_start", 2)
-        release()
-        for one, run in zip(sites, runs, strict=True):
-            assert run.wait(120) == 0, one.output()
-    shares: Counter[tuple[str, int]] = Counter()
-    for one in sites:
-        for event in one.events("batch_complete"):
-            shares[str(one.root), event["worker"]] += event["copied"]
-    assert sum(shares.values()) == len(blobids)
-    # Alone it would have 95 %; how the rest share depends on the machine.
-    assert max(shares.values()) <= len(blobids) * 0.75
-    site.assert_complete()
-
-
-def test_few_blobs_in_all_ranges_go_in_few_full_batches(site: Site) -> None:
-    blobids = site.fill(300)
-    site.write_config(run={"workers": 4, "batch_size": 1000})
-    assert site.run("run").returncode == 0
-    assert len({blobid[:2] for blobid in blobids}) > 100
-    assert 1 <= len(site.events("batch_complete")) <= 4
-    assert _copied(site) == len(blobids)
-    site.assert_complete()
-
-
 def test_a_batch_is_told_after_its_commit(site: Site) -> None:
     """While nothing can be committed no batch is told, though the blobs have arrived."""
     blobids = site.fill(60)
@@ -184,29 +129,6 @@ def test_a_batch_is_told_after_its_commit(site: Site) -> None:
             assert told <= len(site.copied())
         assert run.wait(PATIENCE) == 0, site.output()
     assert _copied(site) == len(blobids)
-
-
-@pytest.mark.long
-def test_status_shows_who_holds_which_range(site: Site) -> None:
-    site.fill_slowly()
-    host = os.uname().nodename[:30]
-    with site.locked_catalog() as release, site.running("run") as run:
-        wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
-        status, shown = site.status(), site.run("status").stdout
-        run.send_signal(signal.SIGTERM)
-        release()
-        assert run.wait(PATIENCE) == 143, site.output()
-    assert status["last_run"]["pid"] == run.pid
-    assert status["last_run"]["ended_at"] is None
-    holders = {one["holder"] for one in status["ranges"]}
-    assert holders
-    assert holders <= {f"ntt-backup-remote/{host}/{worker}" for worker in range(2)}
-    indexes = [one["range"] for one in status["ranges"]]
-    assert len(indexes) == len(set(indexes))
-    assert f"PID {run.pid}: no end yet" in shown
-    assert f"ntt-backup-remote/{host}/" in shown
-    assert site.status()["ranges"] == []
-    assert site.status()["last_run"]["outcome"] == "stopped"
 
 
 def test_no_password_is_shown_anywhere(site: Site) -> None:

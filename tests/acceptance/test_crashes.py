@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from contextlib import suppress
 
 import pytest
 
@@ -52,33 +51,6 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(site: Site) -> None:
     site.assert_complete()
 
 
-def test_a_killed_tar_fails_its_batch_only(site: Site) -> None:
-    site.fill(6, size=lambda chance: 3_000_000)
-    site.write_config(run={"strategy": "tar", "workers": 1, "batch_size": 2, "bwlimit": "6MB/s"})
-    with site.running("run") as run:
-        _kill_child(site, "tar")
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert {line["attempt"] for line in site.events("batch_retry")} == {2}
-    assert site.events("worker_restart") == []
-    assert site.failures() == {}
-    site.assert_complete()
-
-
-def test_a_killed_ssh_is_an_outage(site: Site, link: Link) -> None:
-    site.through(site.sshd.through(link.port))
-    site.fill_slowly()
-    link.stall_after(1_500_000)
-    with site.running("run") as run:
-        wait_until(lambda: link.stalled, "the middle of the run")
-        _kill_child(site, "ssh")
-        link.resume()
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert {line["what"] for line in site.events("outage")} == {"remote"}
-    assert site.events("worker_restart") == []
-    assert site.failures() == {}
-    site.assert_complete()
-
-
 def test_a_worker_that_hangs_is_named_until_it_goes_on(site: Site) -> None:
     site.fill_slowly()
     site.write_config(run={"stall_timeout": 1})
@@ -101,21 +73,6 @@ def test_a_worker_that_hangs_is_named_until_it_goes_on(site: Site) -> None:
         assert run.wait(PATIENCE) == 0, site.output()
     assert f"PID {worker['pid']}" in site.output()
     assert site.events("worker_restart") == []
-    assert site.failures() == {}
-    site.assert_complete()
-
-
-def test_a_worker_that_hangs_can_be_killed_and_loses_nothing(site: Site) -> None:
-    site.fill_slowly()
-    site.write_config(run={"stall_timeout": 1, "workers": 1})
-    with site.running("run") as run:
-        site.await_event("batch_complete")
-        pid = site.events("worker_start")[0]["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        site.await_event("worker_stall")
-        os.kill(pid, signal.SIGKILL)
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert len(site.events("worker_restart")) == 1
     assert site.failures() == {}
     site.assert_complete()
 
@@ -163,21 +120,3 @@ def test_a_run_killed_at_random_moments_is_completed_by_the_next(site: Site, lin
     assert site.run("run").returncode == 0
     assert site.failures() == {}
     site.assert_complete()
-
-
-def _kill_child(site: Site, name: str) -> None:
-    """Kill one tar or ssh that a worker started."""
-
-    def victims() -> list[int]:
-        workers = {line["pid"] for line in site.events("worker_start")}
-        mine = [child for worker in workers for child in site.children(worker).items()]
-        return [pid for pid, comm in mine if comm == name]
-
-    def killed() -> bool:
-        for pid in victims():
-            with suppress(ProcessLookupError):  # It may live for one batch only.
-                os.kill(pid, signal.SIGKILL)
-                return True
-        return False
-
-    wait_until(killed, f"a worker's {name}")

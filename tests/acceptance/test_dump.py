@@ -21,7 +21,6 @@ from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
 from tests.environment import IGNORING_CHILDREN, Site, wait_until
-from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.sshd import Sshd
@@ -469,24 +468,6 @@ def test_a_dump_that_is_not_whole_gets_no_name(
     assert dumps(dumping) == []
 
 
-def test_a_run_ends_with_7_when_its_role_may_not_dump_every_table(
-    dumping: Site, role: Callable[[], str], postgres: Postgres
-) -> None:
-    dumping.fill(10)
-    name = role()
-    dumping.query("create table of_others (name text)")
-    dumping.query(f"grant select, insert, update on blobs to {name}")
-    dumping.query(f"grant usage on schema ntt_backup to {name}")
-    dumping.query(
-        f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}"
-    )
-    url = psycopg.conninfo.make_conninfo(dumping.url, user=name)
-    dumping.write_config(catalog={"url": url})
-    event = failure(dumping)
-    assert "permission denied for table of_others" in event["detail"]
-    assert "pg_read_all_data" in event["hint"]
-
-
 @pytest.mark.long
 def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
     dumping: Site, tmp_path: Path, postgres: Postgres
@@ -616,24 +597,4 @@ def test_dump_needs_no_source_settings(dumping: Site) -> None:
     del dumping.settings["source"]
     dumping.write_config()
     assert dumping.run("dump").returncode == 0
-    assert len(dumps(dumping)) == 1
-
-
-@pytest.mark.long
-def test_a_link_that_is_cut_under_a_dump_leaves_none(dumping: Site, link: Link) -> None:
-    dumping.query(
-        "create table of_others as select random()::text as t from generate_series(1, 200000)"
-    )
-    dumping.through(dumping.sshd.through(link.port))
-    dumping.write_config(run={"bwlimit": "200kB/s"})
-    with dumping.running("dump") as run:
-        before = link.sent
-        wait_until(lambda: link.sent > before + 100_000, "the dump on its way")
-        link.cut()
-        assert run.wait(PATIENCE) == 5, dumping.output()
-    link.restore()
-    assert dumps(dumping) == []
-    dumping.write_config(run={"bwlimit": "100MB/s"})
-    done = dumping.run("dump")
-    assert done.returncode == 0, done.stderr
     assert len(dumps(dumping)) == 1

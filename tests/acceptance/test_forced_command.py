@@ -20,7 +20,6 @@ from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.install_receiver import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
-from ntt_backup.wire import framing, write_messages
 from tests.environment import Site
 from tests.hashing import receiver_on
 from tests.patience import PATIENCE
@@ -172,26 +171,6 @@ def test_a_line_that_requires_blake3_says_what_to_install(
     assert list(site.remote.local.iterdir()) == []
 
 
-def test_the_tar_strategy_says_that_it_needs_a_shell(site: Site, forced: list[str]) -> None:
-    site.fill(3)
-    site.write_config(run={"strategy": "tar"})
-    done = site.run("run")
-    assert done.returncode == 5, done.stdout
-    assert site.copied() == set()
-    assert site.failures() == {}
-
-
-def test_another_root_is_refused_and_said_so(site: Site, forced: list[str], remote: Sshd) -> None:
-    site.fill(3)
-    elsewhere = remote.directory("elsewhere")
-    site.write_config(remote={"path": elsewhere.path})
-    done = site.run("run")
-    assert done.returncode == 5, done.stdout
-    assert "--root" in done.stdout
-    assert list(elsewhere.local.iterdir()) == []
-    assert site.copied() == set()
-
-
 def test_whatever_is_asked_for_the_receiver_runs(site: Site, forced: list[str]) -> None:
     for command in (
         "touch {root}/was-here",
@@ -218,40 +197,6 @@ def test_no_other_service_is_to_be_had(site: Site, forced: list[str]) -> None:
         assert done.returncode != 0
         assert not done.stdout or b"NTT-RECEIVE" in done.stdout
     assert list(site.remote.local.iterdir()) == []
-
-
-@pytest.mark.parametrize("checking", ["blake3", "none"], indirect=True)
-def test_a_hostile_client_harms_nothing(site: Site, forced: list[str], checking: str) -> None:
-    """Good content stays, nothing appears beside by-hash, and nothing is deleted."""
-    refused = write_messages.REFUSED if checking == "none" else write_messages.MISMATCH
-    good = site.put(b"good content")
-    assert site.run("run").returncode == 0
-    path = site.remote.local / "by-hash" / site.path(good).relative_to(site.store)
-    inode = path.stat().st_ino
-    digest = digest_of(b"good content")
-
-    with client(site, forced) as far:
-        far.hello(root=site.remote.path)
-        far.write(far.batch(1, [b"evil content"], digests=[digest]))
-        assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
-        far.write(write_messages.batch(2, 1, 12) + write_messages.large(digest, 12, 0))
-        for piece in far.pieces(b"evil content"):
-            far.write(piece)
-        far.write(far.end(b"evil content", digest) + write_messages.numbered(framing.COMMIT, 2))
-        assert [e[:2] for e in far.receipt().exceptions] == [(0, refused)]
-        assert far.bye() == 0
-    for name in ("/", f"{site.remote.path}/../elsewhere"):
-        with client(site, forced) as far:
-            far.write(write_messages.fields(framing.HELLO, far.hello_fields(root=name)))
-            assert far.error()[0] == "refused"
-    with client(site, forced) as far:
-        fields = far.hello_fields(root=site.remote.path, owner="../../x")
-        far.write(write_messages.fields(framing.HELLO, fields))
-        assert far.error()[0] == "protocol"
-
-    assert path.read_bytes() == b"good content"
-    assert path.stat().st_ino == inode
-    site.assert_complete()
 
 
 @pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)

@@ -5,8 +5,6 @@ What must not matter does not, and what must be mended is said in one line, befo
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.environment import Site
-from tests.sshd import Sshd, free_port
+from tests.sshd import Sshd
 
 HOSTILE = """
 Host *
@@ -39,7 +37,7 @@ Host *
     SendEnv *
     Compression yes
     EscapeChar ~
-    LogLevel {level}
+    LogLevel VERBOSE
 """
 
 
@@ -63,13 +61,10 @@ def refused(site: Site, code: int, *words: str) -> None:
         assert list(site.remote.local.iterdir()) == []
 
 
-@pytest.mark.parametrize("level", ["QUIET", "VERBOSE"])
-def test_a_configuration_made_for_people_changes_nothing(
-    site: Site, remote: Sshd, level: str
-) -> None:
+def test_a_configuration_made_for_people_changes_nothing(site: Site, remote: Sshd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = site.root / "ssh_config"
-        hostile = HOSTILE.format(root=site.root, taken=taken.getsockname()[1], level=level)
+        hostile = HOSTILE.format(root=site.root, taken=taken.getsockname()[1])
         config.write_text(remote.ssh_config.read_text() + hostile)
         site.write_config(remote={"ssh_config": str(config)})
         site.environ["DISPLAY"] = ":77"
@@ -84,7 +79,7 @@ def test_a_configuration_made_for_people_changes_nothing(
     assert left == {"by-hash", "log", "lock", "backup-remote.toml", "ssh_config"}
 
 
-@pytest.mark.parametrize("user", ["csh", "fishy", "busy", "noisy"])
+@pytest.mark.parametrize("user", ["fishy", "busy", "noisy"])
 def test_every_account_that_has_sh_and_tar_will_do(site: Site, remote: Sshd, user: str) -> None:
     site.through(remote.as_user(user))
     site.fill(50)
@@ -119,25 +114,10 @@ def wrong_host_key(site: Site) -> None:
     site.write_config(remote={"known_hosts": str(known)})
 
 
-def unknown_host_key(site: Site) -> None:
-    known = site.root / "known_hosts"
-    known.write_text("")
-    site.write_config(remote={"known_hosts": str(known)})
-
-
 def wrong_user_key(site: Site) -> None:
     other = site.root / "other_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     change_ssh_config(site, str(site.sshd.identity_file), str(other))
-
-
-def nobody_listens(site: Site) -> None:
-    site.write_config(remote={"port": free_port()})
-
-
-def no_such_name(site: Site) -> None:
-    # A label of more than 63 letters is no name: it fails here, and no server is asked.
-    change_ssh_config(site, f"HostName {site.sshd.host}", f"HostName {'x' * 70}")
 
 
 def bad_option(site: Site) -> None:
@@ -156,10 +136,7 @@ def change_ssh_config(site: Site, old: str, new: str) -> None:
     ("broken", "code", "word"),
     [
         (wrong_host_key, 5, "host key"),
-        (unknown_host_key, 5, "host key"),
         (wrong_user_key, 5, "key"),
-        (nobody_listens, 5, "refuses connections"),
-        (no_such_name, 5, "does not resolve"),
         (bad_option, 2, "nosuchoption"),
     ],
 )
@@ -168,39 +145,3 @@ def test_a_run_says_in_one_line_why_it_was_not_let_in(
 ) -> None:
     broken(site)
     refused(site, code, word)
-
-
-@pytest.mark.parametrize("tool", ["ssh", "tar"])
-def test_a_run_names_the_local_tool_that_is_missing(site: Site, tool: str) -> None:
-    site.write_config(run={"strategy": "tar"})
-    tools = site.root / "tools"
-    tools.mkdir()
-    for name in {"ssh", "tar"} - {tool}:
-        (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"{name} is not installed"))
-    site.environ["PATH"] = str(tools)
-    refused(site, 2, f"{tool} is not installed", "apt-get install")
-
-
-def test_a_run_ends_with_6_when_the_remote_has_no_tar(
-    site: Site, remote: Sshd, startup: Path
-) -> None:
-    site.write_config(run={"strategy": "tar"})
-    tools = remote.directory("tools").path
-    made = remote.run(f"ln -s /usr/bin/* {tools}/ && rm {tools}/tar")
-    assert made.returncode == 0, made.stderr
-    startup.write_text(f"PATH={tools}\n")
-    refused(site, 6, "tar: not found")
-
-
-def test_a_run_ends_with_6_when_remote_path_is_missing(site: Site) -> None:
-    site.remote.local.rmdir()
-    refused(site, 6, "remote.path cannot be used", site.remote.path, "mkdir -p")
-    assert not site.remote.local.exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a directory that is not the remote account's")
-@pytest.mark.docker
-def test_a_run_ends_with_6_when_remote_path_is_not_writable(site: Site) -> None:
-    os.chown(site.remote.local, 0, 0)
-    site.remote.local.chmod(0o755)
-    refused(site, 6, "may not write below remote.path", "chown")

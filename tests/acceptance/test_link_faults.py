@@ -12,7 +12,6 @@ import pytest
 from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
-from tests.sshd import Sshd
 
 BLOBS = 150
 # Of 1.5 MB of content and half a MB before it: some batches are answered by then, others not sent.
@@ -70,17 +69,6 @@ def test_a_run_completes_after_the_link_is_cut_in_the_middle_of_a_batch(
     assert_tidy_after_next_run(slow)
 
 
-def test_a_run_completes_over_a_link_that_breaks_again_and_again(slow: Site, link: Link) -> None:
-    link.cut_after(800_000)  # The preflight sends a quarter of that.
-    with slow.running("run", "--once") as run:
-        for after in (400_000, 400_000, None):
-            wait_until(lambda: link.is_cut, "the next cut")
-            link.restore(cut_after=after)
-        code = run.wait(PATIENCE)
-
-    assert_made_good(slow, code)
-
-
 def test_a_run_completes_after_the_link_stalled(slow: Site, link: Link) -> None:
     link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
@@ -89,38 +77,6 @@ def test_a_run_completes_after_the_link_stalled(slow: Site, link: Link) -> None:
         code = run.wait(PATIENCE)
 
     assert_made_good(slow, code)
-
-
-def test_a_run_completes_after_the_remote_is_restarted(
-    slow: Site, link: Link, remote: Sshd
-) -> None:
-    link.stall_after(MIDDLE)
-    with slow.running("run", "--once") as run:
-        wait_until(lambda: link.stalled, "the middle of the run")
-        remote.stop()
-        link.resume()
-        wait_until(lambda: noticed(slow), "the outage to be noticed")
-        remote.start()
-        code = run.wait(PATIENCE)
-
-    assert slow.events("batch_retry")
-    assert_made_good(slow, code)
-
-
-def test_a_single_run_ends_with_5_when_the_link_is_away_at_the_start(
-    slow: Site, link: Link
-) -> None:
-    link.cut()
-
-    done = slow.run("run", "--once")
-
-    assert done.returncode == 5, done.stdout
-    assert slow.copied() == set()
-    assert slow.failures() == {}
-    (error,) = slow.events("error")
-    assert error["message"]
-    assert error["hint"]
-    assert list(slow.remote.local.iterdir()) == []
 
 
 def test_a_single_run_ends_with_5_when_the_link_stays_away(slow: Site, link: Link) -> None:

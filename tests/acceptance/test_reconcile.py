@@ -16,7 +16,7 @@ ABSENT = "ab" * 32
 
 
 def compared(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
-    done = site.run("reconcile", "--json", *options)
+    done = site.call("reconcile", "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -27,9 +27,7 @@ def differing(found: dict[str, Any]) -> dict[str, int]:
 
 
 def backed_up(site: Site, count: int = 300) -> list[str]:
-    blobids = site.fill(count, size=lambda chance: chance.randrange(1, 5000))
-    assert site.run("run").returncode == 0
-    return blobids
+    return site.fill_both(count, size=lambda chance: chance.randrange(1, 5000))
 
 
 def make_all_kinds(site: Site, blobids: list[str], out: Path) -> dict[Difference, set[str]]:
@@ -69,7 +67,7 @@ def test_no_difference_is_reported_where_all_agree(site: Site) -> None:
     assert differing(found) == {}
     assert found["rows"] == found["agreed"] == found["in_store"] == len(blobids)
     assert found["on_remote"] == len(blobids)
-    assert "300 rows agree with both" in site.run("reconcile").stdout
+    assert "300 rows agree with both" in site.call("reconcile").stdout
 
 
 def test_every_kind_of_difference_is_reported_and_written(site: Site, tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_every_kind_of_difference_is_reported_and_written(site: Site, tmp_path: 
         assert {line.split("\t")[0] for line in lines} == expected.get(what, set()), what
     assert found["requeued"] == 0
     assert site.copied() == set(blobids) - {blobids[2], blobids[3]}
-    shown = site.run("reconcile")
+    shown = site.call("reconcile")
     assert shown.returncode == 7
     for what, names in expected.items():
         assert str(what) in shown.stdout
@@ -116,7 +114,7 @@ def test_a_disk_that_is_not_mounted_marks_nothing(site: Site) -> None:
     by_hash = site.remote.local / "by-hash"
     by_hash.rename(by_hash.with_name("aside"))
     by_hash.mkdir()
-    done = site.run("reconcile", "--apply")
+    done = site.call("reconcile", "--apply")
     assert done.returncode == 5, done.stdout
     assert "mounted" in done.stderr
     assert site.copied() == set(blobids)

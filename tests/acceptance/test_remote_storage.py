@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
-from tests.environment import Site
+from tests.environment import Site, wait_until
 from tests.sshd import FULL_SIZE, RemoteDir, Sshd
+
+MIB = 1 << 20
 
 
 def store_at(site: Site, directory: RemoteDir) -> None:
@@ -21,36 +21,7 @@ def on_the_remote(site: Site, command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def assert_cannot_store(site: Site, done: subprocess.CompletedProcess[str], word: str) -> None:
-    """Exit 6 with a hint; nothing is failed, and what is recorded is there to its last byte."""
-    assert done.returncode == 6, done.stdout
-    (error,) = site.events("error")
-    assert word in f"{error['message']} {error['detail']}".lower()
-    assert error["hint"]
-    assert site.failures() == {}
-    there = site.on_remote()
-    for blobid in site.copied():
-        name = f"{blobid[:2]}/{blobid[2:4]}/{blobid}"
-        assert there[name] == site.path(blobid).read_bytes()
-
-
 # --- no room, no permission
-
-
-@pytest.mark.docker
-def test_a_run_ends_with_6_when_the_remote_disk_is_too_small_from_the_start(
-    site: Site, remote: Sshd
-) -> None:
-    store_at(site, remote.full_directory())
-    content = bytes(1000)
-    blobid = site.put_in_store(content)
-    site.register([blobid], [len(content)])
-    on_the_remote(site, f"head -c {FULL_SIZE} /dev/zero >ballast || true")
-
-    done = site.run("run", "--once")
-
-    assert_cannot_store(site, done, "full")
-    assert site.litter() == ["ballast"]
 
 
 @pytest.mark.docker
@@ -60,8 +31,11 @@ def test_a_run_ends_with_6_when_the_remote_disk_is_read_only(site: Site, remote:
 
     done = site.run("run", "--once")
 
-    assert_cannot_store(site, done, "read-only")
-    assert site.copied() == set()
+    assert done.returncode == 6, done.stdout
+    (error,) = site.events("error")
+    assert "read-only" in f"{error['message']} {error['detail']}".lower()
+    assert error["hint"]
+    assert (site.copied(), site.failures()) == (set(), {})
 
 
 @pytest.mark.docker
@@ -77,6 +51,45 @@ def test_check_and_run_end_with_6_when_by_hash_belongs_to_somebody_else(site: Si
     assert (site.copied(), site.failures()) == (set(), {})
     assert site.on_remote() == {}
     assert site.litter() == []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("size", "count", "room"),
+    [(20_000, 400, 3 * MIB), (70 * MIB, 1, 12 * MIB)],
+    ids=["in packs", "resumable"],
+)
+def test_a_run_ends_with_6_when_the_remote_disk_fills_up_and_completes_later(
+    site: Site, remote: Sshd, size: int, count: int, room: int
+) -> None:
+    store_at(site, remote.full_directory())
+    site.write_config(
+        run={
+            "strategy": "stream",
+            "codec": "none",
+            "workers": 2,
+            "batch_size": 40,
+            "batch_bytes": 2 * MIB,
+        }
+    )
+    on_the_remote(site, f"head -c {FULL_SIZE - room} /dev/zero >ballast")
+    site.fill(count, size=lambda _: size)
+    # The catalog does not tell the sizes: else the preflight would see it coming.
+    done = site.run("run")
+
+    assert done.returncode == 6, done.stdout
+    (error,) = site.events("error")
+    assert error["message"] == "the remote is full"
+    assert "ENOSPC" in error["detail"]
+    assert site.failures() == {}
+    site.assert_nothing_half()
+    wait_until(lambda: site.litter() == ["ballast"], "the receivers to clear up")
+
+    if count * size < FULL_SIZE - 2 * MIB:
+        on_the_remote(site, "rm ballast")
+        assert site.run("run").returncode == 0
+        wait_until(lambda: site.litter() == [], "the last receivers to clear up")
+        site.assert_complete()
 
 
 # --- what is there already

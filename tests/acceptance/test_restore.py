@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import random
 import shutil
 import signal
 from pathlib import Path
@@ -14,32 +13,18 @@ from typing import Any
 import pytest
 
 from tests.environment import Site, wait_until
+from tests.files import tree
 from tests.link import Link
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
 
 
-def tree(root: Path) -> dict[str, bytes]:
-    """All that stands below root, scratch space too."""
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if not path.is_dir()
-    }
-
-
 def restored(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
-    done = site.run("restore", "--to", str(site.root / "back"), "--json", *options)
+    done = site.call("restore", "--to", str(site.root / "back"), "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def backed_up(site: Site, count: int = 300) -> list[str]:
-    blobids = site.fill(count)
-    assert site.run("run").returncode == 0
-    return blobids
 
 
 def lose_everything_else(site: Site) -> None:
@@ -49,7 +34,7 @@ def lose_everything_else(site: Site) -> None:
 
 
 def test_everything_is_restored_from_the_remote_alone(site: Site) -> None:
-    backed_up(site)
+    site.fill(300)
     site.fill(3, seed=5, size=lambda chance: 3 * MIB + chance.randrange(1000))
     assert site.run("run").returncode == 0
     before = site.in_store()
@@ -62,12 +47,12 @@ def test_everything_is_restored_from_the_remote_alone(site: Site) -> None:
     assert found["bytes"] == sum(map(len, before.values()))
     again = restored(site)
     assert (again["restored"], again["right"], again["bytes"]) == (0, len(before), 0)
-    done = site.run("restore", str(site.root / "back"))  # The directory may stand by itself.
+    done = site.call("restore", str(site.root / "back"))  # The directory may stand by itself.
     assert "restored 0 blobs" in done.stdout
 
 
 def test_wrong_local_files_are_replaced_and_right_ones_kept(site: Site) -> None:
-    blobids = backed_up(site)
+    blobids = site.fill_both(300)
     restored(site)
     back = site.root / "back"
     paths = [back / site.path(one).relative_to(site.store) for one in blobids]
@@ -87,8 +72,7 @@ def test_wrong_local_files_are_replaced_and_right_ones_kept(site: Site) -> None:
 
 @pytest.mark.parametrize("size", [5 * MIB + 77, pytest.param(70 * MIB + 1, marks=pytest.mark.long)])
 def test_a_large_wrong_file_is_repaired_by_the_blocks_that_differ(site: Site, size: int) -> None:
-    blobid = site.put(random.Random(size).randbytes(size))
-    assert site.run("run").returncode == 0
+    (blobid,) = site.fill_both(1, size=lambda _: size)
     restored(site)
     back = site.root / "back"
     path = back / site.path(blobid).relative_to(site.store)
@@ -117,9 +101,8 @@ def test_a_large_wrong_file_is_repaired_by_the_blocks_that_differ(site: Site, si
 
 
 def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(site: Site) -> None:
-    blobids = backed_up(site)
-    large = site.put(random.Random(1).randbytes(3 * MIB))
-    assert site.run("run").returncode == 0
+    blobids = site.fill_both(300)
+    (large,) = site.fill_both(1, seed=2, size=lambda _: 3 * MIB)
     rotten = next(one for one in blobids if site.remote_path(one).stat().st_size > 10)
     for blobid in (rotten, large):
         content = bytearray(site.remote_path(blobid).read_bytes())
@@ -136,13 +119,13 @@ def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(site: Site) -
     for blobid in (rotten, large):
         del expected[str(site.path(blobid).relative_to(site.store))]
     assert tree(site.root / "back") == expected
-    done = site.run("restore", "--to", str(site.root / "back"))
+    done = site.call("restore", "--to", str(site.root / "back"))
     assert done.returncode == 7
     assert f"{rotten} remote-corrupt" in done.stdout
 
 
 def test_a_prefix_a_list_or_single_blobs_can_be_restored(site: Site, tmp_path: Path) -> None:
-    blobids = backed_up(site)
+    blobids = site.fill_both(300)
     prefix = blobids[0][:1]
     names = {Path(one).name for one in tree(site.root)}
     assert blobids[0] in names
@@ -161,16 +144,15 @@ def test_a_prefix_a_list_or_single_blobs_can_be_restored(site: Site, tmp_path: P
     expected = {one for one in blobids if one.startswith(prefix)} | {*chosen, blobids[100]}
     assert {Path(one).name for one in tree(back)} == expected
     listing.write_text("not a blobid\n")
-    done = site.run("restore", "--to", str(back), "--list", str(listing))
+    done = site.call("restore", "--to", str(back), "--list", str(listing))
     assert done.returncode == 2
     assert "line 1" in done.stderr
 
 
 @pytest.mark.long
 def test_a_killed_restore_leaves_only_right_names_and_continues(site: Site) -> None:
-    site.fill(20, size=lambda chance: chance.randrange(1, 200_000))
-    site.fill(1, seed=2, size=lambda chance: 90 * MIB)
-    assert site.run("run").returncode == 0
+    site.fill_both(20, size=lambda chance: chance.randrange(1, 200_000))
+    site.fill_both(1, seed=2, size=lambda chance: 90 * MIB)
     back = site.root / "back"
     partial = back / ".ntt-restore" / "partial"
 
@@ -194,8 +176,7 @@ def test_a_killed_restore_leaves_only_right_names_and_continues(site: Site) -> N
 
 
 def test_a_wrong_partial_file_is_fetched_again(site: Site) -> None:
-    blobid = site.put(random.Random(4).randbytes(70 * MIB))
-    assert site.run("run").returncode == 0
+    (blobid,) = site.fill_both(1, size=lambda _: 70 * MIB)
     partial = site.root / "back" / ".ntt-restore" / "partial"
     partial.mkdir(parents=True)
     (partial / blobid).write_bytes(bytes(30 * MIB))
@@ -204,8 +185,7 @@ def test_a_wrong_partial_file_is_fetched_again(site: Site) -> None:
 
 
 def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
-    site.fill(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
-    assert site.run("run").returncode == 0
+    site.fill_both(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
     site.through(site.sshd.through(link.port))
     link.throttle(3_000_000)
     back = site.root / "back"
@@ -229,25 +209,10 @@ def stand_in_for_ssh(site: Site, script: str) -> Path:
     return marks
 
 
-def test_all_connections_are_opened_in_parallel(site: Site) -> None:
-    backed_up(site, 20)
-    gather = """
-    : >"$marks/$$"
-    for try in $(seq 30000); do
-        [ "$(ls "$marks" | wc -l)" -lt 3 ] || break
-        sleep 0.02
-    done
-    [ "$(ls "$marks" | wc -l)" -ge 3 ] || exit 255
-    """
-    stand_in_for_ssh(site, gather)
-    restored(site, "--workers", "2")
-    assert tree(site.root / "back") == site.in_store()
-
-
 def test_a_failed_connection_is_retried_where_another_one_works(
     site: Site,
 ) -> None:
-    backed_up(site, 20)
+    site.fill_both(20)
     stand_in_for_ssh(site, 'mkdir "$marks/failed" 2>/dev/null && exit 255')
     restored(site, "--workers", "2")
     assert tree(site.root / "back") == site.in_store()
@@ -255,52 +220,51 @@ def test_a_failed_connection_is_retried_where_another_one_works(
 
 def test_an_unreachable_remote_ends_the_restore_and_leaves_nothing(site: Site) -> None:
     site.write_config(remote={"port": 1})
-    done = site.run("restore", "--to", str(site.root / "back"))
+    done = site.call("restore", "--to", str(site.root / "back"))
     assert done.returncode == 5
     assert "again in" not in done.stderr
     assert not (site.root / "back").exists()
 
 
 def test_no_link_in_the_destination_is_followed(site: Site) -> None:
-    blobids = backed_up(site, 20)
+    blobids = site.fill_both(20)
     elsewhere = site.root / "elsewhere"
     elsewhere.mkdir()
     back = site.root / "back"
     back.mkdir()
     (back / blobids[0][:2]).symlink_to(elsewhere)
-    done = site.run("restore", "--to", str(back))
+    done = site.call("restore", "--to", str(back))
     assert done.returncode == 6, done.stderr
     assert "links below the destination are not followed" in done.stderr
     assert list(elsewhere.iterdir()) == []
 
 
 def test_an_impossible_destination_is_refused(site: Site) -> None:
-    backed_up(site, 3)
-    done = site.run("restore", "--to", str(site.root / "no" / "such"))
+    site.fill_both(3)
+    done = site.call("restore", "--to", str(site.root / "no" / "such"))
     assert done.returncode == 6, done.stderr
     file = site.root / "file"
     file.write_text("x")
-    assert site.run("restore", "--to", str(file)).returncode == 6
+    assert site.call("restore", "--to", str(file)).returncode == 6
     assert file.read_text() == "x"
 
 
 def test_a_second_restore_into_the_same_directory_is_refused(site: Site) -> None:
-    backed_up(site, 5)
+    site.fill_both(5)
     back = site.root / "back"
     scratch = back / ".ntt-restore"
     scratch.mkdir(parents=True)
     fd = os.open(scratch, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        assert site.run("restore", "--to", str(back)).returncode == 3
+        assert site.call("restore", "--to", str(back)).returncode == 3
     finally:
         os.close(fd)
     assert restored(site)["restored"] == 5
 
 
 def test_a_stopped_restore_leaves_only_right_files(site: Site) -> None:
-    site.fill(40, size=lambda chance: MIB + chance.randrange(1000))
-    assert site.run("run").returncode == 0
+    site.fill_both(40, size=lambda chance: MIB + chance.randrange(1000))
     back = site.root / "back"
     with site.running("restore", "--to", str(back)) as process:
         wait_until(back.exists, "the destination")

@@ -44,7 +44,7 @@ def test_who_may_only_read_gets_every_figure(site: Site, monitor: str) -> None:
     as_role(site, monitor)
 
     status, differences, dry = (
-        site.run(*args)
+        site.call(*args)
         for args in (["status", "--json"], ["reconcile", "--json"], ["run", "--dry-run"])
     )
 
@@ -60,7 +60,7 @@ def test_who_may_only_read_is_told_by_check_that_it_cannot_run(site: Site, monit
     site.fill(3)
     as_role(site, monitor)
 
-    done = site.run("check")
+    done = site.call("check")
 
     assert done.returncode == 4
     (refused,) = re.findall(r"^FAILED +(.*)$", done.stdout, re.MULTILINE)
@@ -83,7 +83,7 @@ def test_what_a_role_may_not_do_yet_is_told_with_a_command_that_can_be_pasted(
         site.query(grant)
     as_role(site, name)
 
-    done = site.run("init-db")
+    done = site.call("init-db")
 
     assert done.returncode == 0
     assert "`dump` (it lacks select on public.others)" in done.stdout
@@ -100,20 +100,6 @@ def test_who_may_only_read_is_refused_what_writes(site: Site, monitor: str) -> N
         assert done.returncode == 4, said
         assert f"{monitor} may not do what `{command}` does" in said
         assert "init-db --print-sql" in said
-
-
-def test_a_role_without_any_privilege_is_told_all_that_a_run_needs(
-    site: Site, role: Callable[[], str]
-) -> None:
-    name = role()
-    site.fill(3)
-    as_role(site, name)
-
-    done = site.run("run")
-
-    assert done.returncode == 4
-    assert f"{name} may not do what `run` does" in done.stdout
-    assert "update (size, remote_copied, remote_last_checked, remote_copy_failed)" in done.stdout
 
 
 def test_transactions_that_only_read_are_told_of(site: Site, role: Callable[[], str]) -> None:
@@ -152,7 +138,7 @@ def test_an_empty_catalog_over_a_full_store_is_not_done(site: Site) -> None:
 def test_a_new_table_is_announced(site: Site) -> None:
     site.query("drop table blobs")
 
-    done = site.run("init-db")
+    done = site.call("init-db")
 
     assert done.returncode == 0
     name = conninfo_to_dict(site.url)["dbname"]

@@ -107,31 +107,12 @@ def test_setup_says_what_it_does_and_shows_that_it_is_at_work(checkout: Path) ->
     assert re.fullmatch(r"setup: installing Python packages into .venv \.+ \d+ s", packages)
 
 
-def test_setup_says_nothing_where_nothing_is_to_be_done(checkout: Path) -> None:
-    for _ in range(2):
-        with start(checkout, PIP_GOES_ON="/") as setup:
-            assert setup.stderr is not None
-            said = setup.stderr.read()
-    assert (setup.returncode, said) == (0, "")
-
-
 def test_setup_shows_the_output_of_what_failed(checkout: Path) -> None:
     with start(checkout, PIP_FAILS="blake3") as setup:
         assert setup.stderr is not None
         said = setup.stderr.read()
     assert setup.returncode == 1
     assert said.splitlines()[-2:] == ["no such package: blake3", "setup: that failed, see above"]
-
-
-def test_setup_shows_no_dots_once_it_was_killed(checkout: Path) -> None:
-    goes_on = checkout.parent / "goes on"
-    with start(checkout, PIP_GOES_ON=str(goes_on)) as setup:
-        read_until(setup, AT_WORK)
-        setup.kill()
-        setup.wait()
-        assert setup.stderr is not None
-        setup.stderr.read()  # to the end of all that writes there
-        goes_on.touch()
 
 
 def test_setup_names_the_owner_of_a_checkout_of_another_user(checkout: Path) -> None:

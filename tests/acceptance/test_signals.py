@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.environment import IGNORING_CHILDREN, Site, wait_until
+from tests.environment import Site, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 
@@ -119,79 +115,6 @@ def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
     site.assert_complete()
 
 
-def test_the_log_follows_its_name_without_a_signal(site: Site) -> None:
-    blobids = site.fill_slowly()
-    with site.held(blobids[-1]) as release, site.running("run") as run:
-        site.await_event("batch_complete")
-        old = site.log.rename(site.log.with_suffix(".1"))
-        release()
-        assert run.wait(PATIENCE) == 0, site.output()
-    counted = sum(line["copied"] for line in site.events("batch_complete"))
-    assert 0 < counted < len(blobids)
-    assert site.events("run_stop")
-    assert old.read_text().endswith("\n")
-    assert not any("run_stop" in line for line in old.read_text().splitlines())
-
-
-def test_a_log_that_cannot_be_written_is_refused_at_the_start(site: Site) -> None:
-    site.fill(3)
-    file, fifo = site.root / "file", site.root / "fifo"
-    file.touch()
-    os.mkfifo(fifo)
-    for log in (file / "log.jsonl", fifo):
-        site.write_config(log={"jsonl": str(log)})
-        result = site.run("run")
-        assert result.returncode == 2
-        assert f"the log {log} cannot be written" in result.stderr
-        assert "hint: " in result.stderr
-    assert site.copied() == set()
-
-
-def test_a_full_disk_under_the_log_does_not_stop_the_backup(site: Site) -> None:
-    site.fill(30)
-    site.write_config(log={"jsonl": "/dev/full"}, run={"batch_size": 5})
-    result = site.run("run")
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("cannot write the log /dev/full: No space left on device") == 1
-    site.assert_complete()
-
-
-def test_the_log_goes_on_after_its_disk_was_full(site: Site) -> None:
-    *_, last = site.fill_slowly()
-    site.write_config(run={"batch_size": 2})
-    with (
-        _small_disk(site.log.parent),
-        site.held(last) as release,
-        site.running("run") as run,
-    ):
-        wait_until(lambda: "cannot write the log" in site.output(), "the disk to be full")
-        _mount(site.log.parent, "remount,size=1m")
-        release()
-        assert run.wait(PATIENCE) == 0, site.output()
-        lines = site.log.read_text().splitlines()
-    # The line that met the end of the disk may be torn, but no other line hangs on it.
-    assert len([line for line in lines if line and not line.endswith("}")]) <= 1
-    assert all(line.count('"timestamp"') <= 1 for line in lines)
-    assert json.loads(lines[-1])["event"] == "run_stop"
-    site.assert_complete()
-
-
-@contextmanager
-def _small_disk(directory: Path) -> Iterator[None]:
-    directory.mkdir()
-    if os.geteuid() != 0 or not _mount(directory, "size=8k"):
-        pytest.skip("only root may mount a small file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-def _mount(directory: Path, options: str) -> bool:
-    argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
-    return subprocess.run(argv, check=False).returncode == 0
-
-
 # --- other commands -------------------------------------------------------------------------------
 
 
@@ -213,22 +136,6 @@ def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
         assert list(scratch.iterdir()) == []
         assert "Traceback" not in site.output()
         assert "unforeseen" not in site.output()
-
-
-def test_a_run_restarts_workers_when_its_starter_ignores_the_end_of_children(site: Site) -> None:
-    """Such a thing is inherited, and then the kernel tells nobody how a child has ended."""
-    site.wrapper = IGNORING_CHILDREN
-    *_, last = site.fill_slowly()
-    with site.held(last) as release, site.running("run") as run:
-        site.await_event("batch_complete")
-        victim = min(pid for pid, name in site.children(run.pid).items() if "worker" in name)
-        os.kill(victim, signal.SIGKILL)
-        site.await_event("worker_restart")
-        release()
-        assert run.wait(PATIENCE) == 0, site.output()
-    (restart,) = site.events("worker_restart")
-    assert (restart["pid"], restart["status"]) == (victim, -signal.SIGKILL)
-    assert site.on_remote() == site.in_store()
 
 
 def test_a_hangup_does_not_shorten_the_wait_for_a_remote(site: Site, link: Link) -> None:

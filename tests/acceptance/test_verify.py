@@ -11,8 +11,6 @@ import pytest
 
 from tests.environment import Site
 from tests.hashing import give_b3sum, give_blake3
-from tests.link import Link
-from tests.patience import PATIENCE
 from tests.sshd import Sshd
 
 MIB = 1 << 20
@@ -26,7 +24,7 @@ def hashing(site: Site, remote: Sshd, startup: Path) -> Site:
 
 
 def verified(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
-    done = site.run("verify", "--json", *options)
+    done = site.call("verify", "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -44,9 +42,7 @@ def spoil(site: Site, blobids: list[str]) -> dict[str, str]:
 
 
 def backed_up(site: Site, count: int = 200) -> list[str]:
-    blobids = site.fill(count, size=lambda chance: chance.randrange(1, 20_000))
-    assert site.run("run").returncode == 0
-    return blobids
+    return site.fill_both(count, size=lambda chance: chance.randrange(1, 20_000))
 
 
 @pytest.mark.parametrize("hashed", ["by the module", "by b3sum", "here"])
@@ -58,8 +54,7 @@ def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
         give = give_b3sum if hashed == "by b3sum" else give_blake3
         give(remote, request.getfixturevalue("startup"))
     blobids = backed_up(site)
-    site.fill(1, seed=7, size=lambda chance: 5 * MIB + 1)
-    assert site.run("run").returncode == 0
+    site.fill_both(1, seed=7, size=lambda chance: 5 * MIB + 1)
     assert verified(site, *way)["wrong"] == {}
     wrong = spoil(site, blobids)
 
@@ -79,7 +74,7 @@ def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
 
 def test_the_text_says_how_many_are_wrong_which_and_what_to_do(hashing: Site) -> None:
     wrong = spoil(hashing, backed_up(hashing))
-    done = hashing.run("verify")
+    done = hashing.call("verify")
     assert done.returncode == 7, done.stderr
     assert "checked 200 of 200 blobs" in done.stdout
     assert "3 of them (1.500%)" in done.stdout
@@ -111,7 +106,7 @@ def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Site) -> No
     assert 0 < verified(hashing, "--sample", "30%")["checked"] < 200
     ended = verified(hashing, "--max-duration", "0s")
     assert (ended["checked"], ended["complete"]) == (0, False)
-    done = hashing.run("verify", "--sample", "50%")
+    done = hashing.call("verify", "--sample", "50%")
     assert "95 % confidence" in done.stdout
 
 
@@ -119,27 +114,18 @@ def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Site) -> None:
     blobids = backed_up(hashing)
     by_hash = hashing.remote.local / "by-hash"
     by_hash.rename(by_hash.with_name("aside"))
-    gone = hashing.run("verify")
+    gone = hashing.call("verify")
     by_hash.mkdir()
-    empty = hashing.run("verify")
+    empty = hashing.call("verify")
     assert (gone.returncode, empty.returncode) == (5, 5), empty.stderr
     assert "mounted" in gone.stderr
     assert "mounted" in empty.stderr
     assert hashing.copied() == set(blobids)
 
 
-def test_a_link_in_the_place_of_a_blob_is_wrong_and_replaced(hashing: Site) -> None:
-    blobids = backed_up(hashing)
-    hashing.remote_path(blobids[0]).unlink()
-    hashing.remote_path(blobids[0]).symlink_to("/etc/passwd")
-    assert verified(hashing, code=7)["wrong"] == {"remote-corrupt": 1}
-    assert hashing.run("run").returncode == 0
-    hashing.assert_complete()
-
-
 def test_a_remote_without_blake3_is_refused_with_the_way_out(site: Site) -> None:
     backed_up(site, 3)
-    done = site.run("verify")
+    done = site.call("verify")
     if done.returncode == 0:
         pytest.skip("this remote has BLAKE3")
     assert done.returncode == 5
@@ -153,10 +139,9 @@ def test_a_remote_without_python_is_refused_with_the_way_out(
     startup.write_text("PATH=/opt/bare\n")
     if remote.run("command -v python3").returncode == 0 or remote.run("tar --help").returncode:
         pytest.skip("this remote has no directory with all programs but Python")
-    site.fill(3)
-    assert site.run("run").returncode == 0
+    site.fill_both(3)
     for way in ([], ["--download"]):
-        done = site.run("verify", *way)
+        done = site.call("verify", *way)
         assert done.returncode == 5, done.stderr
         assert "verify needs Python 3.8" in done.stderr
         assert "rsync" in done.stderr
@@ -174,19 +159,5 @@ def test_the_store_can_be_checked_and_is_not_changed(site: Site) -> None:
     reasons = {one["blobid"]: one["reason"] for one in found["failures"]}
     assert reasons == {blobids[0]: "corrupt-source", blobids[1]: "missing"}
     assert site.copied() == set(blobids)
-    done = site.run("verify", "--local")
+    done = site.call("verify", "--local")
     assert f"restore --to {site.store} --blobid" in done.stdout
-
-
-def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
-    site.fill(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
-    assert site.run("run").returncode == 0
-    site.through(site.sshd.through(link.port))
-    link.throttle(3_000_000)
-    with site.running("verify", "--download", "--json", "--workers", "3") as process:
-        link.drop_twice()
-        link.throttle(None)
-        assert process.wait(PATIENCE) == 0, site.output()
-    text = site.output()
-    assert "remote is away" in text
-    assert json.loads(text[text.index("{") :])["checked"] == 60

@@ -14,13 +14,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.environment import Site, wait_until
-from tests.link import Link
 
 ROWS, COLUMNS = 24, 80
 
@@ -109,62 +107,6 @@ def test_a_burst_of_a_daemon_ends_at_all_with_nothing_left(site: Site) -> None:
     assert not re.search(r"100%, about", screen.text)
 
 
-def test_a_daemon_without_work_says_so_once(site: Site) -> None:
-    """And not each minute; when there was work it does. It is seen to live all the same."""
-    site.put_in_store(b"not in the catalog")
-    site.write_config(run={"poll_interval": 0.1}, log={"progress_interval": 0.1})
-    with site.running("run", "--watch") as run:
-        site.await_event("progress")
-        for seed in (1, 2):
-            new = set(site.fill(3, seed=seed, size=lambda chance: chance.randrange(100, 200)))
-            wait_until(partial(_has_copied, site, new), "the new blobs")
-            wait_until(lambda: _last(site)["copied"] == len(site.copied()), "the log's word")
-        wait_until(lambda: _last(site)["active_workers"] == 0, "the end of work")
-        wait_until(lambda: _says_nothing(site), "ten signs of life without a line")
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(60) == 143
-    last = _last(site)
-    assert (last["copied"], last["pending"], last["active_workers"]) == (6, 0, 0)
-
-
 def _last(site: Site) -> dict[str, Any]:
     """What the log said last of the run's progress."""
     return site.events("progress")[-1]
-
-
-def _says_nothing(site: Site) -> bool:
-    said = len(site.events("progress"))
-    _live_on(site, 10)
-    return len(site.events("progress")) == said
-
-
-def _has_copied(site: Site, blobids: set[str]) -> bool:
-    return blobids <= site.copied()
-
-
-def _has_lived(site: Site, before: list[tuple[Any, ...]]) -> bool:
-    return site.query("select updated_at from ntt_backup.runs") != before
-
-
-def _live_on(site: Site, times: int) -> None:
-    """Return when the run has noted so many times more that it is alive."""
-    for _ in range(times):
-        before = site.query("select updated_at from ntt_backup.runs")
-        wait_until(partial(_has_lived, site, before), "a sign of life")
-
-
-def test_the_end_of_an_outage_is_told(site: Site, link: Link) -> None:
-    site.through(site.sshd.through(link.port))
-    site.write_config(run={"batch_size": 5, "bwlimit": "500kB"})
-    site.fill(100, size=lambda chance: chance.randrange(10_000, 30_000))
-    link.cut_after(800_000)
-    with site.running("run") as run:
-        site.await_event("outage")
-        link.restore()
-        assert run.wait(60) == 0, site.output()
-    away = {line["worker"]: line["what"] for line in site.events("outage")}
-    back = {line["worker"]: line["what"] for line in site.events("outage_end")}
-    assert back.items() <= away.items()
-    assert back
-    assert all(line["duration_s"] > 0 for line in site.events("outage_end"))
-    assert "remote is back after" in site.output()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -52,21 +50,6 @@ def _send_twice_and_stop(site: Site) -> None:
     assert site.events("run_stop")[-1]["copied"] == len(site.copied())
     assert site.processes() == {}
     assert site.litter() == []
-
-
-def test_requeued_blobs_are_sent(watching: Site) -> None:
-    site = watching
-    site.write_config(run={"poll_interval": 0.1})
-    lost = site.put(b"lost and found")
-    path = site.path(lost)
-    path.rename(site.root / "aside")
-    with site.running("run", "--watch") as run:
-        wait_until(lambda: site.failures() == {lost: "missing"}, "the blob to be missed")
-        (site.root / "aside").rename(path)
-        assert site.run("requeue").stdout == "1 blob pending again\n"
-        site.await_copied({lost})
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143
 
 
 def test_a_daemon_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: Link) -> None:
@@ -137,45 +120,6 @@ def test_a_daemon_waits_for_a_catalog_that_is_away(watching: Site, postgres: Pos
         assert run.wait(PATIENCE) == 143
     assert site.failures() == {}
     assert site.events("worker_restart") == []
-
-
-def test_a_worker_that_cannot_be_started_is_tried_again(watching: Site) -> None:
-    """No descriptors are left for its pipes for a while: a shorter one than five tries take."""
-    site = watching
-    site.write_config(run={"backoff_base": 1, "backoff_cap": 60})
-    with site.running("run", "--watch") as run:
-        site.await_event("worker_start", 2)
-        few, many = 8, resource.prlimit(run.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (few, many[1]))
-        for pid in site.children(run.pid):
-            os.kill(pid, signal.SIGKILL)
-        site.await_event("worker_restart", 4)
-        assert "Too many open files" in site.events("worker_restart")[-1]["detail"]
-        resource.prlimit(run.pid, resource.RLIMIT_NOFILE, many)
-        blobid = site.put(b"later")
-        site.await_copied({blobid})
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143
-
-
-def test_a_daemon_restarts_workers_after_its_program_was_replaced(watching: Site) -> None:
-    """The program is not there for a while, and another one afterwards."""
-    site = watching
-    python = site.root / "python"
-    python.symlink_to(sys.executable)
-    site.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    site.wrapper = ["/bin/sh", "-c", f'shift; exec {python} "$@"', "sh"]
-    site.write_config(run={"poll_interval": 0.1})
-    with site.running("run", "--watch") as run:
-        site.await_event("worker_start", 2)
-        python.unlink()
-        for pid in site.children(run.pid):
-            os.kill(pid, signal.SIGKILL)
-        site.await_event("worker_start", 4)
-        blobid = site.put(b"later")
-        site.await_copied({blobid})
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143
 
 
 def _outages(site: Site, what: str) -> list[object]:

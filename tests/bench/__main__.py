@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ntt_backup.demo.postgres import Postgres
 from ntt_backup.errors import BackupError, Stopped
 from tests.bench import plan, results
 from tests.bench.contender import Contender, Failed, Job
+from tests.bench.cpu import Cpu, NoCgroup, Share, counted
 from tests.bench.lab import Lab, LabError, lab, missing
 from tests.bench.machine import describe_machine
 from tests.bench.measure import measure
@@ -55,6 +56,8 @@ class Bench:
     workers: int | None
     cipher: str | None
     bare: bool
+    cpu: Cpu | None
+    profile: bool
     started: float
     jobs: int = 0
     # Those whose form of keeping files was read back once.
@@ -83,18 +86,26 @@ class Bench:
 
     def _sample(self, contender: Contender, number: int, store: Store, link: Lab) -> Sample:
         load = os.getloadavg()[0]
+        used = None
+        shares: dict[str, Share] = {}
         try:
             with self._job(contender, store, link) as job:
                 contender.prepare(job)
                 link.settle()
                 subprocess.run(["sync", "--file-system", str(self.home)], check=False)
-                seconds = contender.run(job)
-                link.settle()
+                with ExitStack() as stack:
+                    if self.cpu is not None:
+                        before = self.cpu.seconds()
+                        shares = stack.enter_context(self.cpu.shares()) if self.profile else {}
+                    seconds = contender.run(job)
+                    link.settle()
+                if self.cpu is not None:
+                    used = self.cpu.seconds() - before
                 contender.check(job)
         except Failed as failure:
             return Sample(contender.name, number, None, str(failure), load)
         self.restored |= {contender.name}
-        return Sample(contender.name, number, seconds, None, load)
+        return Sample(contender.name, number, seconds, None, load, used, shares)
 
     @contextmanager
     def _job(self, contender: Contender, store: Store, link: Lab) -> Iterator[Job]:
@@ -153,7 +164,12 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
         raise LabError("nothing is left to measure")
     outcomes: list[Outcome] = []
     started = time.monotonic()
-    with slot(options.disk) as workspace:
+    with slot(options.disk) as workspace, ExitStack() as stack:
+        cpu = None
+        try:
+            cpu = stack.enter_context(counted())
+        except NoCgroup as error:
+            print(f"bench: no CPU time is counted, that takes a cgroup: {error}", file=sys.stderr)
         _require_passable(workspace.home)
         machine = describe_machine(contenders, workspace.home)
         _describe(machine)
@@ -173,6 +189,8 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
                 workers=options.workers,
                 cipher=options.cipher,
                 bare=options.bare,
+                cpu=cpu,
+                profile=options.profile,
                 started=started,
             )
             bench.stores.mkdir(parents=True, exist_ok=True)
@@ -228,6 +246,8 @@ def _show(outcomes: Sequence[Outcome]) -> None:
     console.print(results.ratio_table(outcomes, OURS, names))
     for outcome in outcomes:
         console.print(results.figure_table(outcome, OURS, CEILING))
+        if any(sample.shares for sample in outcome.samples):
+            console.print(results.share_table(outcome))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -244,6 +264,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="stores, links and contenders, such as: mix,slow,ntt,rsync",
     )
     add("--rounds", type=_positive, default=plan.ROUNDS, metavar="N", help="3 by default")
+    add("--profile", action="store_true", help="show which process takes how much CPU, too")
     add("--json", type=Path, metavar="FILE", help="write all figures and samples there")
     add("--disk", type=Path, default=Path("/dev/shm"), metavar="DIR", help="work there")
     add("--cache", type=Path, metavar="DIR", help="keep the stores there; not kept by default")

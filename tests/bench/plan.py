@@ -72,7 +72,7 @@ QUICK = Plan(
 )
 LONG = Plan(
     (
-        _case("small", "loopback", blobs=200_000),
+        _case("small", "loopback", blobs=100_000),
         _case("mix", "loopback", megabytes=2000),
         _case("small", "slow", blobs=200_000),
         _case("mix", "slow", megabytes=2000),

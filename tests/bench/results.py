@@ -10,13 +10,14 @@ Nothing here measures or prints on its own. Called by the runner.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
 
 from ntt_backup.bench.results import MEGA, Spread
+from tests.bench.cpu import Share
 from tests.bench.lab import describe
 from tests.bench.measure import Measured
 from tests.bench.plan import Case
@@ -25,13 +26,19 @@ from tests.bench.stores import Store
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one contender: seconds, or else what went wrong. load: the machine's, before."""
+    """One run of one contender: seconds, or else what went wrong. load: the machine's, before.
+
+    cpu: seconds of CPU at both ends, None where they are not counted. shares: those of the
+    processes by name, user's and system's, where they were asked for.
+    """
 
     contender: str
     round: int
     seconds: float | None
     error: str | None
     load: float
+    cpu: float | None = None
+    shares: dict[str, Share] = field(default_factory=dict)
 
 
 @dataclass
@@ -60,6 +67,23 @@ class Outcome:
         """The seconds of all its runs together."""
         return sum(self._by_round(contender).values())
 
+    def cpu_us(self, contender: str) -> Spread | None:
+        """Microseconds of CPU a blob, at both ends together."""
+        mine = [one.cpu for one in self.samples if one.contender == contender]
+        if self.error(contender):
+            return None
+        return Spread.of([cpu / self.store.blobs * 1e6 for cpu in mine if cpu is not None])
+
+    def shares(self, contender: str) -> dict[str, Share]:
+        """Microseconds of CPU a blob by process, user's and system's: the means of all rounds."""
+        mine = [one.shares for one in self.samples if one.contender == contender and one.shares]
+        whole = len(mine) * self.store.blobs / 1e6
+        found = {}
+        for name in sorted({name for one in mine for name in one}):
+            users, systems = zip(*(one[name] for one in mine if name in one), strict=True)
+            found[name] = Share(sum(users) / whole, sum(systems) / whole)
+        return found
+
     def ratio(self, one: str, other: str) -> Spread | None:
         """one's time by other's, round by round; None where a round of both is missing."""
         mine, theirs = self._by_round(one), self._by_round(other)
@@ -85,6 +109,10 @@ class Outcome:
                     "seconds": asdict(seconds) if seconds else None,
                     "mb_per_s": self.store.bytes / MEGA / seconds.median if seconds else None,
                     "files_per_s": self.store.blobs / seconds.median if seconds else None,
+                    "cpu_us_per_blob": asdict(cpu) if (cpu := self.cpu_us(name)) else None,
+                    "cpu_us_by_process": {
+                        process: share._asdict() for process, share in self.shares(name).items()
+                    },
                     "share_of_ceiling": share.median if share else None,
                 }
             )
@@ -94,7 +122,10 @@ class Outcome:
             "link": {"name": self.case.link, "description": describe(self.case.link)}
             | {"measured": asdict(self.link) if self.link else None},
             "figures": figures,
-            "samples": [asdict(sample) for sample in self.samples],
+            "samples": [
+                {key: value for key, value in asdict(sample).items() if key != "shares"}
+                for sample in self.samples
+            ],
         }
 
 
@@ -124,7 +155,8 @@ def figure_table(outcome: Outcome, ours: str, ceiling: str) -> Table:
     store = outcome.store
     table = Table(title=title(outcome), box=SIMPLE, title_justify="left")
     table.add_column("contender")
-    for head in ("ours / it", "seconds", "min - max", "MB/s", "files/s", "% of ceiling", "rounds"):
+    heads = ("ours / it", "seconds", "min - max", "CPU us/blob", "MB/s", "files/s", "% of ceiling")
+    for head in (*heads, "rounds"):
         table.add_column(head, justify="right")
     for name in outcome.contenders:
         seconds = outcome.seconds(name)
@@ -132,16 +164,32 @@ def figure_table(outcome: Outcome, ours: str, ceiling: str) -> Table:
             table.add_row(name, "", f"ERROR: {outcome.error(name)}"[:200])
             continue
         ratio, share = outcome.ratio(ours, name), outcome.ratio(ceiling, name)
+        cpu = outcome.cpu_us(name)
         table.add_row(
             name,
             f"{ratio.median:.2f}" if ratio else "",
             f"{seconds.median:.2f}",
             f"{seconds.low:.2f} - {seconds.high:.2f}",
+            f"{cpu.median:,.0f}" if cpu else "",
             f"{store.bytes / MEGA / seconds.median:.1f}",
             f"{store.blobs / seconds.median:,.0f}",
             f"{share.median:.0%}" if share else "",
             str(sum(sample.contender == name for sample in outcome.samples)),
         )
+    return table
+
+
+def share_table(outcome: Outcome) -> Table:
+    """Which process takes how much CPU, of each contender."""
+    table = Table(title=f"{title(outcome)}; CPU us/blob", box=SIMPLE, title_justify="left")
+    for head in ("contender", "process"):
+        table.add_column(head)
+    for head in ("user", "system"):
+        table.add_column(head, justify="right")
+    for name in outcome.contenders:
+        shares = outcome.shares(name)
+        for process, share in sorted(shares.items(), key=lambda one: -sum(one[1])):
+            table.add_row(name, process, f"{share.user:.1f}", f"{share.system:.1f}")
     return table
 
 

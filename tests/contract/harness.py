@@ -199,6 +199,18 @@ class Harness:
         self.sessions.append(session)
         return session
 
+    def deliver(self, batch: Batch, **how: Any) -> Receipt:
+        """What one batch over a session of its own comes to."""
+        session = self.open(**how)
+        session.put(batch)
+        (outcome,) = settle(session)
+        return receipt_of(outcome)
+
+    def assert_arrives(self, batch: Batch, **how: Any) -> None:
+        """All of the batch is stored, and nothing else is on the remote."""
+        assert self.deliver(batch, **how).stored == batch.blobs
+        assert self.on_remote() == self.expected(batch)
+
     def _count(self, count: int) -> None:
         self.sent += count
 

@@ -23,13 +23,10 @@ from tests.contract.harness import Harness
 from tests.environment import wait_until
 from tests.local_transport import Local
 
+pytestmark = pytest.mark.parametrize("strategy", ["stream"])
+
 MIB = 1 << 20
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def strategy() -> str:
-    return "stream"
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,13 @@ import pytest
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.models import RunSettings
-from tests.contract.harness import PATIENT, Harness, Machine, receipt_of, settle
+from tests.contract.harness import PATIENT, Harness, Machine
 from tests.contract.test_lying_receivers import Taken
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.parametrize("strategy", ["stream"])
+
 SUITE = "bullseye"
-
-
-@pytest.fixture
-def strategy() -> str:
-    return "stream"
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +49,7 @@ def test_a_receiver_under_an_older_python_stores_and_sends_blobs(
 ) -> None:
     machine.tool("python3", f'exec {old_python} "$@"')
     batch = local.batch("b", b"", b"text " * 10_000, os.urandom(3 << 20))
-    session = local.open(transport=machine)
-    session.put(batch)
-    (outcome,) = settle(session)
-    session.close()
-    assert receipt_of(outcome).stored == batch.blobs
-    assert local.on_remote() == local.expected(batch)
+    local.assert_arrives(batch, transport=machine)
 
     spec = SessionSpec(machine, local.path, "0" * 12, "run", "0", RunSettings(**PATIENT))
     reading, taken = ReadSession(spec), Taken()

@@ -32,13 +32,10 @@ from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.parametrize("strategy", ["stream"])
+
 MIB = 1 << 20
 READY = {"free_bytes": 1, "total_bytes": 2, "clock_us": 0, "system": "Linux", "placed": 1}
-
-
-@pytest.fixture
-def strategy() -> str:
-    return "stream"
 
 
 def random_bytes(size: int, seed: int = 1) -> bytes:
@@ -51,11 +48,7 @@ def random_bytes(size: int, seed: int = 1) -> bytes:
 @pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1])
 def test_blobs_around_the_size_of_a_pack_arrive(local: Harness, size: int) -> None:
     batch = local.batch("b", b"before", random_bytes(size), b"after")
-    session = local.open()
-    session.put(batch)
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == batch.blobs
-    assert local.on_remote() == local.expected(batch)
+    local.assert_arrives(batch)
 
 
 def test_a_large_blob_that_does_not_match_its_name_never_gets_it(local: Harness) -> None:
@@ -67,11 +60,9 @@ def test_a_large_blob_that_does_not_match_its_name_never_gets_it(local: Harness)
     content = bytearray(local.source_path(corrupt).read_bytes())
     content[MIB] ^= 1
     local.source_path(corrupt).write_bytes(content)
-    session = local.open()
-    session.put(Batch("b", (good, corrupt, also)))
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == (good, also)
-    assert reasons(receipt_of(outcome).failed) == {corrupt.blobid: "corrupt-source"}
+    receipt = local.deliver(Batch("b", (good, corrupt, also)))
+    assert receipt.stored == (good, also)
+    assert reasons(receipt.failed) == {corrupt.blobid: "corrupt-source"}
     assert local.on_remote() == local.expected(Batch("", (good, also)))
 
 
@@ -130,11 +121,7 @@ def test_a_large_blob_goes_on_where_its_last_durable_byte_was(local: Harness) ->
     size = 96 * MIB
     batch = interrupted(local, size)
     already = local.sent
-    second = local.open(codec="none")
-    second.put(batch)
-    (outcome,) = settle(second)
-    assert receipt_of(outcome).stored == batch.blobs
-    assert local.on_remote() == local.expected(batch)
+    local.assert_arrives(batch, codec="none")
     assert local.sent - already < size // 2
 
 
@@ -145,11 +132,7 @@ def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(local: Harness)
     with partial.open("r+b") as file:
         file.seek(5)
         file.write(b"\0\0\0\0")
-    second = local.open(codec="none")
-    second.put(batch)
-    (outcome,) = settle(second)
-    assert receipt_of(outcome).stored == batch.blobs
-    assert local.on_remote() == local.expected(batch)
+    local.assert_arrives(batch, codec="none")
 
 
 # --- compression ----------------------------------------------------------------------------------
@@ -169,11 +152,7 @@ def well_equipped(machine: Machine) -> Machine:
 @pytest.mark.parametrize("codec", ["zlib", "zstd-1", "zstd-3"])
 def test_every_codec_carries_everything(local: Harness, well_equipped: Machine, codec: str) -> None:
     batch = local.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
-    session = local.open(transport=well_equipped, codec=codec)
-    session.put(batch)
-    (outcome,) = settle(session)
-    assert receipt_of(outcome).stored == batch.blobs
-    assert local.on_remote() == local.expected(batch)
+    local.assert_arrives(batch, transport=well_equipped, codec=codec)
 
 
 @pytest.mark.parametrize("codec", ["auto", "none"])
@@ -181,10 +160,8 @@ def test_text_goes_compressed_unless_that_is_switched_off(
     local: Harness, well_equipped: Machine, codec: str
 ) -> None:
     batch = local.batch("b", *(TEXT[n : n + 20_000] for n in range(0, 2_000_000, 20_000)))
-    session = local.open(transport=well_equipped, codec=codec)
-    session.put(batch)
-    (outcome,) = settle(session)
-    shrunk = receipt_of(outcome).wire_bytes < batch.size / 3
+    receipt = local.deliver(batch, transport=well_equipped, codec=codec)
+    shrunk = receipt.wire_bytes < batch.size / 3
     assert shrunk is (codec != "none")
 
 
@@ -428,8 +405,9 @@ def test_a_remote_without_by_hash_is_an_outage(local: Harness) -> None:
 
 
 def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
-    name, probe, facts = open_probe("auto", spec_of(local), will_try_out=True)
-    assert name == "stream"
+    probe = open_probe("auto", spec_of(local))
+    facts = probe.facts(will_try_out=True)
+    assert probe.strategy == "stream"
     assert facts.placed
     assert facts.free_bytes
     assert facts.skew_s < 5
@@ -442,7 +420,8 @@ def test_a_probe_sends_trial_blobs_and_leaves_nothing(local: Harness) -> None:
 
 def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) -> None:
     (local.remote_dir / "by-hash").rmdir()
-    _, probe, facts = open_probe("stream", spec_of(local), will_try_out=True)
+    probe = open_probe("stream", spec_of(local))
+    facts = probe.facts(will_try_out=True)
     assert not facts.placed
     probe.try_out()
     assert not (local.remote_dir / "by-hash").exists()
@@ -453,7 +432,8 @@ def test_a_probe_looks_without_by_hash_and_makes_it_when_told(local: Harness) ->
 
 def test_auto_is_tar_where_the_remote_has_no_python(local: Harness, machine: Machine) -> None:
     spec = replace(spec_of(local), transport=without_python(machine))
-    name, probe, _ = open_probe("auto", spec, will_try_out=True)
-    assert name == "tar"
+    probe = open_probe("auto", spec)
+    probe.facts(will_try_out=True)
+    assert probe.strategy == "tar"
     assert "trial blobs" in probe.try_out()
     probe.close()

@@ -46,6 +46,18 @@ class Tally:
     violations: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
+    def lines(self) -> list[str]:
+        """The figures, for people."""
+        struck = sum(self.faults.values())
+        return [
+            f"{self.rounds} rounds in {self.duration_s:.0f} s, {struck} faults",
+            *(f"  {self.faults[kind]:5} {kind}" for kind in sorted({*self.faults, *self.missed})),
+            *(f"      - {kind}: {why}" for kind, why in self.unavailable.items()),
+            f"  runs: {', '.join(f'{count} {how}' for how, count in self.endings.items())}",
+            f"  blobs: {self.blobs}, moved {self.moved} ({self.bytes / 1e6:.1f} MB),"
+            f" {self.moved_under_fire} of them under fire",
+        ]
+
 
 @dataclass
 class _Strike:
@@ -64,7 +76,7 @@ def campaign(
     environment: FaultEnvironment,
     seed: int,
     rounds: int,
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None],
 ) -> Tally:
     """Play the rounds; ends with the first that has violations, which are in the tally then."""
     tally, model = Tally(), Model()

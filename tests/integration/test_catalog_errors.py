@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ntt_backup.catalog.connection import Connection, connect, describe, translated
+from ntt_backup.catalog.connection import Connection, connect, translated
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.stats import exact_totals
@@ -93,11 +93,6 @@ def test_a_malformed_url_shows_no_password(url: str) -> None:
     assert "catalog.url" in error.message
     assert "%40" in error.hint
     assert SECRET not in f"{error}{error.hint}{error.__cause__}"
-
-
-def test_a_url_is_described_without_its_password() -> None:
-    assert describe(f"postgresql://me:{SECRET}@db1:5433/copyjob") == "copyjob on db1"
-    assert describe("postgresql:///copyjob") == "copyjob on local socket"
 
 
 def test_an_unknown_database_or_role_is_refused(postgres: Postgres) -> None:
@@ -235,27 +230,6 @@ def test_a_lock_that_others_hold_is_an_outage(catalog: Connection, catalog_url: 
 
         assert "pg_blocking_pids" in caught.value.hint
         ledger.record([Blob("ab")], [])
-
-
-def test_a_cancelled_statement_is_an_outage(catalog: Connection) -> None:
-    catalog.execute("set statement_timeout = 20")
-
-    with (
-        pytest.raises(CatalogUnavailable, match="statement timeout") as caught,
-        translated("sleep"),
-    ):
-        catalog.execute("select pg_sleep(60)")
-
-    assert "statement_timeout in catalog.url" in caught.value.hint
-
-
-def test_a_read_only_server_is_an_outage(catalog: Connection) -> None:
-    catalog.execute("set default_transaction_read_only = on")
-
-    with pytest.raises(CatalogUnavailable, match="read-only") as caught:
-        Ledger(catalog, "remote").record([Blob("ab")], [])
-
-    assert "primary" in caught.value.hint
 
 
 def test_a_target_or_database_that_was_never_prepared_is_refused(

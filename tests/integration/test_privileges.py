@@ -243,13 +243,6 @@ def test_what_pg_dump_does_not_read_is_no_trouble(
     require_dumpable(reader)
 
 
-def test_of_many_tables_that_may_not_be_dumped_the_first_are_named(conn: Connection) -> None:
-    with pytest.raises(DumpFailed) as caught:
-        privileges.require_dumpable(conn)
-    assert caught.value.detail.startswith("ntt_backup.dumps, ntt_backup.failures, ")
-    assert caught.value.detail.endswith(" more")
-
-
 def test_before_pg_read_all_data_the_schemas_are_named(
     postgres: Postgres, catalog: Connection, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

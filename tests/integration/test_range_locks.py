@@ -17,7 +17,6 @@ from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.ledger import Ledger, requeue
 from ntt_backup.catalog.range_locks import Claims, holders, lock_class
 from ntt_backup.catalog.ranges import (
-    WORTH_SHARING,
     claim_order,
     prefix_ranges,
     range_name,
@@ -106,17 +105,6 @@ def test_taking_goes_on_where_it_stopped_in_order(catalog: Connection) -> None:
     assert claims.exhausted() == {3, 4, 200}
 
 
-def test_no_more_ranges_are_held_than_needed(catalog: Connection) -> None:
-    add_hashes(catalog, 5000)
-    claims = Claims(catalog, "remote", EVERYWHERE)
-
-    first = {index for _, index in claims.take(50)}
-
-    assert {one.index for one in holders(catalog, "remote")} == first
-    assert len(first) < 8
-    assert claims.exhausted() == first - {max(first)}
-
-
 def test_a_claim_reads_no_more_than_it_needs(catalog: Connection) -> None:
     """Also where the statistics are of a time when next to nothing was pending."""
     add_hashes(catalog, 50_000)
@@ -175,37 +163,6 @@ def test_a_range_that_is_held_in_parts_is_nobodys_as_a_whole(
 
     assert holders(catalog, "remote") == []
     assert catalog.execute(third, [lock_class("remote")]).fetchall() == [(True,)]
-
-
-def test_few_blobs_are_not_shared(catalog: Connection) -> None:
-    add_prefixed(catalog, "ab", WORTH_SHARING + 10)
-    claims = Claims(catalog, "remote", EVERYWHERE)
-
-    assert len(claims.take(10)) == 10
-
-    assert [one.index for one in holders(catalog, "remote")] == [0xAB]
-
-
-def test_a_range_that_was_emptied_before_we_locked_it_is_given_back(
-    catalog: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add(catalog, "0a")
-    monkeypatch.setattr(Claims, "_find", lambda *_: [9, 10, 11])
-
-    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
-
-    assert [one.index for one in holders(catalog, "remote")] == [10]
-
-
-def test_few_blobs_over_all_ranges_fill_one_batch_with_few_queries(catalog: Connection) -> None:
-    add(catalog, *(f"{prefix:02x}" for prefix in EVERYWHERE))
-    claims = Claims(catalog, "remote", EVERYWHERE)
-    before = queries_of(catalog)
-
-    assert len(claims.take(1000)) == 256
-
-    assert queries_of(catalog) - before < 10
-    assert claims.exhausted() == set(EVERYWHERE)
 
 
 @pytest.fixture
@@ -296,16 +253,6 @@ def test_the_question_for_anything_pending_has_pauses_among_dead_rows(
     assert all(len(some) > 100 for some in answers)
 
 
-def queries_of(conn: Connection) -> int:
-    """How many transactions, each one query, this database has seen; our own asking included."""
-    conn.execute("select pg_stat_force_next_flush()")
-    row = conn.execute(
-        "select xact_commit from pg_stat_database where datname = current_database()"
-    ).fetchone()
-    assert row
-    return int(row[0])
-
-
 def test_the_own_share_comes_first_and_then_the_others_from_their_ends(catalog: Connection) -> None:
     add(catalog, "00a", "7fa", "80a", "ffa")
 
@@ -354,6 +301,8 @@ def test_a_repeated_blobid_is_handed_out_once(database: Connection) -> None:
     taken = [ids(claims.take(2)) for _ in range(5)]
 
     assert [blobid for batch in taken for blobid in batch] == ["0a", "0b", "0c", "1a"]
+    Ledger(database, "remote").record([Blob(one) for batch in taken for one in batch], [])
+    assert claims.any_pending() is False
 
 
 def test_a_held_range_is_nobody_elses_until_it_is_released(
@@ -372,15 +321,6 @@ def test_a_held_range_is_nobody_elses_until_it_is_released(
     assert ids(theirs.take(10)) == ["0a1", "0a2"]
     theirs.release(theirs.exhausted())
     assert holders(catalog, "remote") == []
-
-
-def test_targets_claim_the_same_range_independently(catalog: Connection, other: Connection) -> None:
-    init_db(catalog, "second")
-    add(catalog, "0a")
-
-    assert ids(Claims(catalog, "remote", EVERYWHERE).take(1)) == ["0a"]
-    assert ids(Claims(other, "second", EVERYWHERE).take(1)) == ["0a"]
-    assert [one.pid for one in holders(catalog, "second")] == [other.info.backend_pid]
 
 
 def test_a_range_claimed_again_starts_at_its_beginning(catalog: Connection) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
@@ -18,34 +17,20 @@ from ntt_backup.wire.write_messages import Receipt
 from tests.receiver_driver import (
     BYE,
     RemoteReceiver,
-    assert_complete,
     commit,
     digest_of,
     failure,
     forced_command,
-    lock_only,
     names_under,
     place_of,
-    put,
-    verdicts,
 )
 
 HASHES = ("sha256", "blake3")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    return root
-
-
-@pytest.fixture(params=["sent along", "forced command"])
-def receiver(request: pytest.FixtureRequest, root: Path) -> Iterator[RemoteReceiver]:
-    command = None
-    if request.param == "forced command":
-        command = forced_command("--root", str(root), "--allow", "put,replace")
-    with RemoteReceiver(root, command) as receiver:
+def receiver(root: Path) -> Iterator[RemoteReceiver]:
+    with RemoteReceiver(root) as receiver:
         yield receiver
 
 
@@ -122,78 +107,6 @@ def test_a_batch_is_stored_and_answered(
     assert receiver.bye() == 0
     assert names_under(root) == {digest_of(content).hex() for content in contents}
     assert not (root / ".ntt-incoming").exists()
-
-
-@pytest.mark.parametrize("hashed", HASHES)
-def test_many_batches_flow_without_waiting_for_receipts(
-    receiver: RemoteReceiver, root: Path, hashed: str
-) -> None:
-    receiver.hello(hash=hashed)
-    batches = [[b"%d/%d" % (number, blob) for blob in range(50)] for number in range(40)]
-    for number, contents in enumerate(batches):
-        receiver.write(receiver.batch(number, contents))
-
-    receipts = [receiver.receipt() for _ in batches]
-
-    assert [receipt.number for receipt in receipts] == list(range(40))
-    assert {receipt[1:4:2] for receipt in receipts} == {(write_messages.SETTLED, 50)}
-    assert len(names_under(root)) == 2000
-    assert_complete(root)
-
-
-def test_a_compressed_pack_is_stored(receiver: RemoteReceiver, root: Path) -> None:
-    receiver.hello()
-    receiver.write(
-        receiver.batch(1, [b"text " * 1000], codec=write_messages.ZLIB, compress=zlib.compress)
-    )
-    assert receiver.receipt().stored == 1
-    assert_complete(root)
-
-
-def test_an_existing_blob_is_kept_when_its_content_is_right(
-    receiver: RemoteReceiver, root: Path
-) -> None:
-    path = put(root, digest_of(b"old"), b"old")
-    inode = path.stat().st_ino
-    receiver.hello()
-
-    receiver.write(receiver.batch(1, [b"new", b"old", b"twice", b"twice"]))
-
-    receipt = receiver.receipt()
-    assert verdicts(receipt) == {1: write_messages.PRESENT, 3: write_messages.PRESENT}
-    assert receipt.stored == 2
-    assert path.stat().st_ino == inode
-    assert lock_only(root)
-
-
-@pytest.mark.parametrize("wrong", [b"wrong", b"OLD", b"", b"old and more"])
-def test_an_existing_blob_is_replaced_when_its_content_is_wrong(
-    receiver: RemoteReceiver, root: Path, wrong: bytes
-) -> None:
-    path = put(root, digest_of(b"old"), wrong)
-    receiver.hello()
-
-    receiver.write(receiver.batch(1, [b"new", b"old"]))
-
-    receipt = receiver.receipt()
-    assert verdicts(receipt) == {1: write_messages.REPLACED}
-    assert receipt.exceptions[0].text == "other content stood there"
-    assert path.read_bytes() == b"old"
-
-
-def test_a_directory_under_a_blobs_name_is_refused_and_its_neighbours_are_stored(
-    receiver: RemoteReceiver, root: Path
-) -> None:
-    place_of(root, digest_of(b"b")).mkdir(parents=True)
-    receiver.hello()
-
-    receiver.write(receiver.batch(1, [b"a", b"b", b"c"]))
-
-    receipt = receiver.receipt()
-    assert verdicts(receipt) == {1: write_messages.REFUSED}
-    assert receipt.stored == 2
-    assert "a directory" in receipt.exceptions[0].text
-    assert lock_only(root)
 
 
 def test_a_pack_that_does_not_have_its_checksum_fails_its_batch_alone(

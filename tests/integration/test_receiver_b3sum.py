@@ -15,7 +15,7 @@ import pytest
 
 from ntt_backup.receiver import group_commit, session
 from ntt_backup.receiver.b3sum import KNOWN_OUTPUT, B3sum, by_descriptor
-from ntt_backup.wire import framing, read_messages, write_messages
+from ntt_backup.wire import framing, write_messages
 from tests.receiver_driver import (
     RemoteReceiver,
     ScriptedSession,
@@ -27,7 +27,6 @@ from tests.receiver_driver import (
     litter,
     names_under,
     place_of,
-    put,
     verdicts,
 )
 
@@ -141,21 +140,6 @@ def test_a_program_that_fails_midway_fails_the_batch_and_blames_no_blob(
         assert receiver.bye() == 0
     assert names_under(root) == set()
     assert litter(root) == []
-
-
-@pytest.mark.parametrize("then", ["kill -9 $$", "exit 1", "echo nonsense", "rm $0; exit 3"])
-def test_a_program_that_fails_midway_gives_no_verdict(
-    root: Path, failing: Callable[[str], None], then: str
-) -> None:
-    failing(then)
-    put(root, digest_of(b"one"), b"one")
-    with RemoteReceiver(root, forced_command("--root", str(root), checking="b3sum")) as receiver:
-        receiver.hello(reading=True)
-        receiver.write(read_messages.verifying([digest_of(b"one"), digest_of(b"missing")]))
-        code, text = receiver.error()
-        assert code == "internal"
-        assert "b3sum" in text
-        assert receiver.stderr() == ""
 
 
 def test_a_sync_that_fails_while_names_are_checked_fails_that_batch_too(

@@ -38,13 +38,6 @@ Trace = Callable[..., list[str]]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    return root
-
-
-@pytest.fixture
 def trace(root: Path, tmp_path: Path) -> Trace:
     """The start of a command that runs the receiver under strace; options are strace's."""
     if shutil.which("strace") is None:
@@ -161,25 +154,12 @@ def test_without_syncfs_every_file_and_directory_is_synced(
     assert not seen.count("syncfs", "", -1, receipt)
 
 
-def test_one_sync_serves_many_batches(trace: Trace, root: Path, tmp_path: Path) -> None:
-    # Each sync takes long enough for the batches behind it to come in.
-    slow = ("-e", "inject=syncfs:delay_enter=200000")
-    with RemoteReceiver(root, trace("-y", "-e", "trace=write,syncfs", *slow)) as receiver:
-        receiver.hello()
-        for number in range(8):
-            receiver.write(receiver.batch(number, [b"%d" % number]))
-        receipts = [receiver.receipt() for _ in range(8)]
-        assert receiver.bye() == 0
-    assert [receipt.number for receipt in receipts] == list(range(8))
-    seen = Events(tmp_path / "trace")
-    assert seen.count("syncfs", "", -1, len(seen.lines)) <= 4
-
-
 # --- a disk that fails
 
 
-@pytest.mark.parametrize("name", ["EIO", "ENOSPC", "EDQUOT"])
-@pytest.mark.parametrize(("when", "visible"), [(1, set()), (2, {"a", "b"})])
+@pytest.mark.parametrize(
+    ("name", "when", "visible"), [("EIO", 1, set()), ("ENOSPC", 2, {"a", "b"})]
+)
 def test_a_failed_sync_fails_the_batch(
     trace: Trace, root: Path, name: str, when: int, visible: set[str]
 ) -> None:
@@ -216,8 +196,9 @@ def test_a_failed_sync_fails_what_was_written_meanwhile_too(trace: Trace, root: 
     assert names_under(root) == {digest_of(b"e").hex()}
 
 
-@pytest.mark.parametrize("name", ["EDQUOT", "ENOSPC", "EACCES", "EROFS", "EIO"])
-@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
+@pytest.mark.parametrize(
+    ("name", "hashed"), [("EDQUOT", "sha256"), ("ENOSPC", "blake3"), ("EACCES", "blake3")]
+)
 def test_no_room_for_a_directory_fails_the_batch(
     trace: Trace, root: Path, name: str, hashed: str
 ) -> None:
@@ -256,32 +237,16 @@ def test_a_name_that_cannot_be_given_is_refused_alone(trace: Trace, root: Path) 
         assert lock_only(root)
 
 
-def test_a_staged_file_that_cannot_be_removed_gives_one_verdict(trace: Trace, root: Path) -> None:
-    put(root, digest_of(b"a"), b"a")
-    with RemoteReceiver(root, trace("-e", "inject=unlinkat,unlink:error=EPERM:when=1")) as receiver:
-        receiver.hello()
-        receiver.write(receiver.batch(1, [b"a"]))
-        assert [tuple(each)[:2] for each in receiver.receipt().exceptions] == [
-            (0, write_messages.PRESENT)
-        ]
-        receiver.write(receiver.batch(2, [b"b"]))
-        assert receiver.receipt().stored == 1
-        assert receiver.bye() == 0
-    assert not (root / ".ntt-incoming").exists()
-
-
 # --- a system that lacks something
 
 
 @pytest.mark.parametrize(
     "lacking",
     [
-        ["openat2:error=ENOSYS"],
-        ["openat2:error=EPERM"],
         ["renameat2:error=ENOSYS"],
         ["renameat2:error=EINVAL"],
         ["renameat2:error=EINVAL", "linkat:error=EPERM"],
-        ["renameat2:error=ENOSYS", "linkat:error=EOPNOTSUPP", "openat2:error=ENOSYS"],
+        ["renameat2:error=ENOSYS", "linkat:error=EOPNOTSUPP"],
     ],
     ids=" ".join,
 )
@@ -343,8 +308,15 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
-@pytest.mark.parametrize("size", [300, 3000, 100_000, MIB, 3 * MIB, write_messages.RESUMABLE + MIB])
+@pytest.mark.parametrize(
+    ("size", "hashed"),
+    [
+        (300, "blake3"),
+        (100_000, "sha256"),
+        (3 * MIB, "sha256"),
+        (write_messages.RESUMABLE + MIB, "blake3"),
+    ],
+)
 def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(
     disk: Callable[[str], Path], tmp_path: Path, size: int, hashed: str
 ) -> None:
@@ -385,29 +357,6 @@ def test_a_full_disk_fails_the_batch_and_leaves_nothing_of_it(
         assert receiver.bye() == 0
     assert_complete(root)
     assert not (root / ".ntt-incoming").exists()
-
-
-def test_a_lack_of_inodes_fails_the_batch(disk: Callable[[str], Path]) -> None:
-    root = disk("size=4m,nr_inodes=40")
-    with RemoteReceiver(root) as receiver:
-        receiver.hello()
-        receiver.write(receiver.batch(1, [b"%d" % number for number in range(100)]))
-        assert failure(receiver.receipt()).startswith("ENOSPC: ")
-        assert lock_only(root)
-        receiver.write(receiver.batch(2, [b"one"]))
-        assert receiver.receipt().stored == 1
-
-
-def test_a_stage_that_cannot_be_made_whole_is_removed(disk: Callable[[str], Path]) -> None:
-    # There is room for by-hash, .ntt-incoming and a stage, but for no file in it.
-    root = disk("size=1m,nr_inodes=4")
-    (root / "by-hash").mkdir()
-    with RemoteReceiver(root) as receiver:
-        receiver.write(receiver.hello_frame())
-        code, text = receiver.error()
-    assert code == "storage"
-    assert text.startswith("ENOSPC")
-    assert [path.name for path in root.iterdir()] == ["by-hash"]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -452,7 +401,7 @@ def test_a_receiver_killed_at_any_moment_leaves_only_complete_blobs(
     chance = random.Random(f"kill -9 {hashed}")
     contents = [chance.randbytes(chance.choice([10, 3000, 60_000])) for _ in range(400)]
     answered: set[str] = set()
-    for turn in range(12):
+    for turn in range(6):
         with RemoteReceiver(root) as receiver:
             receiver.hello(hash=hashed)
             said = b"".join(

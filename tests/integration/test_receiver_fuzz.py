@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blake3 import blake3
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.receiver.terms import ALLOWED
@@ -130,7 +130,6 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 
 
-@settings(max_examples=100)
 @given(SESSION, HASHES, st.booleans())
 def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> None:
     with scratch() as place:
@@ -154,7 +153,6 @@ def test_any_session_ends_cleanly(said: bytes, hashed: str, replace: bool) -> No
                 assert blake3(path.read_bytes()).hexdigest() == path.name
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=400) | SESSION)
 def test_any_bytes_instead_of_a_hello_change_nothing(said: bytes) -> None:
     with scratch() as root:
@@ -162,7 +160,6 @@ def test_any_bytes_instead_of_a_hello_change_nothing(said: bytes) -> None:
         assert os.listdir(root) == []
 
 
-@settings(max_examples=100)
 @given(proper())
 def test_every_batch_of_a_proper_session_is_answered(session: Proper) -> None:
     with scratch() as root:

@@ -18,13 +18,6 @@ NAME = digest_of(b"a large blob")
 MARK = b"%020d\n" % 1000
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    return root
-
-
 def leave(root: Path, name: str, content: bytes = b"") -> Path:
     """A file of a dead session where partial files are kept."""
     path = root / ".ntt-incoming" / "partial" / name

@@ -56,13 +56,6 @@ def stops(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return mark
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    return root
-
-
 @pytest.fixture(params=CHECKING)
 def checking(request: pytest.FixtureRequest) -> str:
     """What the receiver has to check names with."""

@@ -195,18 +195,6 @@ def test_rows_from_before_get_no_invented_date(database: Connection) -> None:
     assert dated == [("new",)]
 
 
-def test_index_names_that_are_both_taken_are_refused_and_mended(database: Connection) -> None:
-    make(database, *SHAPES["index of another meaning"][0])
-    make(database, "create index idx_blobs_remote_pending_ntt on blobs (remote_copied)")
-
-    with pytest.raises(CatalogRefused, match="names of our index are taken") as caught:
-        init_db(database, "remote")
-
-    execute_hint(database, caught.value.hint)
-    init_db(database, "remote")
-    assert_usable(database)
-
-
 def test_an_unfinished_index_is_refused_then_rebuilt(
     database: Connection, database_url: str
 ) -> None:
@@ -423,15 +411,28 @@ def test_a_blobid_of_another_type_is_refused_and_mended(database: Connection, ki
 
 
 @pytest.mark.parametrize(
-    ("column", "kind"),
-    [("remote_copied", "integer"), ("size", "text")],
+    ("statements", "said"),
+    [
+        (
+            [
+                *SHAPES["index of another meaning"][0],
+                "create index idx_blobs_remote_pending_ntt on blobs (remote_copied)",
+            ],
+            "names of our index are taken",
+        ),
+        (
+            ["create table blobs (blobid text primary key, remote_copied integer)"],
+            "remote_copied is of type integer",
+        ),
+        (["create table blobs (blobid text primary key, size text)"], "size is of type text"),
+    ],
 )
-def test_a_column_of_another_type_is_refused_and_mended(
-    database: Connection, column: str, kind: str
+def test_what_stands_in_the_way_of_ours_is_refused_and_mended(
+    database: Connection, statements: list[str], said: str
 ) -> None:
-    make(database, f"create table blobs (blobid text primary key, {column} {kind})")
+    make(database, *statements)
 
-    with pytest.raises(CatalogRefused, match=f"{column} is of type {kind}") as caught:
+    with pytest.raises(CatalogRefused, match=said) as caught:
         init_db(database, "remote")
     execute_hint(database, caught.value.hint)
     init_db(database, "remote")
@@ -610,23 +611,6 @@ def test_init_db_does_what_it_may_and_leaves_the_rest(
 
         assert init_db(conn, "remote", notify=owns != "the database") == []
         assert_usable(conn)
-
-
-def test_scripts_say_nothing_where_nothing_is_missing(
-    catalog: Connection,
-    catalog_url: str,
-    role: Callable[[], str],
-    grant: Callable[[Connection], None],
-) -> None:
-    name = role()
-    with connect(make_conninfo(catalog_url, user=name), "test") as conn:
-        grant(conn)
-
-        assert make_plan(conn, "remote").script() == "\n".join(
-            f"-- {who}: nothing to do\n"
-            for who in ("dba: a superuser, or postgres", "owner: postgres", f"operator: {name}")
-        )
-        assert init_db(conn, "remote") == []
 
 
 def test_names_in_scripts_are_quoted(

@@ -206,6 +206,8 @@ class FakeRemote:
 class FakeSession:
     """See `strategies.Session`."""
 
+    lingers = False
+
     def __init__(self, remote: FakeRemote) -> None:
         self._remote = remote
         self._flights: list[Batch] = []

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable
 
 import pytest
-from rich.console import Console
 
-from ntt_backup.bench import link, output, verdict
+from ntt_backup.bench import link, verdict
 from ntt_backup.bench.helpers import Answer
 from ntt_backup.bench.link import rate_of
 from ntt_backup.bench.results import Figure
 from ntt_backup.bench.runs import Cell, Findings, Run, Runs
 from ntt_backup.bench.sample import Sample
-from ntt_backup.bench.sending import COMPRESSED, PLAIN, UNCOMPRESSED, Way
+from ntt_backup.bench.sending import PLAIN, Way
 from ntt_backup.model import Blob
 
 MB = 1e6
@@ -105,28 +103,6 @@ def test_verdict_ranks_ways_and_compares_them_with_the_ceiling() -> None:
     ]
 
 
-def test_ways_whose_runs_overlap_are_said_to_be_equal() -> None:
-    made = ways_found({Cell(TAR, 4): runs(10, 11, 12), Cell(PLAIN, 4): runs(9, 10.5, 11)})
-    assert "no certain difference to tar-pipe" in verdict.of_strategies(made)[1]
-
-
-@pytest.mark.parametrize(
-    ("packed", "words"),
-    [
-        ((23, 24, 25), "pays on these blobs: 24.0 MB/s with, 12.0 MB/s without"),
-        ((5, 6, 7), "costs on these blobs"),
-        ((11, 12, 13), "makes no difference"),
-    ],
-)
-def test_verdict_says_whether_compression_pays(packed: tuple[float, ...], words: str) -> None:
-    made = ways_found(
-        {Cell(UNCOMPRESSED, 4): runs(11.9, 12, 12.1), Cell(COMPRESSED, 4): runs(*packed, wire=50)}
-    )
-    (said,) = (x for x in verdict.of_strategies(made) if x.startswith("Compression"))
-    assert words in said
-    assert "50% of the bytes go over the wire" in said
-
-
 def test_json_has_a_figure_for_each_cell_with_every_run() -> None:
     made = ways_found({Cell(TAR, 4): runs(11, 12, 13), Cell(TAR, 1): runs(6, 6, 6, wire=None)})
     report = json.loads(json.dumps(made.json()))
@@ -139,19 +115,3 @@ def test_json_has_a_figure_for_each_cell_with_every_run() -> None:
     assert report["sample"]["blobs"] == 2
     assert report["sample"]["classes_left_out"] == ["over 100 MB"]
     assert report["link"]["ceiling_bytes_per_s"] == 12e6
-
-
-def test_tables_show_rates_in_megabytes_and_what_is_not_known() -> None:
-    made = ways_found({Cell(TAR, 4): runs(10, 9, 11, wire=101_000_000)})
-    made.runs[Cell(PLAIN, 4)] = runs(5, wire=None)
-    console = Console(file=io.StringIO(), width=160)
-    for table in (
-        *output.strategies_tables(made),
-        *output.link_tables(link_found({UP: (11.5,)}).figures()),
-    ):
-        console.print(table)
-    lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-    tar = "tar 4 10.00 9.09 - 11.11 10.0 100 101.0 1.00 83%"
-    unknown = "tar-pipe 4 20.00 20.00 - 20.00 5.0 50 ? 1.00 42%"
-    for row in (tar, unknown, "up, 1 stream 11.5 11.5 - 11.5 1", "trip 28.0 27.0 - 31.0 3"):
-        assert row.split() in lines

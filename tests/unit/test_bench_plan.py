@@ -44,12 +44,6 @@ def test_sample_has_the_proportions_of_the_population() -> None:
     }
 
 
-def test_few_large_blobs_do_not_crowd_out_the_small_ones() -> None:
-    drawn = draw(blobs([500] * 1000 + [600_000_000] * 3), 10_000_000)
-    assert drawn.missing == ("over 100 MB",)
-    assert len(drawn.blobs) == 1000
-
-
 @given(SIZES, st.integers(1, 16))
 def test_every_blob_is_dealt_to_one_worker_once(sizes: list[int], workers: int) -> None:
     wanted = blobs(sizes)
@@ -58,12 +52,6 @@ def test_every_blob_is_dealt_to_one_worker_once(sizes: list[int], workers: int) 
     assert all(hands)
     dealt = [blob for hand in hands for batch in hand for blob in batch]
     assert sorted(dealt, key=lambda one: one.blobid) == wanted
-
-
-def test_batches_keep_to_the_limits_and_suffice_for_every_worker() -> None:
-    assert all(len(batch) <= 7 for batch in batches(blobs([10] * 1000), 7, 10**6, 2))
-    assert all(total_size(batch) <= 100 for batch in batches(blobs([10] * 1000), 10**6, 100, 2))
-    assert len(deal(batches(blobs([1000] * 64), 1000, 256 << 20, 8), 8)) == 8
 
 
 def test_every_strategy_is_a_way_and_ways_are_chosen_by_name() -> None:

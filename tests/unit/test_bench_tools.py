@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from blake3 import blake3
 
 from ntt_backup.bench.results import Spread
 from tests.bench.contender import Failed, compare
+from tests.bench.cpu import NoCgroup, Share, counted
 from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import slot
@@ -110,6 +113,31 @@ def test_contender_that_failed_once_has_no_figure() -> None:
     assert one.seconds("it") is None
     assert one.ratio("us", "it") is None
     assert one.seconds("us") is not None
+
+
+def test_cpu_of_whatever_was_started_is_counted_and_told_apart() -> None:
+    with ExitStack() as stack:
+        try:
+            cpu = stack.enter_context(counted())
+        except NoCgroup as why:
+            pytest.skip(f"no cgroup: {why}")
+        before = cpu.seconds()
+        shares = stack.enter_context(cpu.shares())
+        # In a process that has lost its parent: only the cgroup still knows whose it is.
+        busy = "import os, time\nif os.fork() == 0:\n while time.process_time() < 0.5: pass\n"
+        quiet = subprocess.DEVNULL
+        process = subprocess.Popen(
+            [sys.executable, "-c", busy], stdin=quiet, stdout=subprocess.PIPE, text=True
+        )
+        assert process.communicate()[0] == ""
+        assert process.returncode == 0
+        assert cpu.seconds() - before > 0.4
+        stack.close()
+        assert sum(map(sum, shares.values())) > 0.2
+    one = outcome(("us", 1, 1))
+    one.samples[0] = replace(one.samples[0], cpu=0.25, shares={"ssh": Share(0.1, 0.05)})
+    assert one.cpu_us("us") == Spread(250, 250, 250)
+    assert one.shares("us")["ssh"] == pytest.approx((100, 50))
 
 
 def test_next_slot_removes_what_a_killed_one_left(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ntt_backup import errors
 from ntt_backup.errors import BackupError, ConfigError, Stopped, WorkerFailed
 
-PACKAGE = Path(errors.__file__).parent
-COMMANDS = "check|init-db|scan|run|status|requeue|verify|reconcile|restore|drill|dump|bench|demo"
 LINE = "ntt-backup-remote --config '/etc/a b.toml' --target offsite"
 
 # The contract that users script against, and whether waiting may help.
@@ -94,28 +89,3 @@ def test_a_hint_repeats_the_options_before_the_command(hint: str, shown: str) ->
     assert ConfigError("it is wrong", hint=hint).hint == shown
     # Another process may pass it on as another error.
     assert BackupError("it is wrong", hint=shown).hint == shown
-
-
-def test_a_hint_stays_as_written_where_no_options_stood_before_the_command() -> None:
-    assert ConfigError("x", hint="ntt-backup-remote run").hint == "ntt-backup-remote run"
-
-
-def test_a_command_in_back_quotes_is_a_whole_line() -> None:
-    """Half a line can neither be completed nor pasted."""
-    half = re.compile(rf"`(?:{COMMANDS})\b[^`]*`")
-    found = {
-        f"{path.relative_to(PACKAGE)}:{text.lineno}": text.value
-        for path in PACKAGE.rglob("*.py")
-        for text in words_of(ast.parse(path.read_text()))
-        if isinstance(text.value, str) and half.search(text.value)
-    }
-    assert found == {}
-
-
-def words_of(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yields every constant of a module that is no docstring."""
-    nodes = list(ast.walk(tree))
-    docstrings = {id(one.value) for one in nodes if isinstance(one, ast.Expr)}
-    for node in nodes:
-        if isinstance(node, ast.Constant) and id(node) not in docstrings:
-            yield node

@@ -41,11 +41,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("ascii").splitlines()]
 
 
-def is_open(path: Path) -> bool:
-    """Whether this process has the file open."""
-    return any(fd.exists() and fd.samefile(path) for fd in Path("/proc/self/fd").iterdir())
-
-
 # --- lines ----------------------------------------------------------------------------------------
 
 
@@ -98,16 +93,6 @@ def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, pa
     os.truncate(path, 0)  # logrotate's `copytruncate`
     log.emit(STOPPING)
     assert [line["event"] for line in lines(path)] == ["stopping"]
-
-
-def test_a_closed_log_lets_go_of_the_file_until_the_next_line(log: EventLog, path: Path) -> None:
-    log.emit(WARNING)
-    assert is_open(path)
-    log.close()
-    log.close()
-    assert not is_open(path)
-    log.emit(STOPPING)
-    assert [line["event"] for line in lines(path)] == ["warning", "stopping"]
 
 
 @pytest.mark.parametrize("place", ["directory", "below a file"])

@@ -55,27 +55,6 @@ def test_the_healthy_part_is_copied_while_the_other_is_away(window: int) -> None
     made.assert_done()
 
 
-def test_nothing_is_marked_though_single_blobs_are_away_among_healthy_ones() -> None:
-    """Once the store is suspect, also a batch of which few cannot be read is no proof."""
-    made = scene(BLOBS)
-    gone = away(made, 0x00, 0x7F) | away(made, 0xF0, 0xF7)
-    mounted = mount_when(made, everybody(made) - gone)
-    watching(made).run()
-    assert mounted
-    made.assert_done()
-
-
-def test_the_outage_is_told_until_the_store_is_whole_and_ended_once() -> None:
-    made = scene(BLOBS)
-    gone = away(made, 0x00, 0xA9)
-    mount_when(made, everybody(made) - gone)
-    watching(made).run()
-    outages = made.pipe.of("outage")
-    assert {one["what"] for one in outages} == {"source"}
-    assert [one["attempt"] for one in outages] == list(range(1, len(outages) + 1))
-    assert [one["what"] for one in made.pipe.of("outage_end")] == ["source"]
-
-
 def test_what_cannot_be_read_waits_and_is_not_tried_first_again() -> None:
     made = scene(BLOBS)
     gone = away(made, 0x00, 0xA9)

@@ -87,28 +87,6 @@ def test_children_do_not_inherit_the_lock(path: Path) -> None:
         child.wait()
 
 
-ON_A_FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from ntt_backup.errors import LockHeld
-from ntt_backup.daemon.pid_lock import pid_lock
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-with pid_lock(Path(sys.argv[1])):
-    try:
-        with pid_lock(Path(sys.argv[1])):
-            print("two hold the lock")
-    except LockHeld as error:
-        print(error.message)
-"""
-
-
-def test_a_full_disk_hides_who_holds_it_and_no_more(path: Path) -> None:
-    argv = [sys.executable, "-c", ON_A_FULL_DISK, str(path)]
-    result = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "another coordinator runs on this host, with PID unknown\n"
-
-
 def test_where_no_file_can_be_made_for_want_of_room_room_is_to_be_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,18 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.blobdir import syscalls
 from ntt_backup.blobdir.open import BlobDirectory, NotAFile
 
 BLOBID = "3f07" + "0" * 60
 
 
-@pytest.fixture(params=["openat2", "without openat2"])
-def blobs(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BlobDirectory]:
-    if request.param != "openat2":
-        monkeypatch.setattr(syscalls, "_SYSCALL", None)
+@pytest.fixture
+def blobs(tmp_path: Path) -> Iterator[BlobDirectory]:
     (tmp_path / "by-hash").mkdir()
     fd = os.open(tmp_path / "by-hash", os.O_RDONLY)
     directory = BlobDirectory(fd, os.fstat(fd).st_dev)
@@ -48,8 +43,6 @@ def test_open_blob_says_eloop_for_a_symlink_in_the_place_of_a_directory(
 def test_open_blob_says_exdev_for_a_directory_on_another_file_system(
     blobs: BlobDirectory, tmp_path: Path
 ) -> None:
-    if syscalls._SYSCALL is not None:
-        pytest.skip("the kernel compares mounts, and this test makes none")
     (tmp_path / "by-hash" / "3f").mkdir()
     other = BlobDirectory(blobs.fd, device=os.stat("/proc").st_dev)
     with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from blake3 import blake3
 
 from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.daemon import preflight
-from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteUnreachable, SourceError
+from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.model import relative_path
 from ntt_backup.upload.strategies import tar_probe
-from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.strategies.probe import Facts, trial
 
 CONTENTS = (b"", b"x", b"y" * 70_000)
 SENT = {blake3(content).hexdigest() for content in CONTENTS}
@@ -104,18 +105,18 @@ def test_blobs_without_a_size_are_guessed_and_said_to_be(
     assert bool(words) is bool(said)
 
 
-def test_a_step_that_fails_is_a_step_with_its_error() -> None:
-    error = RemoteUnreachable("away")
-
-    def fail() -> preflight.Step:
-        raise error
-
-    assert preflight._guarded("remote", fail) == preflight.Step("remote", error=error)
-
-
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     step = preflight._guarded("versions", preflight._versions)
     assert isinstance(step.error, SourceError)
     assert "tar is not installed" in step.error.message
     assert "apt-get install tar" in step.error.hint
+
+
+def test_a_machine_without_room_for_trial_blobs_is_told_of_and_may_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(SourceError, match="no room") as caught, trial():
+        pytest.fail("trial blobs were made")
+    assert "TMPDIR" in caught.value.hint

@@ -20,7 +20,7 @@ from ntt_backup.process.pipeline import (
     wait_for,
     write,
 )
-from tests.environment import wait_until
+from tests.environment import has_ended, wait_until
 from tests.patience import PATIENCE
 
 Start = Callable[..., Child]
@@ -38,14 +38,6 @@ def start() -> Iterator[Start]:
     yield make
     for child in children:
         child.kill()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, though perhaps nobody has reaped it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def read_all(child: Child) -> bytes:
@@ -122,7 +114,7 @@ def test_kill_ends_a_program_that_ignores_every_request(start: Start) -> None:
     child = start("trap '' TERM INT HUP; echo ready; while :; do sleep 600; done")
     wait_for(reading=[child.stdout_fd], timeout=PATIENCE)
     assert child.kill() == -signal.SIGKILL
-    assert gone(child.pid)
+    assert has_ended(child.pid)
 
 
 PARENT = """
@@ -141,10 +133,10 @@ def test_a_child_dies_with_its_parent_however_that_dies(signum: signal.Signals) 
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert not gone(pid)
+        assert not has_ended(pid)
         parent.send_signal(signum)
         parent.wait(PATIENCE)
-        wait_until(lambda: gone(pid), "the child to end")
+        wait_until(lambda: has_ended(pid), "the child to end")
 
 
 def test_waiting_sees_whichever_is_ready_and_nothing_else(start: Start) -> None:

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.client.shell import Answer, ask, shell_script
+from ntt_backup.client.shell import Answer, ask
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
@@ -86,10 +85,6 @@ def test_no_value_is_run(value: str) -> None:
     assert said == value.encode()
 
 
-def test_a_script_finds_nothing_on_its_stdin() -> None:
-    assert asked("cat; echo end") == b"end\n"
-
-
 # --- logins that leave something behind -----------------------------------------------------------
 
 HOLDER = "sleep 1000 & echo $! >>{pids}"
@@ -137,23 +132,6 @@ def test_functions_that_go_by_the_name_of_a_tool_are_put_aside(tmp_path: Path) -
     account = Account(f"{functions}; PATH={tmp_path}:$PATH", program=bash)
     said = ask(account, "head -c 3 /dev/zero; tar --version", {}, doing="it", timeout=PATIENCE)
     assert said.startswith(b"\0\0\0tar ")
-
-
-def test_every_tool_that_a_script_looks_for_is_put_aside() -> None:
-    package = resources.files("ntt_backup")
-    scripts = [
-        package.joinpath(place).read_text("utf-8")
-        for place in ("dump/remote_dir.sh", "upload/strategies/tar_loop.sh")
-    ]
-    wanted = {
-        tool
-        for script in scripts
-        for tools in re.findall(r"^for tool in (.*); do$", script, re.MULTILINE)
-        for tool in tools.split()
-    }
-    _, source = shell_script("", {})
-    assert wanted
-    assert wanted <= set(source.decode().splitlines()[0].split())
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 120), max_size=8), st.integers(0, 255))

@@ -98,11 +98,6 @@ def test_settings_become_options(changes: dict[str, Any], expected: dict[str, st
     assert {name: given[name] for name in expected} == expected
 
 
-def test_settings_that_are_missing_are_left_to_the_users_configuration() -> None:
-    given = options(ssh_argv(settings(), "true", aes=False))
-    assert not {"Port", "IdentityFile", "IdentitiesOnly", "UserKnownHostsFile"} & given.keys()
-
-
 def test_a_configuration_file_is_passed_by_its_name() -> None:
     path = '/etc/my ssh/100% "config"'
     argv = ssh_argv(settings(ssh_config=path), "true", aes=False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -16,14 +14,11 @@ from uuid import UUID
 import pytest
 from rich.console import Console
 
-from ntt_backup.audit.scan import ScanResult
-from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import PendingEstimate, Totals
 from ntt_backup.cli.run import plan
-from ntt_backup.cli.scan import lines
 from ntt_backup.config import Settings
 from ntt_backup.ui.status import Status
 
@@ -91,12 +86,6 @@ def drawn(
 # --- status ---------------------------------------------------------------------------------------
 
 
-def test_a_narrow_terminal_shows_the_whole_error_of_a_dump() -> None:
-    why = "/opt/postgresql/client/of/a/vendor/bin/pg_dump is version 16.14; the server has 18"
-    shown = drawn(dumps=[replace(A_DUMP, name="", error=why)], width=40)
-    assert why.replace(" ", "") in re.sub(r"\s", "", shown)
-
-
 def test_the_json_is_plain_and_complete() -> None:
     assert Status("remote", TOTALS, None, [], []).json()["last_run"] is None
     holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
@@ -111,14 +100,6 @@ def test_the_json_is_plain_and_complete() -> None:
     assert said["last_run"]["read_at"] == "2026-03-04T05:07:47Z"
     assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
-
-
-def test_the_table_shows_the_last_dump_and_a_later_failure() -> None:
-    failed = DumpRun(NOW + timedelta(days=1), NOW, "", 0, "", "pg_dump failed: no such table")
-    text = drawn(a_run(), dumps=[A_DUMP, failed])
-    assert "2026-03-04 05:06 UTC: 20260304T050607Z-0badcafe.dump, 3.0 GB" in text
-    assert "2026-03-05 05:06 UTC: FAILED, pg_dump failed: no such table" in text
-    assert re.search(r"last dump +none", drawn(a_run(), dumps=[failed]))
 
 
 def test_the_table_shows_all_figures() -> None:
@@ -159,26 +140,10 @@ def test_estimated_figures_are_marked() -> None:
     assert "about" not in drawn()
 
 
-def test_holders_are_shown_with_their_first_ranges() -> None:
-    few = [Holder(index, "h/0", 5) for index in (0, 255)]
-    many = [Holder(index, "h/1", 6) for index in range(1, 101)]
-    text = drawn(holders=[*few, *many])
-    assert "h/0 (PID 5): ranges 00 ff" in text
-    assert "and 84 more" in text
-
-
 def test_control_characters_from_the_catalog_are_escaped() -> None:
     text = drawn(a_run(host="evil\x1b[2J[red]x"), [Holder(1, "who\x1b]0;t\x07[bold]", 5)])
     assert "\x1b" not in text
     assert "\x07" not in text
-
-
-def test_markup_from_the_catalog_is_shown_as_text() -> None:
-    totals = replace(TOTALS, failed_by_reason={"[/reason] :bomb:": 1})
-    run = a_run(host="[/host]", outcome="[bold]odd")
-    text = drawn(run, [Holder(1, "[/who]", 5)], totals)
-    for words in ("1 [/reason] :bomb:", "on [/host]: [bold]odd", "[/who] (PID 5)"):
-        assert words in text
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -206,45 +171,3 @@ def test_the_plan_shows_amount_places_and_batches(unsized: int, rate: int | None
     assert "by 3 workers, strategy auto" in text
     assert ("unknown size" in text) is bool(unsized)
     assert ("12.0 MB/s" in text) is bool(rate)
-
-
-@pytest.mark.parametrize(
-    ("blobs", "bytes_", "batches"),
-    [
-        (0, 0, "0 batches"),
-        (1, 0, "1 batch "),
-        (501, 0, "2 batches"),
-        (1, 3 * 2**28 + 1, "4 batches"),
-    ],
-)
-def test_the_plan_counts_batches_by_blobs_or_by_bytes(
-    blobs: int, bytes_: int, batches: str
-) -> None:
-    pending = PendingEstimate(blobs, bytes_, 0, exact=True)
-    text = "\n".join(plan(settings(batch_size=500, batch_bytes=2**28), pending))
-    assert f"in about {batches}" in text
-
-
-def test_a_plan_for_a_large_catalog_is_an_estimate() -> None:
-    pending = PendingEstimate(41_930_647, 17 * 10**12, 0, exact=False)
-    shown = plan(settings(), pending)
-    assert shown[0] == "would send about 41,900,000 blobs, 17.0 TB"
-
-
-def test_a_scan_is_reported_with_its_strays() -> None:
-    result = ScanResult(
-        registered=5,
-        known=1000,
-        bytes=700,
-        strays=Counter({StrayKind.SYMLINK: 2, StrayKind.NOT_A_BLOBID: 1}),
-        directories=256,
-        directory="ff/ff",
-        resumed_from="7f/00",
-        duration_s=61.0,
-    )
-    text = "\n".join(lines(result))
-    assert "registered 5 blobs" in text
-    assert "1,000 known before" in text
-    assert "continued after 7f/00" in text
-    assert "2 strays: symlink" in text
-    assert "1 stray: not-a-blobid" in text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -16,11 +14,11 @@ from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
-from ntt_backup.errors import WorkerFailed
+from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
-from tests.environment import wait_until
+from tests.environment import has_ended, wait_until
 from tests.patience import PATIENCE
 
 ENDLESS = 500_000
@@ -72,13 +70,6 @@ def say(*messages: Message) -> str:
     return "".join(f"echo '{message.encode().decode().strip()}'\n" for message in messages)
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 START = events.WorkerStart(pid=1, worker=3, strategy="tar")
 STOP = events.WorkerStop(pid=1, worker=3)
 TICK = '{"event": "tick", "state": "sending"}'
@@ -110,7 +101,7 @@ def test_what_it_says_right_before_its_end_is_heard(
     def read(child: Child, limit: int = 1 << 16) -> bytes | None:
         if not go.exists():
             go.touch()
-            wait_until(lambda: gone(child.pid), "its end")
+            wait_until(lambda: has_ended(child.pid), "its end")
             return None
         return real_read(child, limit)
 
@@ -175,11 +166,25 @@ def test_a_fatal_error_is_a_good_bye(start: Start) -> None:
     assert listen(start(say(fatal) + "exit 6")) == [fatal]
 
 
+@pytest.mark.parametrize("kind", [RemoteUnreachable, Unsupported])
+def test_an_error_of_a_worker_is_of_the_same_class_at_the_coordinator(
+    kind: type[BackupError],
+) -> None:
+    said = Fatal.of(kind("away", detail="why", hint="what to do"))
+    heard = events.decode(said.encode())
+    assert isinstance(heard, Fatal)
+    assert type(heard.error) is kind
+    assert heard.error.fields == said.error.fields
+    other = replace(said, error_class="os").error
+    assert isinstance(other, WorkerFailed)
+    assert other.exit_code == kind.exit_code
+
+
 def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
     worker = start(f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; exit 1")
     listen(worker)
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: gone(pid), "the orphan to end")
+    wait_until(lambda: has_ended(pid), "the orphan to end")
 
 
 def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
@@ -189,26 +194,7 @@ def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> N
     *_, died = listen(worker)
     assert isinstance(died, WorkerDied)
     assert died.status == -signal.SIGKILL
-    wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "the child to end")
-
-
-def test_kill_ends_a_worker_that_leads_no_session_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of us that has just been made, and has not come so far."""
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(os, "setsid", signal.pause)
-    worker = SupervisedWorker(SPEC, Backoff(1, 60))
-    worker.start(0.0)
-    worker.kill()
-    (died,) = listen(worker)
-    assert isinstance(died, WorkerDied)
-    assert died.status == -signal.SIGKILL
-
-
-def test_a_ctrl_c_on_the_terminal_does_not_reach_it(start: Start) -> None:
-    worker = start("cut -d' ' -f5 /proc/$$/stat >&2; exit 1")
-    (died,) = listen(worker)
-    assert isinstance(died, WorkerDied)
-    assert int(died.detail) != os.getpgid(0)
+    wait_until(lambda: has_ended(int((tmp_path / "pid").read_text())), "the child to end")
 
 
 def test_stop_is_a_word_on_its_stdin(start: Start) -> None:
@@ -284,7 +270,7 @@ def test_one_that_was_prepared_for_other_orders_is_replaced(start: Start, tmp_pa
     worker.spec = replace(worker.spec, strategy="stream")
     worker.start(0.0)
     assert listen(worker) == [START, STOP]
-    assert gone(int(pid.read_text()))
+    assert has_ended(int(pid.read_text()))
 
 
 def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> None:

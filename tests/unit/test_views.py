@@ -18,15 +18,13 @@ import pytest
 
 from ntt_backup import events
 from ntt_backup.daemon.progress import Snapshot, WorkerStatus
-from ntt_backup.ui.views import FAILURES_SHOWN, LiveView, PlainView, QuietView, make_view
+from ntt_backup.ui.live import LiveView
+from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView, make_view
 from tests.unit.test_events import (
     BLOB_FAILED,
-    DUMP_FAILED,
-    DUMP_START,
     ERROR,
     HOSTILE,
     OUTAGE,
-    OUTAGE_END,
     PROGRESS,
     RUN_START,
     RUN_STOP,
@@ -172,14 +170,6 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
     assert "remote is away" in text
 
 
-def test_live_picture_is_there_before_the_first_worker() -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(RUN_START)
-        view.event(OUTAGE)
-        assert "remote is away, again in 3.2 s" in term.text()
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -195,61 +185,7 @@ def test_live_picture_says_how_far_the_work_is(change: dict[str, Any], text: str
     assert any(line.strip(" \u2501\u2578\u257a") == text for line in lines)
 
 
-@pytest.mark.parametrize("columns", [50, 80])
-def test_a_narrow_terminal_shows_share_and_time_left_and_no_number_cut_short(columns: int) -> None:
-    large = replace(SNAPSHOT, done=12_345_678, pending=30_000_000, eta_s=700_000.0)
-    lines = [line.rstrip() for line in shown(large, columns).split("\n")]
-    assert any(
-        re.search(r"75%, about 8 d 2 h left(, 12,345,678 of 42,345,678 blobs)?$", one)
-        for one in lines
-    )
-    assert any(
-        re.match(
-            r"2 failed, 125.0 MB sent in 1 min 12 s(, 12.2 MB/s on the link)?(, 812 files/s)?$", one
-        )
-        for one in lines
-    )
-
-
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        (80, ["worker 0  sending  6.5 MB/s  1,500 blobs  w0-7", "worker 1  outage   0.0 MB/s"]),
-        (40, ["worker 0  sending  6.5 MB/s  1,500 blobs", "worker 1  outage   0.0 MB/s"]),
-        (39, ["worker 0  sending  6.5 MB/s", "worker 1  outage   0.0 MB/s"]),
-        (10, ["worker 0", "worker 1"]),
-    ],
-)
-def test_a_narrow_terminal_has_fewer_columns_of_workers_and_none_cut_short(
-    columns: int, expected: list[str]
-) -> None:
-    lines = [line.rstrip() for line in shown(SNAPSHOT, columns).split("\n")]
-    workers = [line for line in lines if line.startswith("worker")]
-    for line, beginning in zip(workers, expected, strict=True):
-        assert line.startswith(beginning)
-    assert workers[0] == expected[0]
-
-
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
-
-
-@pytest.mark.parametrize(
-    ("event", "colour"),
-    [
-        (BLOB_FAILED, RED),
-        (DUMP_FAILED, RED),
-        (ERROR, RED),
-        (OUTAGE, YELLOW),
-        (OUTAGE_END, ""),
-        (DUMP_START, ""),
-    ],
-)
-def test_red_has_failed_and_yellow_wants_a_look(event: events.Event, colour: str) -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(event)
-        raw = term.raw()
-    assert [one for one in (RED, YELLOW, GREEN) if one in raw] == ([colour] if colour else [])
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 80), (5, 20), (60, 300)])
@@ -269,42 +205,6 @@ def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
     assert max(map(len, lines)) <= columns
     shown = sum("sending" in line for line in lines)
     assert f"and {256 - shown} workers more"[:columns] in map(str.rstrip, lines)
-
-
-def test_terminal_without_a_size_is_taken_as_an_ordinary_one() -> None:
-    with terminal(rows=0, columns=0) as term:
-        view = make_view(term.stream)
-        view.refresh(SNAPSHOT)
-        assert "worker 1" in term.text()
-
-
-@pytest.mark.parametrize(("outcome", "red"), [("done", False), ("stopped", False), ("error", True)])
-def test_live_picture_ends_in_a_summary_that_is_red_where_something_failed(
-    outcome: str, red: bool
-) -> None:
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.refresh(SNAPSHOT)
-        view.event(OUTAGE_END)
-        view.event(replace(RUN_STOP, outcome=outcome))
-        term.raw()
-        view.close()
-        raw = term.raw()
-    assert ": 4,998 copied, 2 failed" in raw
-    assert "remote is back" in raw
-    assert "worker 0" not in raw
-    assert (RED in raw) is red
-
-
-@pytest.mark.parametrize("no_color", [False, True])
-def test_no_color_means_none(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
-    monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
-    with terminal() as term:
-        view = make_view(term.stream)
-        view.event(OUTAGE)
-        view.refresh(SNAPSHOT)
-        coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", term.raw()) is not None
-    assert coloured is not no_color
 
 
 class BrokenPipe(io.StringIO):

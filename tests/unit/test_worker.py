@@ -131,13 +131,6 @@ def test_a_batch_is_told_of_when_it_is_recorded_and_not_before() -> None:
     assert told == 50
 
 
-def test_batches_have_names_of_their_own() -> None:
-    made = scene(100)
-    made.worker().run()
-    names = [batch.name for batch in made.remote.batches]
-    assert names == [f"0.{number}" for number in range(1, 11)]
-
-
 # --- faults ---------------------------------------------------------------------------------------
 
 
@@ -202,13 +195,6 @@ def test_every_batch_that_goes_again_is_told_of_with_its_name(fault: str, told: 
     made.worker().run()
     made.assert_done()
     assert [one["batch"] for one in made.pipe.of("batch_retry")] == told
-
-
-def test_an_answer_ends_an_outage() -> None:
-    made = scene(30, remote=["ok", "lost in put", "ok", "ok", "ok", "ok", "ok", "lost"])
-    made.worker(window=1).run()
-    made.assert_done()
-    assert [one["attempt"] for one in made.pipe.of("outage")] == [1, 1]
 
 
 def test_an_answer_that_came_before_the_link_was_lost_ends_no_outage() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.process.messages import Done, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
-from ntt_backup.upload.worker_main import Remote
+from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.worker_main import LOOK_AND_TRY, PLACE, TRY_OUT, Remote
 
 SLOW = 100.0
 
@@ -17,7 +21,10 @@ SLOW = 100.0
 class Ahead:
     """A connection without a session."""
 
-    aborted = False
+    aborted = lingers = False
+
+    def __init__(self) -> None:
+        self.channel = SimpleNamespace(pace=None)
 
     def abort(self) -> None:
         self.aborted = True
@@ -76,3 +83,72 @@ def test_a_connection_that_has_waited_for_long_is_made_anew(
     clock.now += SLOW
     assert opener.connect() is None
     assert ahead.aborted
+
+
+@dataclass
+class Look:
+    """A look at a remote that runs tar; done: what it was asked for."""
+
+    connection: Ahead
+    strategy: str = "tar"
+    lingers: bool = False
+    done: list[Any] = field(default_factory=list)
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        self.done.append(will_try_out)
+        return Facts("Linux", "tar", 5, 0.5, placed=False)
+
+    def try_out(self) -> str:
+        return "well"
+
+    def make_place(self) -> None:
+        self.done.append("place")
+
+    def hand_over(self) -> Ahead:
+        return self.connection
+
+    def close(self) -> None:
+        self.lingers = True
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> Look:
+    look = Look(ahead)
+    monkeypatch.setattr(worker_main, "open_probe", lambda strategy, spec: look)
+    return look
+
+
+@pytest.fixture
+def looking(look: Look) -> Remote:
+    spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None)))
+    remote = Remote("auto", spec, cast(Store, None))
+    remote.begin_look()
+    return remote
+
+
+def test_a_look_answers_what_it_is_asked_and_goes_on_over_its_connection(
+    looking: Remote, look: Look
+) -> None:
+    found = looking.answer(LOOK_AND_TRY)
+    assert isinstance(found, Found)
+    assert Facts(**found.facts) == Facts("Linux", "tar", 5, 0.5, placed=False)
+    assert [looking.answer(TRY_OUT), looking.answer(PLACE)] == [Done(text="well"), Done(text="")]
+    assert (found.strategy, looking.strategy, look.done) == ("tar", "tar", [True, "place"])
+    looking.end_look(go_on=True)
+    assert cast(object, looking.connect()) is look.connection
+    assert not looking.lingers
+
+
+def test_a_look_that_is_long_ago_is_gone_on_from_over_another_connection(
+    looking: Remote, look: Look, clock: Clock
+) -> None:
+    looking.answer(LOOK_AND_TRY)
+    clock.now += SLOW
+    looking.end_look(go_on=True)
+    assert looking.connect() is None
+    assert look.connection.aborted
+
+
+def test_a_look_without_work_says_whether_its_connection_lingered(looking: Remote) -> None:
+    looking.end_look(go_on=False)
+    assert looking.lingers

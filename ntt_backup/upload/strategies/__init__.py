@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.probe import Facts, Probe
+from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.strategies.stream import connect, open_stream
 from ntt_backup.upload.strategies.stream_probe import StreamProbe
@@ -25,7 +25,7 @@ class Strategy:
     """
 
     open: Callable[[SessionSpec, Store, Connection | None], Session]
-    probe: Callable[[SessionSpec], Probe]
+    probe: Callable[[SessionSpec], SessionProbe]
     connect: Callable[[SessionSpec], Connection] | None = None
 
 
@@ -52,19 +52,16 @@ def connect_ahead(name: str, spec: SessionSpec) -> Connection | None:
     return None if connect is None else connect(spec)
 
 
-def open_probe(name: str, spec: SessionSpec, *, will_try_out: bool) -> tuple[str, Probe, Facts]:
-    """Returns the strategy that will be used, a probe, and what the remote says about itself.
+def open_probe(name: str, spec: SessionSpec) -> SessionProbe:
+    """Returns a connected probe of the strategy of that name. Raises as `Session` does.
 
     name may be `auto`: `stream` where the remote can run it, else `tar`.
     """
     if name == "auto":
         try:
-            return open_probe("stream", spec, will_try_out=will_try_out)
+            return open_probe("stream", spec)
         except Unsupported:
-            return open_probe("tar", spec, will_try_out=will_try_out)
+            name = "tar"
     probe = STRATEGIES[name].probe(spec)
-    try:
-        return name, probe, probe.facts(will_try_out=will_try_out)
-    except BaseException:
-        probe.close()
-        raise
+    probe.connect()
+    return probe

@@ -61,7 +61,6 @@ class PipelinedSession(ABC):
         self._spec = spec
         self._flights: deque[Flight] = deque()
         self._outcomes: list[Outcome] = []
-        self._number = 0
         self._answered_at = 0.0
         self._usable = True
         self._sending: _Sending | None = None

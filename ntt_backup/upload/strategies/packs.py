@@ -29,7 +29,7 @@ class Packer:
         # A blob that fits a pack fits behind a pack that is all but full, with a byte to spare that
         # shows that it has ended.
         self._buffer = memoryview(bytearray(2 * PACK_BYTES + 1))
-        self._digests: list[bytes] = []
+        self._digests = bytearray()
         self._sizes: list[int] = []
         self.used = 0
 
@@ -39,22 +39,21 @@ class Packer:
         return self._buffer[self.used : self.used + PACK_BYTES + 1]
 
     @property
-    def full(self) -> bool:
-        return self.used >= PACK_BYTES or len(self._sizes) >= _MOST_BLOBS
-
-    @property
     def empty(self) -> bool:
         return not self._sizes
 
-    def add(self, blobid: str, size: int) -> None:
-        """Adds the blob whose content was just read into `space`."""
-        self._digests.append(bytes.fromhex(blobid))
+    def add(self, blobid: str, size: int) -> bool:
+        """Adds the blob whose content was just read into `space`; returns whether the pack is
+        full.
+        """
+        self._digests += bytes.fromhex(blobid)
         self._sizes.append(size)
         self.used += size
+        return self.used >= PACK_BYTES or len(self._sizes) >= _MOST_BLOBS
 
     def pop_frame(self) -> list[bytes | memoryview]:
         """Empties the pack; returns its frame in pieces that hold until the next blob is read."""
-        table = memoryview(write_messages.table(self._digests, self._sizes))
+        table = memoryview(write_messages.table([bytes(self._digests)], self._sizes))
         content = self._buffer[: self.used]
         checksum = b""
         if self._checksum:

@@ -13,12 +13,17 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
+from ntt_backup.client.connection import Connection
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.format import many
 from ntt_backup.model import Batch, Blob, relative_path
 from ntt_backup.source.inspection import Store
 
 TRIAL_SECONDS: Final = 60.0
+LINGERS: Final = (
+    "something that the remote account starts at every login keeps each connection open after its"
+    " end, which costs two seconds each; have it started with </dev/null >/dev/null 2>&1"
+)
 # Two batches in a row show that the remote finds the border between them.
 _SIZES: Final = ((1, 513, 70_000), (0, 4096))
 
@@ -41,8 +46,11 @@ class Probe(Protocol):
     """A look at the remote before a run, by the way that the run will take.
 
     Methods are called in this order, `try_out` and `make_place` only where wanted. They raise as
-    `Session` does.
+    `Session` does. strategy is known once the remote has answered.
     """
+
+    @property
+    def strategy(self) -> str: ...
 
     @property
     def lingers(self) -> bool:
@@ -50,7 +58,7 @@ class Probe(Protocol):
         ...
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        """Connects to the remote, and asks."""
+        """Asks the remote."""
         ...
 
     def try_out(self) -> str:
@@ -63,6 +71,18 @@ class Probe(Protocol):
 
     def close(self) -> None:
         """Ends the connection. Never raises."""
+        ...
+
+
+class SessionProbe(Probe, Protocol):
+    """A probe of a strategy, over a connection that a session may go on with."""
+
+    def connect(self) -> None:
+        """Connects to the remote, where that is not left to `facts`."""
+        ...
+
+    def hand_over(self) -> Connection | None:
+        """Ends the look, and returns its connection for `open_session`; None for none."""
         ...
 
 

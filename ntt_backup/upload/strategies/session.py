@@ -36,6 +36,11 @@ class Session(Protocol):
         ...
 
     @property
+    def lingers(self) -> bool:
+        """Whether, after `close`, another process on the remote held the connection open."""
+        ...
+
+    @property
     def in_flight(self) -> tuple[Batch, ...]:
         """The batches that were put and have no outcome yet, oldest first; also once the session
         is broken, closed or aborted.

@@ -27,7 +27,7 @@ from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
-from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.source.reader import Reader
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer
@@ -152,30 +152,26 @@ class StreamSession(PipelinedSession):
     # --- what is sent -----------------------------------------------------------------------------
 
     def _begin_flight(self, batch: Batch) -> Flight:
-        self._number += 1
-        flight = Flight(self._number, batch, time.monotonic())
+        flight = Flight(next(self._connection.numbers), batch, time.monotonic())
         self._flights.append(flight)
         return flight
 
     def _put_blobs(self, flight: Flight) -> None:
         with Reader(self._store) as reader:
+            packer, sent = self._packer, flight.sent
             for blob in flight.batch.blobs:
-                self._put_blob(reader, flight, blob)
+                outcome = reader.read(blob, packer.space)
+                if isinstance(outcome, int):
+                    sent.append(blob if blob.size == outcome else Blob(blob.blobid, outcome))
+                    if packer.add(blob.blobid, outcome):
+                        self._flush(flight)
+                elif isinstance(outcome, Failure):
+                    flight.failed.append(outcome)
+                else:
+                    self._put_large(reader, flight, outcome.blob)
                 if flight.answered:
                     break
-            reader.require_life(flight.failed, nothing_sent=not flight.sent)
-
-    def _put_blob(self, reader: Reader, flight: Flight, blob: Blob) -> None:
-        outcome = reader.read(blob, self._packer.space)
-        if isinstance(outcome, Failure):
-            flight.failed.append(outcome)
-        elif isinstance(outcome, TooLarge):
-            self._put_large(reader, flight, outcome.blob)
-        else:
-            self._packer.add(blob.blobid, outcome)
-            flight.sent.append(blob if blob.size == outcome else Blob(blob.blobid, outcome))
-            if self._packer.full:
-                self._flush(flight)
+            reader.require_life(flight.failed, nothing_sent=not sent)
 
     def _flush(self, flight: Flight) -> None:
         self._begin_batch(flight)
@@ -356,4 +352,9 @@ class StreamSession(PipelinedSession):
                 not_stored.add(blob.blobid)
             elif verdict == write_messages.WITHDREW and blob.blobid not in flight.withdrawn:
                 raise ProtocolError(f"{blob.blobid} was not withdrawn")
-        self._confirm(flight, (blob for blob in flight.sent if blob.blobid not in not_stored))
+        self._confirm(
+            flight,
+            (blob for blob in flight.sent if blob.blobid not in not_stored)
+            if not_stored
+            else flight.sent,
+        )

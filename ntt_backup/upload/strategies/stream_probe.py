@@ -21,15 +21,23 @@ _NAMES_UNCHECKED: Final = "checks by SHA-256 (no BLAKE3 on the remote)"
 
 
 class StreamProbe:
-    """See `probe.Probe`."""
+    """See `probe.SessionProbe`."""
+
+    strategy = "stream"
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
         self._connection: Connection | None = None
         self.lingers = False
 
+    def connect(self) -> None:
+        self._connection = connect(self._spec)
+
     def facts(self, *, will_try_out: bool) -> Facts:
-        self._connection = connection = connect(self._spec)
+        if self._connection is None:
+            self.connect()
+        assert self._connection is not None
+        connection = self._connection
         banner = connection.banner
         before = time.time()
         facts = connection.hello()
@@ -53,6 +61,10 @@ class StreamProbe:
 
     def make_place(self) -> None:
         self._open().place()
+
+    def hand_over(self) -> Connection | None:
+        connection, self._connection = self._connection, None
+        return None if connection is None or connection.channel.ended else connection
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -22,6 +22,7 @@ import re
 import time
 from collections.abc import Sequence
 from importlib import resources
+from itertools import count
 from typing import Final
 
 from ntt_backup.client.channel import NOISE_LIMIT
@@ -57,6 +58,7 @@ class TarSession(PipelinedSession):
     def __init__(self, spec: SessionSpec, store: Store) -> None:
         command, script = _loop(spec)
         super().__init__(spec, spec.channel(command))
+        self._numbers = count(1)
         self._store = store
         self._line = b""
         self._extracted = ""
@@ -70,8 +72,7 @@ class TarSession(PipelinedSession):
         started = time.monotonic()
         checked = self._store.inspect(batch.blobs, verify=self._spec.run.verify_source)
         ready = checked.ready
-        self._number += 1
-        flight = Flight(self._number, batch, started, sent=ready, failed=checked.failed)
+        flight = Flight(next(self._numbers), batch, started, sent=ready, failed=checked.failed)
         if not ready:
             self._confirm(flight, ())
             return

@@ -110,7 +110,9 @@ def _facts(said: Mapping[str, str], before: float, after: float) -> Facts:
 
 
 class TarProbe:
-    """See `probe.Probe`. The spec's run_id names the scratch directory."""
+    """See `probe.SessionProbe`. The spec's run_id names the scratch directory."""
+
+    strategy = "tar"
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
@@ -118,6 +120,9 @@ class TarProbe:
         self._path = f"{spec.root}/{self._stem}.{spec.run_id}"
         self._scratch: ScratchDirectory | None = None
         self.lingers = False
+
+    def connect(self) -> None:
+        """Does nothing: what is asked depends on what will be tried."""
 
     def facts(self, *, will_try_out: bool) -> Facts:
         spec = self._spec
@@ -146,6 +151,9 @@ class TarProbe:
         )
         if said.split()[-1:] != [b"made"]:
             raise explain_root(said.decode("utf-8", "backslashreplace").strip())
+
+    def hand_over(self) -> None:
+        self.close()
 
     def close(self) -> None:
         scratch, self._scratch = self._scratch, None

@@ -1,6 +1,6 @@
-"""A run as a person sees it: a live picture on a terminal, plain lines in a mail or the journal.
+"""A run as a live picture on a terminal: share, speeds, a line for each worker, recent events.
 
-A view never ends a run: once nobody reads any more, it is silent. There is no thread; `refresh` is
+A view never ends a run: once the terminal is closed, it is silent. There is no thread; `refresh` is
 to be called a few times a second.
 """
 
@@ -19,11 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Snapshot, View, WorkerStatus
-from ntt_backup.errors import SOME_FAILED
+from ntt_backup.daemon.progress import Snapshot, WorkerStatus
 from ntt_backup.format import duration, many, printable, size
 
-FAILURES_SHOWN: Final = 20
 _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
 # The lines that are no worker's: header, bar, speeds, recent events, and one for the cursor.
@@ -37,61 +35,11 @@ _LEVEL_STYLES: Final = {"info": "", "warning": _YELLOW, "error": _RED}
 _STATE_STYLES: Final = {"outage": _YELLOW, "stalled": _YELLOW, "stopped": "dim"}
 
 
-def make_view(stream: TextIO, *, quiet: bool = False) -> View:
-    """Returns a live picture on a terminal, else plain lines; when quiet only what is wrong."""
-    if quiet:
-        return QuietView(stream)
-    console = Console(file=stream, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console)
-    return PlainView(stream)
-
-
-class PlainView:
-    """One line for each event that an operator wants in a mail; no colours, no cursor."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream
-        self._failures = 0
-
-    def event(self, event: events.Event) -> None:
-        """Prints the event's line, of failed blobs only the first ones."""
-        line = event.line
-        if isinstance(event, events.BlobFailed):
-            self._failures += 1
-            if self._failures == FAILURES_SHOWN + 1:
-                line = "more blobs failed, see the log"
-            elif self._failures > FAILURES_SHOWN:
-                return
-        if line is None or self._stream is None:
-            return
-        try:
-            print(line, file=self._stream, flush=True)
-        except OSError:
-            self._stream = None
-
-    def refresh(self, snapshot: Snapshot) -> None:
-        """Does nothing: the event `progress` has a line."""
-
-    def close(self) -> None:
-        """Does nothing: each line is printed at once."""
-
-
-class QuietView(PlainView):
-    """Only what is wrong at a run's end: a mail that comes is one to be read."""
-
-    def event(self, event: events.Event) -> None:
-        """Prints the event's line where it says that the run is not well."""
-        failed = isinstance(event, events.RunStop) and event.exit_code == SOME_FAILED
-        if failed or isinstance(event, events.StillFailed) or event.level == "error":
-            super().event(event)
-
-
 class LiveView:
     """A picture that is drawn over itself; a short summary takes its place at the end."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, terminal: TextIO) -> None:
+        self._console = console = Console(file=terminal, highlight=False)
         self._header = "starting"
         self._summary = Text("ended")
         self._recent: deque[Text] = deque(maxlen=_RECENT)

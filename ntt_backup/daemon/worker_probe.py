@@ -1,0 +1,80 @@
+"""A look at the remote by a worker, as the preflight sees it.
+
+The worker sends over the same connection afterwards, so a run waits for one handshake of ssh only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from ntt_backup import events
+from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.process.messages import Done, Fatal, Found, Message, WorkerDied
+from ntt_backup.upload.strategies.probe import Facts
+from ntt_backup.upload.worker_main import LOOK, LOOK_AND_TRY, PLACE, TRY_OUT
+
+
+class WorkerLost(Exception):
+    """The worker died before it had answered."""
+
+    def __init__(self, death: WorkerDied) -> None:
+        super().__init__(death.detail)
+        self.death = death
+
+
+class WorkerProbe:
+    """See `probe.Probe`; what goes wrong at the worker is raised here. hear waits for messages of
+    the worker, emit takes its events. Raises WorkerLost, too, where the worker dies or cannot be
+    started.
+    """
+
+    lingers = False  # The worker tells of that itself, at its end.
+
+    def __init__(
+        self,
+        worker: SupervisedWorker,
+        hear: Callable[[], Iterable[Message]],
+        emit: Callable[[events.Event], None],
+    ) -> None:
+        self._worker = worker
+        self._hear = hear
+        self._emit = emit
+        self.strategy = ""
+        try:
+            worker.prepare()
+        except OSError as error:
+            raise WorkerLost(WorkerDied(status=None, detail=str(error))) from error
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        found = self._ask(LOOK_AND_TRY if will_try_out else LOOK)
+        assert isinstance(found, Found)
+        self.strategy = found.strategy
+        return Facts(**found.facts)
+
+    def try_out(self) -> str:
+        done = self._ask(TRY_OUT)
+        assert isinstance(done, Done)
+        return done.text
+
+    def make_place(self) -> None:
+        self._ask(PLACE)
+
+    def close(self) -> None:
+        """Does nothing: the connection is the worker's."""
+
+    def _ask(self, word: bytes) -> Found | Done:
+        self._worker.ask(word, time.monotonic())
+        answer: Found | Done | None = None
+        while answer is None:
+            for message in self._hear():
+                match message:
+                    case Found() | Done():
+                        answer = message
+                    case Fatal():
+                        raise message.error
+                    case WorkerDied():
+                        raise WorkerLost(message)
+                    case events.Event():
+                        self._emit(message)
+        return answer

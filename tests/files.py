@@ -1,0 +1,29 @@
+"""Blobs below a root, and all files that lie there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blake3 import blake3
+
+from ntt_backup.model import Blob, relative_path
+
+
+def put(root: Path, content: bytes) -> Blob:
+    """Store content as a blob."""
+    return put_as(root, blake3(content).hexdigest(), content)
+
+
+def put_as(root: Path, blobid: str, content: bytes) -> Blob:
+    """Store content under a name that need not be its hash."""
+    path = root / relative_path(blobid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return Blob(blobid, len(content))
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Path below root to content, for every file."""
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }

@@ -1,0 +1,60 @@
+"""How many workers of a run go to work, and when the others follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from ntt_backup.catalog.stats import PendingEstimate
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.config import Settings
+from ntt_backup.daemon.crew import Crew, workers_needed
+
+SETTINGS = Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"})
+LITTLE = PendingEstimate(100, 1_000_000, 0, exact=True)
+
+
+def due(crew: Crew) -> list[float | None]:
+    return [worker.due for worker in crew]
+
+
+@pytest.mark.parametrize(
+    ("pending", "workers"),
+    [
+        (PendingEstimate(0, 0, 0, exact=True), 1),
+        (PendingEstimate(1000, 1_000_000, 0, exact=True), 1),
+        (PendingEstimate(1001, 1_000_000, 0, exact=True), 2),
+        (PendingEstimate(10, 10_000_000, 0, exact=True), 3),
+        (PendingEstimate(10**6, 10**9, 0, exact=True), 4),
+        (PendingEstimate(10, 1_000_000, 1, exact=True), 4),
+        (PendingEstimate(10, 1_000_000, 0, exact=False), 4),
+    ],
+)
+def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
+    pending: PendingEstimate, workers: int
+) -> None:
+    assert workers_needed(pending, SETTINGS.run) == workers
+
+
+def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None:
+    crew = Crew(SETTINGS, "run", Backoff(1, 60), watch=False)
+    crew.set_strategy("tar", LITTLE, connect=False)
+    assert due(crew) == [0.0, None, None, None]
+    for pending in (None, 0, 1000):
+        crew.call_up(pending, 5.0)
+    assert due(crew) == [0.0, None, None, None]
+    crew.call_up(1001, 5.0)
+    assert due(crew) == [0.0, 5.0, 5.0, 5.0]
+
+
+def test_workers_that_were_told_to_stop_do_not_follow() -> None:
+    crew = Crew(SETTINGS, "run", Backoff(1, 60), watch=False)
+    crew.set_strategy("tar", LITTLE, connect=False)
+    crew.stop()
+    crew.call_up(10**6, 5.0)
+    assert not crew.busy
+
+
+def test_one_that_watches_starts_all() -> None:
+    crew = Crew(SETTINGS, "run", Backoff(1, 60), watch=True)
+    crew.set_strategy("tar", LITTLE, connect=False)
+    assert due(crew) == [0.0] * 4
