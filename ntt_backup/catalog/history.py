@@ -36,6 +36,12 @@ class Run:
     bytes: int
     read_at: datetime = field(compare=False)
 
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes (10^6 bytes) a second, from its start to updated_at."""
+        lasted = (self.updated_at - self.started_at).total_seconds()
+        return round(self.bytes / lasted / 1e6, 3) if lasted > 0 else 0.0
+
 
 def start_run(conn: Connection, run_id: UUID, target: str, **about: str | int) -> None:
     """Records that a run begins. about: its host, pid, strategy and number of workers."""
@@ -60,8 +66,8 @@ def update_run(
         conn.execute(statement("update_run"), {"run_id": run_id, **done, **ended})
 
 
-def last_run(conn: Connection, target: str) -> Run | None:
-    """Returns the target's latest run, or None."""
+def latest_runs(conn: Connection, target: str) -> list[Run]:
+    """Returns the target's latest run, if there is one, and then others that are under way."""
     with translated("read the history of runs"):
-        row = conn.execute(statement("last_run"), {"target": target}).fetchone()
-    return Run(*row) if row else None
+        rows = conn.execute(statement("latest_runs"), {"target": target}).fetchall()
+    return [Run(*row) for row in rows]

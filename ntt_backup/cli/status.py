@@ -31,7 +31,7 @@ def status(common: Common, as_json: bool, exact: bool) -> None:
         found = Status(
             settings.target,
             (stats.exact_totals if exact else stats.quick_totals)(conn, settings.target),
-            history.last_run(conn, settings.target),
+            history.latest_runs(conn, settings.target),
             dump_history.last_dumps(conn, settings.target),
             range_locks.holders(conn, settings.target),
         )

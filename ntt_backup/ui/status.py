@@ -23,11 +23,13 @@ from ntt_backup.format import about, amount, duration, many, moment, printable, 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the catalog says of a target: its last run and dumps, and who holds which range."""
+    """What the catalog says of a target: its last run and those under way beside it, its dumps, and
+    who holds which range.
+    """
 
     target: str
     totals: Totals
-    last_run: Run | None
+    runs: Sequence[Run]
     dumps: Sequence[DumpRun]
     holders: Sequence[Holder]
 
@@ -36,7 +38,12 @@ class Status:
         return {
             "target": self.target,
             **asdict(self.totals),
-            "last_run": None if self.last_run is None else _plain(self.last_run),
+            "last_run": _plain(self.runs[0]) if self.runs else None,
+            "under_way": [
+                {**_plain(one), "mb_per_s": one.mb_per_s}
+                for one in self.runs
+                if one.ended_at is None
+            ],
             "dumps": [_plain(one) for one in self.dumps],
             "ranges": [
                 {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
@@ -57,7 +64,7 @@ class Status:
         return table
 
     def _work(self) -> list[tuple[str, str]]:
-        rows = [("last run", "none" if self.last_run is None else _run(self.last_run))]
+        rows = [("last run", _run(one)) for one in self.runs] or [("last run", "none")]
         if not any(one.name for one in self.dumps):
             rows.append(("last dump", "none"))
         rows += [("last dump", _dump(one)) for one in self.dumps]
@@ -105,7 +112,8 @@ def _run(run: Run) -> str:
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
     if run.ended_at is None:
         age = max(0.0, (run.read_at - run.updated_at).total_seconds())
-        return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {did}"
+        rate = f"{did}, {run.mb_per_s:.1f} MB/s"
+        return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {rate}"
     return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from uuid import UUID, uuid4
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import last_run, start_run, update_run
+from ntt_backup.catalog.history import latest_runs, start_run, update_run
 
 TARGET = "remote"
 
 
 def test_runs_are_remembered(catalog: Connection) -> None:
-    assert last_run(catalog, TARGET) is None
+    assert latest_runs(catalog, TARGET) == []
     first, second = uuid4(), uuid4()
     start(catalog, first)
     update_run(catalog, first, outcome="done", exit_code=7, copied=5, failed=1, bytes=2**40)
 
-    run = last_run(catalog, TARGET)
-    assert run is not None
+    (run,) = latest_runs(catalog, TARGET)
     assert (run.run_id, run.outcome, run.exit_code) == (first, "done", 7)
     assert (run.copied, run.failed, run.bytes) == (5, 1, 2**40)
     assert run.ended_at is not None
@@ -25,12 +24,22 @@ def test_runs_are_remembered(catalog: Connection) -> None:
     start(catalog, second)
     update_run(catalog, second, copied=3, failed=0, bytes=30)
 
-    run = last_run(catalog, TARGET)
-    assert run is not None
+    (run,) = latest_runs(catalog, TARGET)
     assert (run.run_id, run.copied, run.ended_at, run.outcome) == (second, 3, None, None)
     assert run.updated_at > run.started_at
     assert (run.host, run.pid, run.strategy, run.workers) == ("here", 42, "tar", 4)
-    assert last_run(catalog, "other") is None
+    assert latest_runs(catalog, "other") == []
+
+
+def test_runs_under_way_on_other_hosts_are_told_beside_the_last_one(catalog: Connection) -> None:
+    ended, dead, other, last = (uuid4() for _ in range(4))
+    for one in (ended, dead, other, last):
+        start(catalog, one)
+    update_run(catalog, ended, outcome="done", exit_code=0, copied=5, failed=1, bytes=5)
+    catalog.execute(
+        "update ntt_backup.runs set updated_at = now() - interval '1 h' where run_id = %s", [dead]
+    )
+    assert [run.run_id for run in latest_runs(catalog, TARGET)] == [last, other]
 
 
 def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> None:
@@ -40,15 +49,14 @@ def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> Non
     update_run(catalog, run_id, copied=7, failed=2, bytes=70)
     update_run(catalog, run_id, copied=5, failed=1, bytes=50)
 
-    run = last_run(catalog, TARGET)
-    assert run is not None
+    (run,) = latest_runs(catalog, TARGET)
     assert (run.copied, run.failed, run.bytes) == (7, 2, 70)
 
     update_run(catalog, run_id, outcome="done", exit_code=0, copied=9, failed=3, bytes=90)
-    ended = last_run(catalog, TARGET)
+    ended = latest_runs(catalog, TARGET)
     update_run(catalog, run_id, copied=7, failed=2, bytes=70)
 
-    assert last_run(catalog, TARGET) == ended
+    assert latest_runs(catalog, TARGET) == ended
 
 
 def start(conn: Connection, run_id: UUID) -> None:

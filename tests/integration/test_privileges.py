@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection, connect
-from ntt_backup.catalog.history import last_run
+from ntt_backup.catalog.history import latest_runs
 from ntt_backup.catalog.ledger import Ledger, record_checks, requeue
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.scan_state import begin_scan, register
@@ -70,7 +70,7 @@ def test_a_role_without_privileges_gets_the_grants_it_needs(
     assert_works(conn)
     begin_scan(conn, "/store")
     assert requeue(conn, "remote") == 0
-    assert last_run(conn, "remote") is None
+    assert latest_runs(conn, "remote") == []
     record_checks(conn, "remote", [], [Failure("ab", Reason.REMOTE_MISSING)])
     for change in ("update blobs set blobid = 'ef'", "delete from blobs", "truncate blobs"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

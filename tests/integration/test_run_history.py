@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import last_run
+from ntt_backup.catalog.history import latest_runs
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
@@ -67,8 +67,7 @@ def test_a_locked_table_is_not_waited_for(
         assert progress.pending is None
     progress.copied = 7
     history.update(progress.snapshot(2.0))
-    noted = last_run(catalog, "remote")
-    assert noted is not None
+    (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
 
 
@@ -82,8 +81,7 @@ def test_a_server_that_stands_still_is_not_waited_for(
         history.update(progress.snapshot(1.0))
         history.update(progress.snapshot(2.0))
     history.update(progress.snapshot(3.0))
-    noted = last_run(catalog, "remote")
-    assert noted is not None
+    (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
 
 
@@ -96,8 +94,7 @@ def test_what_is_lost_with_the_connection_is_noted_over_the_next(
     catalog.execute(end + " and datname = current_database()")
     history.update(progress.snapshot(1.0))
     history.update(progress.snapshot(2.0))
-    noted = last_run(catalog, "remote")
-    assert noted is not None
+    (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
 
 

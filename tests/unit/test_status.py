@@ -78,7 +78,9 @@ def drawn(
     width: int = 200,
 ) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(Status("remote", totals, last, dumps or [], holders or []).table())
+    console.print(
+        Status("remote", totals, [last] if last else [], dumps or [], holders or []).table()
+    )
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -87,9 +89,9 @@ def drawn(
 
 
 def test_the_json_is_plain_and_complete() -> None:
-    assert Status("remote", TOTALS, None, [], []).json()["last_run"] is None
+    assert Status("remote", TOTALS, [], [], []).json()["last_run"] is None
     holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
-    said = json.loads(json.dumps(Status("remote", TOTALS, a_run(), [A_DUMP], holders).json()))
+    said = json.loads(json.dumps(Status("remote", TOTALS, [a_run()], [A_DUMP], holders).json()))
     assert said["target"] == "remote"
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
     assert said["pending_bytes"] == 5_000_000
@@ -112,7 +114,7 @@ def test_the_table_shows_all_figures() -> None:
 
 def test_a_run_without_an_end_says_how_old_its_figures_are() -> None:
     text = drawn(a_run(ended_at=None, outcome=None, exit_code=None))
-    assert "PID 4711: no end yet; as of 40 s ago 10 copied, 0 failed, 1.0 kB" in text
+    assert "PID 4711: no end yet; as of 40 s ago 10 copied, 0 failed, 1.0 kB, 0.0 MB/s" in text
 
 
 @pytest.mark.parametrize(("zone", "shown"), [("Asia/Kolkata", "10:36 IST"), ("UTC", "05:06 UTC")])
@@ -124,7 +126,7 @@ def test_times_are_local_in_the_table_and_utc_in_json(
     time.tzset()
     theirs = NOW.astimezone(timezone(timedelta(hours=-5)))
     assert f"2026-03-04 {shown} on alpha" in drawn(a_run(started_at=theirs))
-    said = Status("remote", TOTALS, a_run(started_at=theirs), [], []).json()
+    said = Status("remote", TOTALS, [a_run(started_at=theirs)], [], []).json()
     assert said["last_run"]["started_at"] == "2026-03-04T05:06:07Z"
 
 
@@ -135,7 +137,7 @@ def test_estimated_figures_are_marked() -> None:
     assert "about 4 pending blobs have no size" in text
     assert "`ntt-backup-remote status --exact` counts" in text
     assert "about 3,400,000" not in text
-    said = Status("remote", totals, None, [], []).json()
+    said = Status("remote", totals, [], [], []).json()
     assert (said["pending"], said["estimated"]) == (41_930_647, totals.estimated)
     assert "about" not in drawn()
 

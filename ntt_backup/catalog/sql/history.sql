@@ -16,9 +16,14 @@ set updated_at = now(), copied = greatest(copied, %(copied)s),
     ended_at = case when %(outcome)s::text is not null then now() end
 where run_id = %(run_id)s and ended_at is null;
 
--- name: last_run
--- The target's latest run, and the server's time, by which the run's figures have an age.
+-- name: latest_runs
+-- The target's latest run, and those that are under way on other hosts; with the server's time, by
+-- which the figures of a run have an age. One that was not heard of for some minutes has died.
 select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
     exit_code, copied, failed, bytes, clock_timestamp()
-from ntt_backup.runs where target = %(target)s
-order by started_at desc, run_id limit 1;
+from (
+    select *, row_number() over (order by started_at desc, run_id) as nth
+    from ntt_backup.runs where target = %(target)s
+) as runs
+where nth = 1 or (ended_at is null and updated_at > now() - interval '10 minutes')
+order by nth limit 100;
