@@ -12,6 +12,7 @@ from shutil import which
 
 import psycopg.conninfo
 import pytest
+from blake3 import blake3
 
 from ntt_backup.model import relative_path
 from tests.environment import Site, wait_until
@@ -295,3 +296,22 @@ def test_odd_files_arrive_as_ordinary_ones(site: Site) -> None:
     top = site.remote.local / "by-hash"
     modes = {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [top, *top.rglob("*")]}
     assert modes == {(True, 0o755), (False, 0o644)}
+
+
+@pytest.mark.long
+def test_a_blob_beyond_two_gigabytes_arrives(site: Site) -> None:
+    """One system call reads no more than that."""
+    size = 2 * 1024**3 + 1
+    hollow = site.root / "hollow"
+    hollow.touch()
+    os.truncate(hollow, size)
+    blobid = blake3().update_mmap(hollow).hexdigest()
+    site.path(blobid).parent.mkdir(parents=True)
+    hollow.rename(site.path(blobid))
+    site.register([blobid], [size])
+    result = site.run("run")
+    assert result.returncode == 0, result.stderr
+    arrived = site.remote_path(blobid)
+    assert blake3().update_mmap(arrived).hexdigest() == blobid
+    assert site.copied() == {blobid}
+    arrived.unlink()

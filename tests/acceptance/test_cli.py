@@ -382,9 +382,12 @@ def test_the_receiver_is_written_and_its_line_is_printed(site: Site, tmp_path: P
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_loading_ends_the_program_in_silence(site: Site, signum: int) -> None:
+def test_a_signal_while_loading_ends_the_program_without_a_traceback(
+    site: Site, signum: int
+) -> None:
     (site.root / "psycopg.py").write_text(f"import os\nos.kill(os.getpid(), {int(signum)})\n")
     site.environ["PYTHONPATH"] = os.pathsep.join([str(site.root), *filter(None, sys.path)])
     stopped = site.run("status")
     assert stopped.returncode in (128 + signum, -signum)
-    assert (stopped.stdout, stopped.stderr) == ("", "")
+    assert stopped.stdout == ""
+    assert stopped.stderr.strip() in ("", "interrupted")
