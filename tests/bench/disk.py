@@ -7,10 +7,11 @@ so that they lie all over the disk. Its device is a file in a FUSE file system t
 of a disk for each read, behind a loop device without a cache. The page cache is dropped before each
 run. Needs root, FUSE (mfusepy, fuse3) and loop devices; the remote is on loopback.
 
-The model (`Disk`): one head. A read that does not go on where the last one ended costs a seek (1
-ms, and 14 ms more for the whole stroke, as the root of the distance) and on average half a turn at
-7,200 rpm; then 150 MB/s. Of the reads that wait, the next one upwards is served, then from the
-start again. There is no cache in the disk, and it does not choose by the angle, as real ones do.
+The model (`Disk`): one head, 7,200 turns a minute, 1.25 MB a track. A read that does not go on
+where the last one ended costs a seek (1 ms, and 14 ms more for the whole stroke, as the root of the
+distance), and waits until its place comes round; then 150 MB/s. Of the 32 reads that have waited
+longest, the disk serves the one that it can reach first, as disks with a command queue do. It has
+no cache.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -44,43 +46,50 @@ _SIZE = 16 << 30
 _LARGE = 600_000
 _TURN_S = 60 / 7200
 _BYTES_A_SECOND = 150e6
+_TRACK = _BYTES_A_SECOND * _TURN_S
+_QUEUE = 32
 # Of 65,536 directories, as production fills them: many blobs in each.
 _DIRECTORIES = 256
 _SERVE = "import sys; from tests.bench.disk import serve; serve(*sys.argv[1:])"
 
 
 class Disk:
-    """A disk with one head. read_for waits as long as a read of so many bytes there would take."""
+    """A disk with one head."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._chance = random.Random(1)
-        self._change = threading.Condition()
-        self._waiting: list[tuple[int, int]] = []
-        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, threading.Event]] = []
         self._busy = False
         self._head = 0
 
     def read_for(self, offset: int, length: int) -> None:
-        mine = (offset, next(self._numbers))
-        with self._change:
-            self._waiting.append(mine)
-            self._change.wait_for(lambda: not self._busy and self._next() == mine)
-            self._waiting.remove(mine)
-            self._busy = True
-            seconds = length / _BYTES_A_SECOND
-            if distance := abs(offset - self._head):
-                seconds += 0.001 + 0.014 * (distance / self._size) ** 0.5
-                seconds += self._chance.random() * _TURN_S
-        time.sleep(seconds)
-        with self._change:
+        """Waits as long as the disk would take to read so many bytes from there."""
+        turn = threading.Event()
+        with self._lock:
+            self._waiting.append((offset, turn))
+            self._serve_next()
+        turn.wait()
+        time.sleep(self._reach(offset) + length / _BYTES_A_SECOND)
+        with self._lock:
             self._head = offset + length
             self._busy = False
-            self._change.notify_all()
+            self._serve_next()
 
-    def _next(self) -> tuple[int, int]:
-        ahead = [one for one in self._waiting if one[0] >= self._head]
-        return min(ahead or self._waiting)
+    def _serve_next(self) -> None:
+        if not self._busy and self._waiting:
+            one = min(self._waiting[:_QUEUE], key=lambda one: self._reach(one[0]))
+            self._waiting.remove(one)
+            self._busy = True
+            one[1].set()
+
+    def _reach(self, offset: int) -> float:
+        """Returns the seconds until the head can read there."""
+        if offset == self._head:
+            return 0.0
+        seek = 0.001 + 0.014 * (abs(offset - self._head) / self._size) ** 0.5
+        turned = (time.monotonic() + seek) / _TURN_S % 1
+        return seek + (offset / _TRACK - turned) % 1 * _TURN_S
 
 
 def serve(image: str, mount: str) -> None:
@@ -96,6 +105,9 @@ def serve(image: str, mount: str) -> None:
     class Files(mfusepy.Operations):  # type: ignore[misc]
         use_ns = True
 
+        def init_with_config(self, connection: Any, config: Any) -> None:
+            connection.max_background = 2 * _QUEUE  # By default no more than 12 reads may wait.
+
         def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
             return (
                 {"st_mode": 0o100444, "st_nlink": 1, "st_size": size}
@@ -107,7 +119,7 @@ def serve(image: str, mount: str) -> None:
             disk.read_for(offset, count)
             return os.pread(fd, count, offset)
 
-    mfusepy.FUSE(Files(), mount, foreground=True, nothreads=False, direct_io=True)
+    mfusepy.FUSE(Files(), mount, foreground=True, direct_io=True, max_threads=2 * _QUEUE)
 
 
 @contextmanager
