@@ -87,7 +87,7 @@ class Disk:
         """Returns the seconds until the head can read there."""
         if offset == self._head:
             return 0.0
-        seek = 0.001 + 0.014 * (abs(offset - self._head) / self._size) ** 0.5
+        seek: float = 0.001 + 0.014 * (abs(offset - self._head) / self._size) ** 0.5
         turned = (time.monotonic() + seek) / _TURN_S % 1
         return seek + (offset / _TRACK - turned) % 1 * _TURN_S
 
