@@ -24,15 +24,15 @@ import sdnotify
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.config import Settings
-from ntt_backup.daemon import preflight
-from ntt_backup.daemon.crew import Crew
 from ntt_backup.daemon.dump_child import DumpChild
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.pid_lock import pid_lock
+from ntt_backup.daemon.preflight import Preflight
 from ntt_backup.daemon.progress import Progress, Snapshot, View
 from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.daemon.worker_pool import WorkerPool
 from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
@@ -82,7 +82,7 @@ class _Run:
         self._progress = Progress(self._started, settings.run.workers)
         self._history = RunHistory(settings, run_id)
         self._dump = DumpChild(settings)
-        self._crew = Crew(settings, run_id, self._backoff, watch=watch)
+        self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
@@ -107,13 +107,13 @@ class _Run:
             )
         )
         try:
-            if (look := self._preflight()) is not None:
-                self._history.start(look.strategy or "", look.take_catalog())
-                self._history.note_pending(self._progress, look.estimate, time.monotonic())
+            if (preflight := self._preflight()) is not None:
+                self._history.start(preflight.strategy or "", preflight.take_catalog())
+                self._history.note_pending(self._progress, preflight.estimate, time.monotonic())
                 self._systemd.notify("READY=1")
                 self._refresh()
                 self._dump_first()
-                pending = self._watch or look.pending or self._history.any_pending()
+                pending = self._watch or preflight.pending or self._history.any_pending()
                 if pending and not self._inbox.stops:
                     self._work()
                 else:
@@ -122,31 +122,32 @@ class _Run:
             self._error = error
         finally:
             self._dump.kill()
-            self._crew.kill()
+            self._workers.kill()
         return self._finish()
 
-    def _preflight(self) -> preflight.Look | None:
-        """Returns what was found; with watch, an outage is waited out. None when told to stop.
+    def _preflight(self) -> Preflight | None:
+        """Returns a preflight that has passed, or None when told to stop. With watch, it waits out
+        outages.
 
-        A store that cannot be used counts as one, as it does once the workers run: its disk may be
-        mounted later than we are started.
+        A store that cannot be used counts as an outage, as it does once the workers run: its disk
+        may be mounted later than we are started.
         """
         clock = OutageClock(self._backoff, None, random.random)
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
-                    look, warnings = self._look_around()
+                    preflight, warnings = self._take_steps()
                 if clock.attempt:
                     lasted = clock.lasted(time.monotonic())
                     self._emit(events.OutageEnd(what="preflight", duration_s=lasted))
                 for warning in warnings:
                     self._emit(events.Warning(reason=warning))
-                return look
+                return preflight
             except WorkerLost as lost:
-                self._died(self._crew.first, lost.death, time.monotonic())
+                self._died(self._workers.first, lost.death, time.monotonic())
                 if self._error is not None:
                     raise self._error from lost
-                self._sit_out((self._crew.first.due or 0.0) - time.monotonic())
+                self._sit_out((self._workers.first.due or 0.0) - time.monotonic())
             except BackupError as error:
                 wait_s = clock.next_wait(time.monotonic())
                 may_pass = error.retryable or isinstance(error, SourceError)
@@ -167,15 +168,15 @@ class _Run:
                 self._sit_out(wait_s)
         return None
 
-    def _look_around(self) -> tuple[preflight.Look, list[str]]:
-        """Returns what the preflight found, and its warnings; raises the error of the first step
-        that fails. The first worker connects to the remote while the catalog is looked at, and
-        looks round there; the others connect once it is known how to send.
+    def _take_steps(self) -> tuple[Preflight, list[str]]:
+        """Returns a preflight that has passed, and its warnings; raises the error of the first step
+        that fails. The first worker connects to the remote while the catalog is checked, and probes
+        the remote; the others connect once the strategy is known.
         """
         warnings = []
-        first = self._crew.first
-        self._crew.begin_look()
-        look = preflight.Look(
+        first = self._workers.first
+        self._workers.begin_probe()
+        preflight = Preflight(
             self._settings,
             lambda: WorkerProbe(first, self._hear_first, self._emit),
             try_out=self._watch,
@@ -183,7 +184,7 @@ class _Run:
             patient=self._watch,
         )
         try:
-            for step in look.steps():
+            for step in preflight.steps():
                 if step.error is not None:
                     raise step.error
                 if step.warning:
@@ -192,31 +193,28 @@ class _Run:
                 if step.name == "catalog":
                     with suppress(OSError):  # It is tried again.
                         first.prepare()
-                elif look.strategy is not None and step.name == "remote":
-                    self._crew.set_strategy(look.strategy, look.estimate, connect=look.pending)
-                    for worker in self._crew.reserve:
+                elif preflight.strategy is not None and step.name == "remote":
+                    self._workers.set_strategy(
+                        preflight.strategy, preflight.estimate, connect=preflight.pending
+                    )
+                    for worker in self._workers.reserve:
                         self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())
         except BaseException:
-            look.close()
+            preflight.close()
             first.abandon()
             raise
-        return look, warnings
+        return preflight, warnings
 
     def _hear_first(self) -> Iterator[Message]:
-        """Waits a while, alive to the watchdog and to SIGHUP, for what the first worker says, and
-        yields that, or what is to be said of its silence.
-        """
-        worker = self._crew.first
-        wait_for(reading=[self._inbox.fd, *worker.fds], timeout=_WATCHDOG_SECONDS)
-        self._systemd.notify("WATCHDOG=1")
-        self._mind_hangup()
+        """Waits a while for the first worker, and yields its messages, or a stall."""
+        worker = self._workers.first
+        self._wait(worker.fds, _WATCHDOG_SECONDS)
         yield from worker.hear()
-        patience = self._settings.run.stall_timeout
-        yield from worker.mind_silence(time.monotonic(), patience)
+        yield from worker.mind_silence(time.monotonic())
 
     def _dismiss(self) -> None:
-        """Lets the worker that looked round go, in good order."""
-        worker = self._crew.first
+        """Ends the worker that probed the remote, in good order."""
+        worker = self._workers.first
         worker.stop()
         while worker.running and not self._inbox.stops:
             for message in self._hear_first():
@@ -224,12 +222,16 @@ class _Run:
                     self._emit(message)
 
     def _sit_out(self, wait_s: float) -> None:
-        """Waits, alive to the watchdog and to SIGHUP; a stop ends it."""
+        """Waits for some seconds; a stop ends that."""
         until = time.monotonic() + wait_s
         while not self._inbox.stops and (left := until - time.monotonic()) > 0:
-            self._systemd.notify("WATCHDOG=1")
-            wait_for(reading=[self._inbox.fd], timeout=min(left, _WATCHDOG_SECONDS))
-            self._mind_hangup()
+            self._wait([], min(left, _WATCHDOG_SECONDS))
+
+    def _wait(self, fds: Iterable[int], seconds: float) -> None:
+        """Waits for one of fds or a signal. The watchdog is served, and a SIGHUP obeyed."""
+        self._systemd.notify("WATCHDOG=1")
+        wait_for(reading=[self._inbox.fd, *fds], timeout=seconds)
+        self._mind_hangup()
 
     def _dump_first(self) -> None:
         """Dumps the catalog before its blobs go; a stop ends that, a failure is only an event."""
@@ -237,10 +239,8 @@ class _Run:
         if self._dump.running:
             self._systemd.notify("STATUS=dumping the catalog")
         while self._dump.running and not self._inbox.stops:
-            self._systemd.notify("WATCHDOG=1")
-            wait_for(reading=[self._inbox.fd, *self._dump.fds], timeout=_REFRESH_SECONDS)
+            self._wait(self._dump.fds, _REFRESH_SECONDS)
             self._receive_from_dump()
-            self._mind_hangup()
             self._refresh()
 
     def _receive_from_dump(self) -> None:
@@ -250,21 +250,20 @@ class _Run:
     # --- the loop ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._crew.busy:
+        while self._workers.busy:
             now = time.monotonic()
-            for worker in self._crew:
+            for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
                     self._start(worker, now)
             if self._watch and not self._asked_to_stop:
                 self._dump.start_if_due(now)
-            fds = [self._inbox.fd, *(fd for worker in self._crew for fd in worker.fds)]
+            fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
             self._receive_from_dump()
-            for worker in self._crew:
+            for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
                     self._receive(worker, worker.hear())
-                patience = self._settings.run.stall_timeout
-                self._receive(worker, worker.mind_silence(time.monotonic(), patience))
+                self._receive(worker, worker.mind_silence(time.monotonic()))
             self._mind_signals()
             self._keep_time(time.monotonic())
 
@@ -285,15 +284,15 @@ class _Run:
                 case WorkerDied():
                     self._died(worker, message, now)
                 case events.WorkerStop():
-                    # It saw that nothing is pending: the others need not find out by and by.
-                    self._crew.stop()
+                    # It saw that nothing is pending: the others need not find that out.
+                    self._workers.stop()
                 case events.BlobFailed() if not self._failed_blobs.has_a_line(message):
                     continue
             if isinstance(message, events.Event):
                 self._emit(message)
 
     def _emit_unlogged(self) -> None:
-        """Logs how many blobs failed, by reason, that had no line of their own."""
+        """Logs the number of failed blobs, by reason, that had no line of their own."""
         if (rest := self._failed_blobs.rest()) is not None:
             self._emit(rest)
 
@@ -301,20 +300,9 @@ class _Run:
         if self._asked_to_stop:
             return
         try:
-            wait_s = worker.plan_restart(now, random.random())
+            self._emit(worker.plan_restart(death, now, random.random()))
         except BackupError as error:
             self._fail(error)
-            return
-        self._emit(
-            events.WorkerRestart(
-                worker=worker.worker,
-                pid=death.pid,
-                status=death.status,
-                detail=death.detail,
-                attempt=worker.restarts,
-                wait_s=wait_s,
-            )
-        )
 
     def _fail(self, error: BackupError) -> None:
         """Keeps the first error and lets the workers finish what is in flight."""
@@ -326,7 +314,7 @@ class _Run:
         if not self._asked_to_stop:
             self._asked_to_stop = True
             self._systemd.notify("STOPPING=1")
-            self._crew.stop()
+            self._workers.stop()
 
     def _mind_hangup(self) -> None:
         self._inbox.drain()
@@ -340,10 +328,10 @@ class _Run:
             self._stop_workers()
         if self._inbox.stops > 1 and not self._killed:
             self._killed = True
-            self._crew.kill()
+            self._workers.kill()
 
     def _refresh(self) -> Snapshot:
-        """Finds out how much is pending, if that is due, and shows the run as it is now."""
+        """Counts what is pending, if that is due, and shows the run as it is now."""
         self._history.count_pending(self._progress, time.monotonic())
         snapshot = self._progress.snapshot(time.monotonic())
         self._view.refresh(snapshot)
@@ -351,7 +339,7 @@ class _Run:
 
     def _keep_time(self, now: float) -> None:
         snapshot = self._refresh()
-        self._crew.call_up(snapshot.pending, now)
+        self._workers.start_reserve(snapshot.pending, now)
         if now >= self._next_watchdog:
             self._next_watchdog = now + _WATCHDOG_SECONDS
             self._systemd.notify("WATCHDOG=1")
@@ -366,9 +354,7 @@ class _Run:
             self._emit_progress(snapshot, now)
 
     def _emit_progress(self, snapshot: Snapshot, now: float) -> None:
-        """Emits progress while there is work, once when there is none any more, and rarely from
-        then on.
-        """
+        """Emits progress: regularly while there is work, once at its end, and then rarely."""
         if snapshot.says_more_than(self._last_progress) or now >= self._next_idle_progress:
             self._last_progress = snapshot
             self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS

@@ -80,12 +80,13 @@ def check(settings: Settings) -> Iterator[Step]:
         run=settings.run,
     )
     open_one = partial(open_probe, settings.run.strategy, spec)
-    with Look(settings, open_one, try_out=True, prepare=False, patient=False) as look:
-        yield from look.steps()
-    if look.lingers:
+    preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
+    with preflight:
+        yield from preflight.steps()
+    if preflight.lingers:
         yield Step("login", warning=LINGERS)
     yield _guarded("versions", _versions)
-    yield _guarded("dump", lambda: _dump(settings, reached=look.strategy is not None))
+    yield _guarded("dump", lambda: _dump(settings, reached=preflight.strategy is not None))
 
 
 def require_known(catalog: Connection, settings: Settings) -> None:
@@ -107,15 +108,15 @@ def require_known(catalog: Connection, settings: Settings) -> None:
     )
 
 
-class Look:
-    """The steps that a check and the start of a run have in common, taken one after the other.
+class Preflight:
+    """Takes the steps that a check and the start of a run have in common, one after the other.
 
-    open_one: returns a look at the remote, or raises as `Session` does. try_out: send trial blobs
-    also where nothing is pending. prepare: make by-hash on the remote where it is missing and
-    nothing was copied yet. patient: blobs may be registered later, so that a catalog without any is
-    no error. Between two steps, `pending` says whether there is something
-    to send, as far as is known, `estimate` how much, and `strategy` how, once the remote was
-    reached; after the end, `lingers` says whether the account keeps connections open.
+    open_one: returns a probe of the remote, or raises as `Session` does. try_out: send trial blobs
+    even if nothing is pending. prepare: make by-hash on the remote where it is missing and nothing
+    was copied yet. patient: a catalog without blobs is no error, since blobs may be registered
+    later. Between two steps, `pending` says whether there is something to send, as far as is known,
+    `estimate` how much, and `strategy` by which strategy, once the remote was reached. After the
+    end, `lingers` says whether the account keeps connections open.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Look:
         self.close()
 
     def close(self) -> None:
-        """Ends all connections of the look."""
+        """Ends all connections."""
         if self._probe is not None:
             self._probe.close()
             self.lingers = self._probe.lingers

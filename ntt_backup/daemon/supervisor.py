@@ -63,12 +63,12 @@ class SupervisedWorker:
 
     @property
     def fds(self) -> list[int]:
-        """What becomes readable when there is news of the process."""
+        """The descriptors that become readable when the process says something or ends."""
         return [] if self._child is None else self._child.fds
 
     def start(self, now: float) -> None:
-        """Has it do its work, in a process that is started if need be. now: monotonic seconds.
-        Raises OSError where that cannot be.
+        """Lets it work, in a process that is started if there is none. now: monotonic seconds.
+        Raises OSError where none can be started.
         """
         self.due = None
         self._started = self._expected = now
@@ -78,8 +78,8 @@ class SupervisedWorker:
             self._child.tell(GO)
 
     def prepare(self) -> None:
-        """Starts the process already: it connects to the remote, and waits for `start`. Raises
-        OSError where that cannot be.
+        """Starts the process early: it connects to the remote, and waits for `start`. Raises
+        OSError where none can be started.
         """
         if self._child is not None and self._given != self.spec:
             self.abandon()
@@ -90,19 +90,19 @@ class SupervisedWorker:
             self._warned = False
 
     def ask(self, word: bytes, now: float) -> None:
-        """Has a process that looks round do something on the remote; `hear` gives its answer."""
+        """Has a process that probes the remote do something there; `hear` gives the answer."""
         self._started = self._expected = now
         if self._child is not None:
             self._child.tell(word)
 
     def found(self, strategy: str) -> None:
-        """Has this strategy from now on; a process that looks round has it already."""
-        looks, self.spec = self.spec.looks, replace(self.spec, strategy=strategy, looks=False)
-        if looks:
+        """Sets the strategy. A process that probes the remote found it, and goes on with it."""
+        probes, self.spec = self.spec.probes, replace(self.spec, strategy=strategy, probes=False)
+        if probes:
             self._given = self.spec
 
     def abandon(self) -> None:
-        """Ends a process that has not gone to work, which clears up; it may be started again."""
+        """Ends a process that has not begun to work. It cleans up first; another may be started."""
         if self._child is not None:
             self._child.terminate()
             self._child.reap()
@@ -132,10 +132,10 @@ class SupervisedWorker:
             if not self._said_goodbye:
                 yield WorkerDied(pid=child.pid, status=status, detail=child.detail)
 
-    def mind_silence(self, now: float, limit: float) -> Iterator[Message]:
-        """Yields a `worker_stall` event, once, when the worker has said nothing for more than limit
-        seconds beyond those for which it had announced to be quiet; `worker_stall_end` when it
-        speaks again. What waits to be heard is no silence: `hear` it before.
+    def mind_silence(self, now: float) -> Iterator[Message]:
+        """Yields a `worker_stall` event, once, when the worker has said nothing for more than
+        `run.stall_timeout` beyond the seconds for which it had announced to be quiet;
+        `worker_stall_end` when it speaks again. Messages that wait are no silence: `hear` first.
         """
         child = self._child
         if child is None:
@@ -147,7 +147,7 @@ class SupervisedWorker:
             if self._stalled:
                 self._stalled = False
                 yield events.WorkerStallEnd(pid=child.pid, worker=self.worker, duration_s=silent)
-        elif silent > limit and not self._stalled:
+        elif silent > self.spec.settings.run.stall_timeout and not self._stalled:
             self._stalled = True
             hint = (
                 f"`ps -o stat,wchan,args -p {child.pid}` says what it waits for: T is"
@@ -167,7 +167,7 @@ class SupervisedWorker:
             yield events.Warning(pid=pid, worker=self.worker, reason=reason)
 
     def stop(self) -> None:
-        """Asks it to finish what is in flight and end; not to be started again."""
+        """Asks it to finish what is in flight and end. It is not started again."""
         self.due = None
         if self._child is not None:
             self._child.tell(STOP)
@@ -178,9 +178,9 @@ class SupervisedWorker:
         if self._child is not None:
             self._child.kill()
 
-    def plan_restart(self, now: float, random: float) -> float:
-        """Counts a restart and sets when it is due; seconds until then. Raises WorkerFailed at the
-        limit. A worker that lived for SOUND_SECONDS starts counting anew.
+    def plan_restart(self, death: WorkerDied, now: float, random: float) -> events.WorkerRestart:
+        """Counts a restart, sets when it is due, and returns its event. Raises WorkerFailed at the
+        limit. The count begins anew when the worker had lived for SOUND_SECONDS.
         """
         if now - self._started > SOUND_SECONDS:
             self.restarts = 0
@@ -192,4 +192,11 @@ class SupervisedWorker:
         self.restarts += 1
         wait = self._backoff.wait(self.restarts, lambda: random)
         self.due = now + wait
-        return wait
+        return events.WorkerRestart(
+            worker=self.worker,
+            pid=death.pid,
+            status=death.status,
+            detail=death.detail,
+            attempt=self.restarts,
+            wait_s=wait,
+        )

@@ -1,6 +1,6 @@
-"""A look at the remote by a worker, as the preflight sees it.
+"""A probe of the remote that a worker makes for the preflight.
 
-The worker sends over the same connection afterwards, so a run waits for one handshake of ssh only.
+The worker sends over the same connection afterwards, so a run waits for only one ssh handshake.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ntt_backup import events
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.process.messages import Done, Fatal, Found, Message, WorkerDied
 from ntt_backup.upload.strategies.probe import Facts
-from ntt_backup.upload.worker_main import LOOK, LOOK_AND_TRY, PLACE, TRY_OUT
+from ntt_backup.upload.worker_main import PLACE, PROBE, PROBE_AND_TRY, TRY_OUT
 
 
 class WorkerLost(Exception):
-    """The worker died before it had answered."""
+    """The worker died, or could not be started, before it answered."""
 
     def __init__(self, death: WorkerDied) -> None:
         super().__init__(death.detail)
@@ -24,12 +24,12 @@ class WorkerLost(Exception):
 
 
 class WorkerProbe:
-    """See `probe.Probe`; what goes wrong at the worker is raised here. hear waits for messages of
-    the worker, emit takes its events. Raises WorkerLost, too, where the worker dies or cannot be
-    started.
+    """Has a worker answer as `probe.Probe` does, and raises the errors of the worker. Raises
+    WorkerLost where the worker dies or cannot be started. hear waits for messages of the worker,
+    emit takes its events.
     """
 
-    lingers = False  # The worker tells of that itself, at its end.
+    lingers = False  # The worker says so itself, at its end.
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class WorkerProbe:
             raise WorkerLost(WorkerDied(status=None, detail=str(error))) from error
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        found = self._ask(LOOK_AND_TRY if will_try_out else LOOK)
+        found = self._ask(PROBE_AND_TRY if will_try_out else PROBE)
         assert isinstance(found, Found)
         self.strategy = found.strategy
         return Facts(**found.facts)

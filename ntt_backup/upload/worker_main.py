@@ -2,9 +2,9 @@
 
 It gets its `WorkerSpec` when it is made. On stdin comes the word `go` once it is known that there
 is work, and at most the word `stop` after it; its events go out as JSON lines on stdout. Before
-`go` it only connects to the remote. The first worker looks round there for the preflight meanwhile:
-each of the words `look`, `try` and `place` has an answer, and it sends over the same connection
-afterwards. When the coordinator dies, the kernel ends the worker, and with it its tar and ssh.
+`go` it only connects to the remote. The first worker probes the remote for the preflight meanwhile:
+each of the words `probe`, `try` and `place` has an answer, and afterwards it sends over the same
+connection. When the coordinator dies, the kernel ends the worker, and with it its tar and ssh.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ntt_backup.upload.worker import Worker
 
 GO: Final = b"go\n"
 STOP: Final = b"stop\n"
-LOOK: Final = b"look\n"
-# A look before trial blobs, which some strategies prepare for.
-LOOK_AND_TRY: Final = b"look and try\n"
+PROBE: Final = b"probe\n"
+# A probe before trial blobs, for which some strategies prepare.
+PROBE_AND_TRY: Final = b"probe and try\n"
 TRY_OUT: Final = b"try\n"
 PLACE: Final = b"place\n"
 
@@ -52,8 +52,8 @@ _FRESH_SECONDS: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What a worker is to do. worker: its number, counted from 0. owner names this host and target.
-    limit: what all workers together may send. looks: it looks round on the remote before it goes to
-    work; its strategy may be `auto`.
+    limit: what all workers together may send. probes: the worker probes the remote before it works;
+    its strategy may be `auto`.
     """
 
     settings: Settings
@@ -64,7 +64,7 @@ class WorkerSpec:
     strategy: str
     watch: bool
     limit: Limit | None = None
-    looks: bool = False
+    probes: bool = False
 
 
 class Remote:
@@ -82,20 +82,16 @@ class Remote:
         self._ahead: Connection | None = None
         self._since = 0.0
 
-    def begin_look(self) -> None:
-        """Connects to look round. All sessions have the strategy that is found. Raises as `Session`
-        does.
-        """
+    def begin_probe(self) -> None:
+        """Connects, and chooses the strategy of all sessions. Raises as `Session` does."""
         # A slow limit would make the trial last for longer than it may.
         self._probe = open_probe(self.strategy, replace(self._spec, pace=None))
         self.strategy = self._probe.strategy
 
     def answer(self, word: bytes) -> Message:
-        """Does on the remote what a word asks for, and returns the answer. Raises as `Session`
-        does.
-        """
+        """Carries out a word of the preflight, and returns the answer. Raises as `Session` does."""
         probe = self._probe
-        assert probe is not None  # A look has begun.
+        assert probe is not None  # `begin_probe` comes first.
         said: Message
         if word == TRY_OUT:
             said = Done(text=probe.try_out())
@@ -103,13 +99,13 @@ class Remote:
             probe.make_place()
             said = Done(text="")
         else:
-            facts = probe.facts(will_try_out=word == LOOK_AND_TRY)
+            facts = probe.facts(will_try_out=word == PROBE_AND_TRY)
             said = Found(strategy=probe.strategy, facts=asdict(facts))
         self._since = time.monotonic()
         return said
 
-    def end_look(self, *, go_on: bool) -> None:
-        """Keeps the connection of a look for the first session, or ends it in good order."""
+    def end_probe(self, *, go_on: bool) -> None:
+        """Keeps the connection of the probe for the first session, or ends it in good order."""
         if self._probe is not None and go_on:
             self._ahead = self._probe.hand_over()
             if self._ahead is not None:
@@ -187,30 +183,30 @@ def work(spec: WorkerSpec) -> int:
             gc.freeze()  # What is loaded stays: no collection need look at it.
             pipe.emit(events.WorkerStart(strategy=remote.strategy))
             run(spec, store, remote, pipe)
-        if spec.looks and remote.lingers:
+        if spec.probes and remote.lingers:
             pipe.emit(events.Warning(reason=f"login: {LINGERS}"))
         if goes:
             pipe.emit(events.WorkerStop())
     except BackupError as error:
         pipe.emit(Fatal.of(error))
         return error.exit_code
-    except SystemExit:  # By SIGTERM, while it looked round.
+    except SystemExit:  # By SIGTERM, during the probe.
         return 1
     return 0
 
 
 def _prepare(spec: WorkerSpec, remote: Remote, pipe: EventPipe) -> bool:
-    """Connects to the remote, or looks round there; returns whether to work."""
-    if not spec.looks:
+    """Connects to the remote, or probes it; returns whether to work."""
+    if not spec.probes:
         remote.connect_ahead()
         return _read_line(_STDIN) == GO
     # Its end takes the trial blobs along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    remote.begin_look()
-    while (word := _read_line(_STDIN)) in (LOOK, LOOK_AND_TRY, TRY_OUT, PLACE):
+    remote.begin_probe()
+    while (word := _read_line(_STDIN)) in (PROBE, PROBE_AND_TRY, TRY_OUT, PLACE):
         pipe.emit(remote.answer(word))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    remote.end_look(go_on=word == GO)
+    remote.end_probe(go_on=word == GO)
     return word == GO
 
 

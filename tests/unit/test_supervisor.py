@@ -22,6 +22,7 @@ from tests.environment import has_ended, wait_until
 from tests.patience import PATIENCE
 
 ENDLESS = 500_000
+DEATH = WorkerDied(status=1, detail="killed")
 SPEC = WorkerSpec(
     settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
     worker=3,
@@ -218,12 +219,12 @@ def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() ->
     worker = SupervisedWorker(SPEC, Backoff(1, 60))
     waits = []
     for nth in range(1, RESTARTS + 1):
-        waits.append(worker.plan_restart(100.0, random=0.5))
+        waits.append(worker.plan_restart(DEATH, 100.0, random=0.5).wait_s)
         assert worker.due == 100.0 + waits[-1]
         assert worker.restarts == nth
     assert waits == sorted(waits)
     with pytest.raises(WorkerFailed) as caught:
-        worker.plan_restart(100.0, random=0.5)
+        worker.plan_restart(DEATH, 100.0, random=0.5)
     assert caught.value.exit_code == 1
     assert "worker 3 died 6 times" in caught.value.message
     assert caught.value.hint
@@ -232,9 +233,9 @@ def test_a_worker_is_restarted_a_bounded_number_of_times_with_growing_waits() ->
 def test_deaths_far_apart_do_not_add_up(start: Start) -> None:
     worker = start("exit 1")
     for nth in range(1, 4):
-        worker.plan_restart(100.0, random=0.5)
+        worker.plan_restart(DEATH, 100.0, random=0.5)
         assert worker.restarts == nth
-    worker.plan_restart(SOUND_SECONDS + 1, random=0.5)
+    worker.plan_restart(DEATH, SOUND_SECONDS + 1, random=0.5)
     assert worker.restarts == 1
 
 
@@ -294,38 +295,38 @@ def hear_once(worker: SupervisedWorker) -> list[Message]:
 
 def test_silence_beyond_the_limit_is_told_once_with_what_to_do(start: Start) -> None:
     worker = start("read -r word; read -r word")
-    assert list(worker.mind_silence(60.0, limit=60)) == []
-    (stall,) = worker.mind_silence(60.5, limit=60)
+    assert list(worker.mind_silence(60.0)) == []
+    (stall,) = worker.mind_silence(60.5)
     assert isinstance(stall, events.WorkerStall)
     assert (stall.worker, stall.silent_s) == (3, 60.5)
     assert f"kill -CONT {stall.pid}" in stall.hint
-    assert list(worker.mind_silence(9999.0, limit=60)) == []
+    assert list(worker.mind_silence(9999.0)) == []
 
 
 def test_a_word_ends_a_stall_and_the_next_silence_is_another(start: Start) -> None:
     worker = start(f"read -r go; read -r word\n{say(Drained())}read -r word")
-    assert [one.kind for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
+    assert [one.kind for one in worker.mind_silence(61.0)] == ["worker_stall"]
     worker.stop()
     hear_once(worker)
-    (end,) = worker.mind_silence(100.0, limit=60)
+    (end,) = worker.mind_silence(100.0)
     assert isinstance(end, events.WorkerStallEnd)
     assert end.duration_s == 100.0
-    assert list(worker.mind_silence(160.0, limit=60)) == []
-    assert [one.kind for one in worker.mind_silence(161.0, limit=60)] == ["worker_stall"]
+    assert list(worker.mind_silence(160.0)) == []
+    assert [one.kind for one in worker.mind_silence(161.0)] == ["worker_stall"]
 
 
 def test_a_silence_that_was_announced_is_none_before_its_end(start: Start) -> None:
     worker = start(f"{say(Tick(state='idle', quiet=1000.0))}read -r go; read -r word")
     hear_once(worker)
-    assert list(worker.mind_silence(1.0, limit=60)) == []
-    assert list(worker.mind_silence(1061.0, limit=60)) == []
-    assert [one.kind for one in worker.mind_silence(1062.0, limit=60)] == ["worker_stall"]
+    assert list(worker.mind_silence(1.0)) == []
+    assert list(worker.mind_silence(1061.0)) == []
+    assert [one.kind for one in worker.mind_silence(1062.0)] == ["worker_stall"]
 
 
 def test_one_that_has_ended_is_not_silent_and_its_successor_begins_anew(start: Start) -> None:
     worker = start("exit 1", "read -r go; read -r word")
-    assert [one.kind for one in worker.mind_silence(61.0, limit=60)] == ["worker_stall"]
+    assert [one.kind for one in worker.mind_silence(61.0)] == ["worker_stall"]
     listen(worker)
-    assert list(worker.mind_silence(999.0, limit=60)) == []
+    assert list(worker.mind_silence(999.0)) == []
     worker.start(1000.0)
-    assert list(worker.mind_silence(1060.0, limit=60)) == []
+    assert list(worker.mind_silence(1060.0)) == []

@@ -13,7 +13,7 @@ from ntt_backup.process.messages import Done, Found
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.strategies.probe import Facts
-from ntt_backup.upload.worker_main import LOOK_AND_TRY, PLACE, TRY_OUT, Remote
+from ntt_backup.upload.worker_main import PLACE, PROBE_AND_TRY, TRY_OUT, Remote
 
 SLOW = 100.0
 
@@ -86,8 +86,8 @@ def test_a_connection_that_has_waited_for_long_is_made_anew(
 
 
 @dataclass
-class Look:
-    """A look at a remote that runs tar; done: what it was asked for."""
+class FakeProbe:
+    """A probe of a remote that runs tar; done: what it was asked for."""
 
     connection: Ahead
     strategy: str = "tar"
@@ -112,43 +112,43 @@ class Look:
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> Look:
-    look = Look(ahead)
-    monkeypatch.setattr(worker_main, "open_probe", lambda strategy, spec: look)
-    return look
+def probe(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> FakeProbe:
+    probe = FakeProbe(ahead)
+    monkeypatch.setattr(worker_main, "open_probe", lambda strategy, spec: probe)
+    return probe
 
 
 @pytest.fixture
-def looking(look: Look) -> Remote:
+def probing(probe: FakeProbe) -> Remote:
     spec = SessionSpec(*cast(Any, (None, "/root", "owner", "run", "0", None)))
     remote = Remote("auto", spec, cast(Store, None))
-    remote.begin_look()
+    remote.begin_probe()
     return remote
 
 
-def test_a_look_answers_what_it_is_asked_and_goes_on_over_its_connection(
-    looking: Remote, look: Look
+def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
+    probing: Remote, probe: FakeProbe
 ) -> None:
-    found = looking.answer(LOOK_AND_TRY)
+    found = probing.answer(PROBE_AND_TRY)
     assert isinstance(found, Found)
     assert Facts(**found.facts) == Facts("Linux", "tar", 5, 0.5, placed=False)
-    assert [looking.answer(TRY_OUT), looking.answer(PLACE)] == [Done(text="well"), Done(text="")]
-    assert (found.strategy, looking.strategy, look.done) == ("tar", "tar", [True, "place"])
-    looking.end_look(go_on=True)
-    assert cast(object, looking.connect()) is look.connection
-    assert not looking.lingers
+    assert [probing.answer(TRY_OUT), probing.answer(PLACE)] == [Done(text="well"), Done(text="")]
+    assert (found.strategy, probing.strategy, probe.done) == ("tar", "tar", [True, "place"])
+    probing.end_probe(go_on=True)
+    assert cast(object, probing.connect()) is probe.connection
+    assert not probing.lingers
 
 
-def test_a_look_that_is_long_ago_is_gone_on_from_over_another_connection(
-    looking: Remote, look: Look, clock: Clock
+def test_a_probe_that_is_long_ago_is_gone_on_from_over_another_connection(
+    probing: Remote, probe: FakeProbe, clock: Clock
 ) -> None:
-    looking.answer(LOOK_AND_TRY)
+    probing.answer(PROBE_AND_TRY)
     clock.now += SLOW
-    looking.end_look(go_on=True)
-    assert looking.connect() is None
-    assert look.connection.aborted
+    probing.end_probe(go_on=True)
+    assert probing.connect() is None
+    assert probe.connection.aborted
 
 
-def test_a_look_without_work_says_whether_its_connection_lingered(looking: Remote) -> None:
-    looking.end_look(go_on=False)
-    assert looking.lingers
+def test_a_probe_without_work_says_whether_its_connection_lingered(probing: Remote) -> None:
+    probing.end_probe(go_on=False)
+    assert probing.lingers

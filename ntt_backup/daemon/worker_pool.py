@@ -1,4 +1,4 @@
-"""The workers of a run: how many go to work, by which strategy, and who is kept back."""
+"""The pool of a run's workers: how many start, by which strategy, and which wait in reserve."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.upload.worker_main import WorkerSpec
 
-# A worker is worth starting for so many bytes.
+# One more worker pays for so many bytes.
 _SHARE: Final = 4 * 1024 * 1024
 
 
 def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
-    """Returns how many workers a run should start with. Where little is pending, another Python at
-    both ends, and another ssh between them, cost more than they gain.
+    """Returns the number of workers that a run should start with. Where little is pending, one more
+    Python at both ends and one more ssh between them cost more than they save.
     """
     if not pending.exact or pending.unsized:
         return run.workers
@@ -29,10 +29,11 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
     return max(1, min(run.workers, math.ceil(shares)))
 
 
-class Crew:
-    """Holds all workers of a run, none of them started; they share the limit on what is sent.
+class WorkerPool:
+    """Holds all workers of a run, not yet started. They share the limit of the bandwidth.
 
-    reserve: those that are kept back while little is pending. first looks round on the remote.
+    reserve: the workers that are not started while little is pending. first: the worker that probes
+    the remote for the preflight.
     """
 
     def __init__(self, settings: Settings, run_id: str, backoff: Backoff, *, watch: bool) -> None:
@@ -63,18 +64,18 @@ class Crew:
 
     @property
     def busy(self) -> bool:
-        """Whether any of them runs, or is to be started."""
+        """Whether any worker runs, or will be started."""
         return any(worker.running or worker.due is not None for worker in self)
 
-    def begin_look(self) -> None:
-        """Has the first one look round when it is prepared."""
-        self.first.spec = replace(self.first.spec, strategy=self._run.strategy, looks=True)
+    def begin_probe(self) -> None:
+        """Lets the first worker probe the remote as soon as it is prepared."""
+        self.first.spec = replace(self.first.spec, strategy=self._run.strategy, probes=True)
 
     def set_strategy(
         self, strategy: str, pending: PendingEstimate | None, *, connect: bool
     ) -> None:
-        """Lets all send by this strategy, and keeps back those who are not needed. connect: the
-        others connect to the remote already.
+        """Sets the strategy of all workers, and puts those that are not needed into the reserve.
+        connect: the others connect to the remote at once.
         """
         needed = len(self._workers)
         if pending is not None and not self._watch:
@@ -84,11 +85,11 @@ class Crew:
             worker.found(strategy)
             worker.due = None if worker in self.reserve else 0.0
             if connect and worker.due is not None:
-                with suppress(OSError):  # Then it is started in its turn.
+                with suppress(OSError):  # It is started later.
                     worker.prepare()
 
-    def call_up(self, pending: int | None, now: float) -> None:
-        """Starts the reserve where more is pending now than the others were started for."""
+    def start_reserve(self, pending: int | None, now: float) -> None:
+        """Starts the reserve when more is pending than the others were started for."""
         at_work = len(self._workers) - len(self.reserve)
         if pending is not None and pending > at_work * self._run.batch_size:
             for worker in self.reserve:
@@ -96,12 +97,12 @@ class Crew:
             self.reserve = []
 
     def stop(self) -> None:
-        """Asks all to finish what is in flight and end; none is started again."""
+        """Asks all workers to finish what is in flight and end; none is started again."""
         self.reserve = []
         for worker in self:
             worker.stop()
 
     def kill(self) -> None:
-        """Ends all, and what they started, now."""
+        """Ends all workers now, with every process that they started."""
         for worker in self:
             worker.kill()

@@ -7,14 +7,14 @@ import pytest
 from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.crew import Crew, workers_needed
+from ntt_backup.daemon.worker_pool import WorkerPool, workers_needed
 
 SETTINGS = Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"})
 LITTLE = PendingEstimate(100, 1_000_000, 0, exact=True)
 
 
-def due(crew: Crew) -> list[float | None]:
-    return [worker.due for worker in crew]
+def due(pool: WorkerPool) -> list[float | None]:
+    return [worker.due for worker in pool]
 
 
 @pytest.mark.parametrize(
@@ -36,25 +36,25 @@ def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
 
 
 def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None:
-    crew = Crew(SETTINGS, "run", Backoff(1, 60), watch=False)
-    crew.set_strategy("tar", LITTLE, connect=False)
-    assert due(crew) == [0.0, None, None, None]
+    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
+    pool.set_strategy("tar", LITTLE, connect=False)
+    assert due(pool) == [0.0, None, None, None]
     for pending in (None, 0, 1000):
-        crew.call_up(pending, 5.0)
-    assert due(crew) == [0.0, None, None, None]
-    crew.call_up(1001, 5.0)
-    assert due(crew) == [0.0, 5.0, 5.0, 5.0]
+        pool.start_reserve(pending, 5.0)
+    assert due(pool) == [0.0, None, None, None]
+    pool.start_reserve(1001, 5.0)
+    assert due(pool) == [0.0, 5.0, 5.0, 5.0]
 
 
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:
-    crew = Crew(SETTINGS, "run", Backoff(1, 60), watch=False)
-    crew.set_strategy("tar", LITTLE, connect=False)
-    crew.stop()
-    crew.call_up(10**6, 5.0)
-    assert not crew.busy
+    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
+    pool.set_strategy("tar", LITTLE, connect=False)
+    pool.stop()
+    pool.start_reserve(10**6, 5.0)
+    assert not pool.busy
 
 
 def test_one_that_watches_starts_all() -> None:
-    crew = Crew(SETTINGS, "run", Backoff(1, 60), watch=True)
-    crew.set_strategy("tar", LITTLE, connect=False)
-    assert due(crew) == [0.0] * 4
+    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=True)
+    pool.set_strategy("tar", LITTLE, connect=False)
+    assert due(pool) == [0.0] * 4
