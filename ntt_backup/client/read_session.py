@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ntt_backup.client.asking import AskingSession
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.question_session import QuestionSession
 from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
@@ -64,7 +64,7 @@ def hash_mismatch(size: int, found: bytes) -> str:
     return f"{size} bytes on the remote hash to {found.hex()}"
 
 
-class ReadSession(AskingSession):
+class ReadSession(QuestionSession):
     """A connection for questions about blobs. Methods raise BackupError, and end it then.
 
     settled counts the pieces of work that its user is done with.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from ntt_backup.client.asking import AskingSession
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.question_session import QuestionSession
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import DumpImpossible
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
@@ -18,7 +18,7 @@ SLOW: Final = 5_000_000
 _MOST: Final = 10 * dump_messages.MAX_DUMPS
 
 
-class DumpsByReceiver(AskingSession):
+class DumpsByReceiver(QuestionSession):
     """A session for dumps, which is its own upload: it takes one dump at a time.
 
     Raises Unsupported where the remote has no Python that can run the receiver, DumpImpossible

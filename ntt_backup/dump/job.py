@@ -34,7 +34,7 @@ from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs, record, retention
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
-from ntt_backup.dump.remote_dir import DumpPlace, Upload, open_place
+from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
 from ntt_backup.process.pipeline import wait_for
@@ -93,14 +93,14 @@ class _Job:
         with self._connect() as conn:
             state = dump_history.database_state(conn)
         found = pg_programs.find(settings.dump.bin, state.server_version)
-        with closing(open_place(settings)) as place:
-            self._dump(place, found, state, force=force)
+        with closing(open_remote_dir(settings)) as remote_dir:
+            self._dump(remote_dir, found, state, force=force)
 
     def _dump(
-        self, place: DumpPlace, found: Programs, state: DatabaseState, *, force: bool
+        self, remote_dir: RemoteDir, found: Programs, state: DatabaseState, *, force: bool
     ) -> None:
         settings = self._settings
-        contents = place.contents()
+        contents = remote_dir.contents()
         if not contents.placed:
             self._require_nothing_copied()
         ours = [one for one in contents.dumps if _is_of(one, settings.target, state.database)]
@@ -111,8 +111,8 @@ class _Job:
             return
         self._emit(events.DumpStart(reason=reason, program=found.version))
         number = 1 + max((one.number for one in contents.dumps), default=0)
-        name, made = self._make(place, found, state, number)
-        self._settle(place, name, made, ours)
+        name, made = self._make(remote_dir, found, state, number)
+        self._prune(remote_dir, name, made, ours)
 
     def _require_nothing_copied(self) -> None:
         """Raises RemoteUnreachable where blobs were copied. by-hash is missing at the start of a
@@ -126,9 +126,9 @@ class _Job:
         return connection.connect(self._settings.catalog.url, self._application)
 
     def _make(
-        self, place: DumpPlace, found: Programs, state: DatabaseState, number: int
+        self, remote_dir: RemoteDir, found: Programs, state: DatabaseState, number: int
     ) -> tuple[str, DumpRecord]:
-        upload = place.upload()
+        upload = remote_dir.upload()
         try:
             size, digest, head = self._pour(found.pg_dump, upload)
             stored = upload.finish()
@@ -196,15 +196,17 @@ class _Job:
             raise pg_programs.pg_dump_failed(status, child.stderr.text)
         return size, digest.hexdigest(), bytes(head)
 
-    def _settle(self, place: DumpPlace, name: str, made: DumpRecord, ours: list[Stored]) -> None:
-        """Removes what is past retention, and notes it. The dump is good even if that fails."""
+    def _prune(
+        self, remote_dir: RemoteDir, name: str, made: DumpRecord, ours: list[Stored]
+    ) -> None:
+        """Removes dumps past retention, and records the new one. That is good even if this fails."""
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
         whole = {**{one.name: one.begun for one in ours if one.whole}, name: self._begun}
         kept = retention.kept(whole, rule)
         past = [one.name for one in ours if one.name not in kept]
         try:
-            pruned = place.drop(past)
+            pruned = remote_dir.drop(past)
         except BackupError as error:
             reason = f"dumps past retention are still on the remote: {error}"
             self._emit(events.Warning(reason=reason))

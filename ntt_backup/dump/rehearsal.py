@@ -15,7 +15,7 @@ from ntt_backup.catalog import connection, dump_history, privileges
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.pg_programs import Programs
-from ntt_backup.dump.remote_dir import open_place
+from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
 
 
@@ -32,8 +32,8 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
             privileges.require_dumpable(conn)
         _dump_no_rows(settings, found, application)
         if remote_too:
-            with closing(open_place(settings)) as place:
-                place.try_out()
+            with closing(open_remote_dir(settings)) as remote_dir:
+                remote_dir.try_out()
     except CatalogError:
         raise
     except BackupError as error:

@@ -23,11 +23,11 @@ from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
 from ntt_backup.errors import Unsupported
 
 # Both have the same methods.
-DumpPlace = DumpsByReceiver | DumpsByShell
+RemoteDir = DumpsByReceiver | DumpsByShell
 Upload = DumpsByReceiver | UploadByShell
 
 
-def open_place(settings: RemoteConfig) -> DumpPlace:
+def open_remote_dir(settings: RemoteConfig) -> RemoteDir:
     """Connects to the remote of the settings; see `connect`."""
     spec = SessionSpec(
         transport=Ssh(settings.remote),
@@ -41,7 +41,7 @@ def open_place(settings: RemoteConfig) -> DumpPlace:
     return connect(spec)
 
 
-def connect(spec: SessionSpec) -> DumpPlace:
+def connect(spec: SessionSpec) -> RemoteDir:
     """Returns pgdump/ by the receiver; by sh where the strategy is `tar`, or the remote has no
     Python that can run the receiver.
 

@@ -25,7 +25,7 @@ from ntt_backup.catalog import connection
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import DumpPlace, open_place
+from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
 from ntt_backup.errors import DumpFailed
 from ntt_backup.format import many
 from ntt_backup.process.pipeline import Child, start, wait_for, write
@@ -58,16 +58,16 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
         version, user = conn.info.server_version, conn.info.user
     pg_restore = pg_programs.find(settings.dump.bin, version).pg_restore
     url, secret = connection.for_program(settings.catalog.url, application)
-    with closing(open_place(settings)) as place:
+    with closing(open_remote_dir(settings)) as remote_dir:
         ours = [
             one
-            for one in place.contents().dumps
+            for one in remote_dir.contents().dumps
             if one.record is not None and one.record.target == settings.target
         ]
         for one in reversed(ours):
             if not one.whole:
                 warn(f"{one.name} is not complete: it has {one.size} bytes")
-            elif (head := _pour(place, one, pg_restore, url, secret)) is not None:
+            elif (head := _pour(remote_dir, one, pg_restore, url, secret)) is not None:
                 return Recalled(one, user, _rights(pg_restore, head, user, warn))
             else:
                 warn(f"{one.name} is damaged: its SHA-256 is another")
@@ -81,14 +81,14 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
 
 
 def _pour(
-    place: DumpPlace, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
+    remote_dir: RemoteDir, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
 ) -> bytes | None:
     """Restores the dump into the database; returns its beginning, or None, and nothing done, where
     its content is not right.
     """
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
-    pieces = place.fetch(one.name)
+    pieces = remote_dir.fetch(one.name)
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     try:
         held, failure, head = b"", None, bytearray()

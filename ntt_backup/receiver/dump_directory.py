@@ -91,7 +91,7 @@ class DumpDirectory:
         return Incoming(directory)
 
     def name(self, incoming: Incoming, name: str, record: bytes) -> None:
-        """Gives a dump that is settled its name, which is durable when this returns."""
+        """Gives a synced dump its name, which is durable when this returns."""
         directory = self._open()
         if sum(1 for _ in self.found()) >= MAX_DUMPS:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), PGDUMP)
@@ -158,7 +158,7 @@ class Incoming:
     def write(self, data: memoryview) -> None:
         _write(self._fd, data)
 
-    def settle(self) -> tuple[int, bytes]:
+    def sync(self) -> tuple[int, bytes]:
         """Makes all of it durable; returns its size and the SHA-256 of what is on the disk. Ends
         early when `stopped` is set.
         """

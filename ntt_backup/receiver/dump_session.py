@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.syscalls import error_line
 from ntt_backup.receiver.dump_directory import PGDUMP, DumpDirectory, Incoming
-from ntt_backup.receiver.questions import QuestionSession
+from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.send_blobs import pieces
 from ntt_backup.receiver.workspace import Workspace, refused
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
@@ -76,11 +76,11 @@ class DumpSession(QuestionSession):
         with refused(PGDUMP, "dump"):
             incoming = self._receiving()
 
-        def settle() -> bytes:
-            self._summed = incoming.settle()
+        def sync() -> bytes:
+            self._summed = incoming.sync()
             return dump_messages.dump_sum(*self._summed)
 
-        self.frames = self._aside(settle)
+        self.frames = self._aside(sync)
 
     def _receiving(self) -> Incoming:
         """Returns the dump on its way; begins one where there is none."""

@@ -14,7 +14,7 @@ from ntt_backup.receiver.b3sum import HOW_TO_GET
 from ntt_backup.receiver.hash_blobs import HashJob
 from ntt_backup.receiver.list_blobs import Listing
 from ntt_backup.receiver.open_blob import BlobOpener
-from ntt_backup.receiver.questions import QuestionSession
+from ntt_backup.receiver.question_session import QuestionSession
 from ntt_backup.receiver.workspace import Refusal, Workspace, gone
 from ntt_backup.wire import framing, read_messages
 from ntt_backup.wire.write_messages import BLAKE3

@@ -19,7 +19,7 @@ from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
 if TYPE_CHECKING:
-    from ntt_backup.receiver.questions import QuestionSession
+    from ntt_backup.receiver.question_session import QuestionSession
     from ntt_backup.receiver.terms import Terms
     from ntt_backup.receiver.write_session import WriteSession
 

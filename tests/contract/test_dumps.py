@@ -14,7 +14,7 @@ from ntt_backup.config.models import RunSettings
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.record import DumpRecord
-from ntt_backup.dump.remote_dir import DumpPlace, connect
+from ntt_backup.dump.remote_dir import RemoteDir, connect
 from ntt_backup.errors import DumpImpossible, RemoteUnreachable
 from tests.contract.harness import PATIENT, Machine
 from tests.lying_receiver import LYING_RECEIVER
@@ -39,7 +39,7 @@ def record_of(content: bytes, number: int = 1) -> DumpRecord:
     )
 
 
-def send_dump(place: DumpPlace, content: bytes, name: str = NAME) -> DumpRecord:
+def send_dump(place: RemoteDir, content: bytes, name: str = NAME) -> DumpRecord:
     """A dump with this content and name; its record."""
     upload, record = place.upload(), record_of(content)
     upload.send(content)

@@ -1,6 +1,6 @@
-"""What the sessions that ask share: a question is a frame, and its answer comes in frames.
+"""A session of questions, the client's end: a frame asks, and frames bring the answer.
 
-While an answer is waited for, silence has an end, and so have signs of life without an answer.
+The wait for an answer is bounded, also where signs of life come but no answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ntt_backup.errors import RemoteUnreachable, Unsupported
 _POLL_SECONDS: Final = 0.5
 
 
-class AskingSession:
+class QuestionSession:
     """A connection for questions, which has greeted. lengths: see `Connection`."""
 
     def __init__(self, spec: SessionSpec, lengths: dict[int, tuple[int, int]]) -> None:
