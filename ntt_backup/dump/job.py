@@ -199,7 +199,7 @@ class _Job:
     def _prune(
         self, remote_dir: RemoteDir, name: str, made: DumpRecord, ours: list[Stored]
     ) -> None:
-        """Removes dumps past retention, and records the new one. That is good even if this fails."""
+        """Removes dumps past retention, and records the new one, which is good in any case."""
         wanted = self._settings.dump
         rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
         whole = {**{one.name: one.begun for one in ours if one.whole}, name: self._begun}

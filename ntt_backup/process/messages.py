@@ -135,7 +135,7 @@ class Fatal(ErrorFields, Message):
 
 
 class Found(Message):
-    """A worker has looked round on the remote. strategy: what to send by. facts: the fields of
+    """A worker has probed the remote. strategy: that of the run. facts: the fields of
     `probe.Facts`.
     """
 

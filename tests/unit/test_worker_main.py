@@ -139,7 +139,7 @@ def test_a_probe_answers_what_it_is_asked_and_goes_on_over_its_connection(
     assert not probing.lingers
 
 
-def test_a_probe_that_is_long_ago_is_gone_on_from_over_another_connection(
+def test_a_session_after_a_probe_that_is_long_ago_gets_another_connection(
     probing: Remote, probe: FakeProbe, clock: Clock
 ) -> None:
     probing.answer(PROBE_AND_TRY)
