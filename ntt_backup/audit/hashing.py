@@ -61,7 +61,7 @@ def _check(
     ask: Callable[[ReadSession, Sequence[bytes]], None],
     receive: Callable[[ReadSession, Job], Checked],
 ) -> None:
-    """Asks for jobs ahead; on another session, again for those without an answer."""
+    """Asks for jobs ahead of their answers; a new session asks again for those without one."""
     asked: deque[Job] = deque()
 
     def work(session: ReadSession) -> None:

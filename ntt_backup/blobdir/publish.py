@@ -75,7 +75,7 @@ class Publisher:
 
     def move(self, prefix: bytes, directory: int, name: str) -> bool:
         """Publishes a directory `aa`, or `aa/bb`, with all that is in it, where there is none.
-        False where that cannot be: what is wrong is met again, and told, file by file.
+        Returns False where that fails: the error shows again, and is reported, file by file.
         """
         above, last = prefix[:-1].hex(), hexlify(prefix[-1:])
         try:

@@ -35,7 +35,7 @@ _KEEPALIVE: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 
-# A pooler gives first what came back last, so the first time tells, unless others are busy there.
+# A pooler lends first the session that came back last: one try is enough, unless it is busy.
 _BORROWINGS = 5
 
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
@@ -121,16 +121,16 @@ def configure(conn: Connection, setting: str, value: object, *, local: bool = Fa
 
 
 def end_when_idle(conn: Connection, seconds: int) -> None:
-    """Has the server end this session when nothing is said in it for so long, from PostgreSQL 14
-    on; unless catalog.url sets another limit.
+    """Makes the server end this session after so many seconds without a statement, from PostgreSQL
+    14 on. A limit in catalog.url is kept.
     """
     with translated("set up the connection"):
         conn.execute(statement("end_when_idle"), {"value": f"{seconds}s"})
 
 
 def show_life(conn: Connection) -> None:
-    """Says something in the session, where it is whole. Never raises: that it was lost shows at the
-    next statement.
+    """Sends a statement, so that the server does not count the session as idle. Never raises: a
+    lost connection shows at the next statement.
     """
     if not conn.closed:
         with suppress(psycopg.Error):
@@ -138,11 +138,11 @@ def show_life(conn: Connection) -> None:
 
 
 def refuse_shared_session(conn: Connection, url: str) -> None:
-    """Raises ConfigError where a pooler gives our session to others between two transactions, as
-    PgBouncer does with `pool_mode = transaction`: locks and settings would be theirs.
+    """Raises ConfigError where a pooler lends our session to others between two transactions, as
+    PgBouncer does with `pool_mode = transaction`: they would get our locks and settings.
 
-    Whoever reports another backend than the one that answers is a pooler. Another connection then
-    borrows a backend: where that is ours, it was not ours.
+    It is a pooler that answers where another backend than the reported one does. Sessions are
+    shared where a second connection then gets the backend of the first.
     """
     with translated("say who answers"):
         if conn.info.backend_pid == _backend(conn) or not _is_lent(conn, url):

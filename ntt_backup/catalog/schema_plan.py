@@ -123,7 +123,9 @@ def make_plan(
 
 
 class _Surroundings(NamedTuple):
-    """own_owner: None without our schema. new_schema: where a new table would be."""
+    """The database and its owners. own_owner: None without our schema. new_schema: that of a new
+    table.
+    """
 
     database: str
     database_owner: str

@@ -32,7 +32,7 @@ class QuestionSession:
 
     @property
     def answers(self) -> int:
-        """How many frames have come."""
+        """The number of frames that have come."""
         return self._connection.received
 
     def require(self, word: str) -> None:

@@ -18,7 +18,7 @@ _DETAIL_CHARS: Final = 2000
 
 
 class EventChild:
-    """A process that leads its own process group. ended: it has, and all it wrote was heard."""
+    """A process that leads its own process group. ended: it has ended, and its output was read."""
 
     def __init__(self, process: Child) -> None:
         self._process = process
@@ -67,7 +67,7 @@ class EventChild:
             write(self._process.stdin_fd, data)
 
     def terminate(self) -> None:
-        """Asks it to end now, and to clear up before."""
+        """Asks the process to clean up and end."""
         if self._process.status is None:
             os.kill(self.pid, signal.SIGTERM)
 

@@ -19,7 +19,7 @@ _MOST: Final = 10 * dump_messages.MAX_DUMPS
 
 
 class DumpsByReceiver(QuestionSession):
-    """A session for dumps, which is its own upload: it takes one dump at a time.
+    """A session for the dumps in `pgdump/`. It is its own upload, of one dump at a time.
 
     Raises Unsupported where the remote has no Python that can run the receiver, DumpImpossible
     where a forced command takes no dumps.
@@ -41,7 +41,7 @@ class DumpsByReceiver(QuestionSession):
             self._placed = bool(self._connection.hello(dumps=1).get("placed"))
 
     def contents(self) -> Contents:
-        """Returns what lies there, and changes nothing."""
+        """Returns the dumps on the remote, and changes nothing."""
         dumps: list[Stored] = []
         with self._connection.checked():
             for kind, payload in self._answers(framing.frame(framing.DUMPS), framing.DONE):
@@ -52,7 +52,7 @@ class DumpsByReceiver(QuestionSession):
         return Contents.of(dumps, placed=self._placed)
 
     def try_out(self) -> None:
-        """Finds out whether a dump could be stored; nothing of it is left after `close`."""
+        """Checks that a dump could be stored; nothing of the trial is left after `close`."""
         self.send(b"0")
         self.finish()
 
@@ -61,7 +61,7 @@ class DumpsByReceiver(QuestionSession):
         return self._do(dump_messages.named(framing.DROP, *names)) if names else 0
 
     def fetch(self, name: str) -> Generator[bytes, None, None]:
-        """Yields a dump's content as it comes. It is the caller who knows what it must be."""
+        """Yields a dump's content as it comes, unchecked."""
         self.require("get")
         with self._connection.checked():
             question = dump_messages.named(framing.FETCH, name)
@@ -73,22 +73,22 @@ class DumpsByReceiver(QuestionSession):
     # --- a dump on its way ------------------------------------------------------------------------
 
     def upload(self) -> DumpsByReceiver:
-        """Begins to send a dump. When it ends without a name, by `give_up` or by our death, the
-        remote removes what it got.
+        """Begins to send a dump. The remote removes a dump that gets no name: after `give_up`, and
+        when this process dies.
         """
         self._sent = 0
         return self
 
     def send(self, data: bytes) -> None:
-        """Hands data over."""
+        """Sends the next part of the dump."""
         with self._connection.checked():
             for at in range(0, len(data), MAX_CHUNK):
                 piece = framing.frame(framing.DUMP_DATA, data[at : at + MAX_CHUNK])
                 self._connection.send(piece, self._refuse)
         self._sent += len(data)
 
-    def look(self) -> None:
-        """Notes what has come back meanwhile; raises where the connection has ended."""
+    def poll(self) -> None:
+        """Reads what the remote has sent meanwhile; raises where the connection has ended."""
         with self._connection.checked():
             self._connection.channel.hear(self._refuse, 0.0)
 
@@ -105,17 +105,17 @@ class DumpsByReceiver(QuestionSession):
         return size, digest.hex()
 
     def name(self, name: str, record: DumpRecord) -> None:
-        """Gives it its name; durable when this returns."""
+        """Gives the dump its name, which is durable when this returns."""
         self._do(dump_messages.named(framing.NAME, name, record=record.to_json().encode()))
 
     def give_up(self) -> None:
-        """Has the remote remove it, and ends the connection, in bounded time. Never raises."""
+        """Ends the connection in bounded time; the remote removes the dump. Never raises."""
         self.close()
 
     # --- frames -----------------------------------------------------------------------------------
 
     def _do(self, question: bytes) -> int:
-        """Has something done, and returns to how many dumps."""
+        """Asks for a change, and returns the number of dumps that were changed."""
         with self._connection.checked():
             self._send(question)
             kind, payload = self._next()

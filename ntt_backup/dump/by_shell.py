@@ -30,7 +30,7 @@ _LIMIT: Final = 1 << 22
 
 
 class DumpsByShell:
-    """Has the methods of `DumpsByReceiver`, but for those of a dump on its way."""
+    """Has the methods of `DumpsByReceiver`, except those of an upload."""
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
@@ -76,7 +76,7 @@ class DumpsByShell:
 
 
 class UploadByShell:
-    """Has the methods of `DumpsByReceiver` for a dump on its way."""
+    """Has the methods of `DumpsByReceiver` for an upload."""
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
@@ -94,7 +94,7 @@ class UploadByShell:
             raise
         self._sent += len(data)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         try:
             self._channel.hear(self._hear, 0.0)
         except BackupError:

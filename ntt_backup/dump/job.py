@@ -181,7 +181,7 @@ class _Job:
                             hint="look at pg_stat_activity of the catalog's server; or raise"
                             " run.receipt_timeout, which is how long pg_dump may be silent",
                         )
-                    upload.look()
+                    upload.poll()
                     wait_for(reading=child.fds, timeout=1.0)
                     continue
                 digest.update(data)

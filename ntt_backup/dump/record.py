@@ -83,7 +83,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What lies in `pgdump/`, oldest first. placed: by-hash is beside it."""
+    """The dumps in `pgdump/`, oldest first. placed: by-hash exists beside it."""
 
     dumps: tuple[Stored, ...]
     placed: bool

@@ -3,7 +3,7 @@
 The obvious way, a dump copied here and given to pg_restore, needs room for it on the day on which a
 disk has died. So what the remote sends goes straight into pg_restore; and since nothing proves the
 bytes before the last of them has come, the whole is one transaction, and the end of the input is
-held back until its SHA-256 is right. A dump that is damaged is told of, and the one before it is
+held back until its SHA-256 is right. A damaged dump is reported, and the one before it is
 taken.
 
 Owners and grants are left out: the roles of the lost server may not exist here, and one that is

@@ -38,7 +38,7 @@ _DAYS = 7
 
 
 class Found(NamedTuple):
-    """A record and its dump, whose size (None where it is missing) and last change they are."""
+    """A dump with its record. size: None where there is only the record. arrived: last change."""
 
     name: str
     size: int | None
@@ -47,8 +47,8 @@ class Found(NamedTuple):
 
 
 class DumpDirectory:
-    """root: the descriptor of the directory that it is in. Methods raise OSError, and Misplaced
-    where it is a symlink, no directory, or on another file system.
+    """Lists, adds and removes dumps. root: the descriptor of the directory above. Methods raise
+    OSError, and Misplaced where `pgdump/` is a symlink, no directory, or on another file system.
     """
 
     def __init__(self, root: int) -> None:
@@ -57,7 +57,7 @@ class DumpDirectory:
         self._made = False
 
     def found(self) -> Iterator[Found]:
-        """Yields what has a record; nothing where the directory is missing."""
+        """Yields the dumps that have a record; none where the directory is missing."""
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(self._open())):
                 if name.endswith(_RECORD) and is_name(name[: -len(_RECORD)]):
@@ -75,8 +75,8 @@ class DumpDirectory:
         return fd
 
     def begin(self) -> Incoming:
-        """Returns a new dump, without a name. Removes what sessions left behind that were killed:
-        one that still grows is younger.
+        """Returns a new dump, without a name. Removes old dumps without a name: their sessions were
+        killed, since a dump that still grows was changed lately.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(PGDUMP, 0o700, dir_fd=self._root)
@@ -122,7 +122,7 @@ class DumpDirectory:
         return len(removed)
 
     def close(self) -> None:
-        """Lets go of the directory, and removes it if it was made here for nothing."""
+        """Closes the directory, and removes it if it was made for nothing."""
         if self._fd >= 0:
             os.close(self._fd)
         if self._made:
@@ -147,7 +147,7 @@ class DumpDirectory:
 
 
 class Incoming:
-    """A dump on its way, under its temporary name in directory. Methods raise OSError."""
+    """A dump that is being received, under a temporary name. Methods raise OSError."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
@@ -171,7 +171,7 @@ class Incoming:
         return size, digest.digest()
 
     def remove(self) -> None:
-        """Lets go of it, and removes what has got no name."""
+        """Closes the dump, and removes it where it has got no name."""
         for name in (self.name, self.name + _RECORD):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
@@ -185,11 +185,11 @@ def _write(fd: int, data: bytes | memoryview) -> None:
 
 
 def _irreplaceable(found: Iterable[Found]) -> set[str]:
-    """Returns the dumps that a client which may not replace anything cannot remove: of each catalog
-    the newest whole ones, and the first one of each of the last days that have one.
+    """Returns the dumps that a client without `replace` cannot remove: of each catalog the newest
+    whole ones, and the first one of each of the last days that have one.
 
-    Of what was the newest yesterday nothing can be removed today, whatever was put beside it.
-    Records that cannot be read are somebody else's.
+    So the dump that was the newest yesterday cannot be removed today, whatever came after it.
+    Records that cannot be read belong to somebody else.
     """
     stay = set()
     catalogs: dict[str, list[tuple[float, str]]] = {}

@@ -1,8 +1,8 @@
-"""A session for dumps of the catalog: those in `pgdump/`, and one at a time on its way there.
+"""A session for dumps of the catalog: it lists, sends and removes them, and receives one at a time.
 
-The end of a dump cannot be told from that of a link that was cut, so nothing gets a name by itself:
-the client, which has seen pg_dump end well, asks for it. What has no name when the session ends is
-removed. What waits for the disk runs in a thread, and the client is shown signs of life.
+The end of a dump looks like the end of a link that was cut, so no dump gets a name by itself: the
+client asks for it when it has seen pg_dump end well. A dump without a name is removed when the
+session ends. Work that waits for the disk runs in a thread, and the client gets signs of life.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DumpSession(QuestionSession):
         }
 
     def interrupt(self) -> None:
-        """Leaves the rest of an answer unsaid, and a sum unfinished."""
+        """Drops the rest of an answer, and ends a sum early."""
         if self._incoming is not None:
             self._incoming.stopped = True
         super().interrupt()
@@ -83,7 +83,7 @@ class DumpSession(QuestionSession):
         self.frames = self._aside(sync)
 
     def _receiving(self) -> Incoming:
-        """Returns the dump on its way; begins one where there is none."""
+        """Returns the dump that is being received; begins one where there is none."""
         if self._summed is not None:
             raise ProtocolError("more of a dump that has ended")
         if self._incoming is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class QuestionSession:
-    """frames: the rest of the answer to the last question; None where it is answered."""
+    """Answers questions. frames: the rest of the last answer; None where it is complete."""
 
     between_batches = True
 
@@ -27,21 +27,21 @@ class QuestionSession:
         self.frames: Generator[bytes, None, None] | None = None
 
     def handlers(self) -> dict[int, Callable[[memoryview], None]]:
-        """Returns what takes each kind of question."""
+        """Returns the method for each kind of question."""
         raise NotImplementedError
 
     @property
     def busy(self) -> bool:
-        """Whether the last question is not answered yet: then no other one is taken."""
+        """Whether an answer is not complete: no other question is taken meanwhile."""
         return self.frames is not None
 
     @property
     def working(self) -> bool:
-        """Whether the client waits for this end, and not the other way round."""
+        """Whether the client waits for this end, and this end not for the client."""
         return self.busy and not self.connection.unread
 
     def advance(self) -> bool:
-        """Says the next frame; returns False where that must wait for a thread or the client."""
+        """Sends the next frame; returns False where that must wait for a thread or the client."""
         if self.connection.deaf:
             self.connection.ended = True
         if self.frames is None or self.connection.choked:
@@ -54,7 +54,7 @@ class QuestionSession:
         return True
 
     def interrupt(self) -> None:
-        """Leaves the rest of an answer unsaid."""
+        """Drops the rest of an answer."""
         if self.frames is not None:
             self.frames.close()
         self.frames = None

@@ -152,7 +152,7 @@ class Receiver:
         self._handlers[framing.BYE] = self._bye
         self._ready()
 
-    # What a session needs is loaded when it begins: source that travels is compiled each time.
+    # Modules are loaded by the sessions that need them: source that travels is compiled each time.
 
     def _begin_to_answer(self, root: str, dumps: bool) -> None:
         workspace = self._enter(Workspace(root))

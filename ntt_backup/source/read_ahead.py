@@ -1,10 +1,9 @@
 """Reads claimed blobs ahead in the order of the disk, where the disk is slow.
 
-Blobids are hashes: read in their order from a disk that turns, each small blob is a seek of its
-own, and the disk has nothing to choose from. So what was claimed is put in the order of the inodes,
-which is about the order of the disk, and some threads read it into the page cache, many blobs at a
-time, before the sender comes to it. What they read is thrown away; the sender reads and hashes as
-ever.
+Blobids are hashes: read in their order from a hard disk, each small blob costs a seek, and the disk
+cannot choose the next one. So the claimed blobs are sorted by inode, which is about their order on
+the disk, and threads read many of them at a time into the page cache, ahead of the sender. They
+throw away what they read; the sender reads and hashes as before.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
 
 _THREADS: Final = 8
-# So many batches are claimed, ordered and read as one.
+# The number of batches that are claimed, sorted and read as one.
 _BATCHES: Final = 4
-# Of a larger blob the reading takes longer than the seek, and the kernel reads it ahead.
+# Reading a larger blob takes longer than the seek, and the kernel reads it ahead.
 _LARGEST: Final = 1024**2
 _FEWEST: Final = 64
 _SAMPLE: Final = 8
-# What a small blob takes when it has to be waited for: no flash and no page cache is so slow.
+# A small blob that takes longer comes from a hard disk: flash and page cache are faster.
 _SLOW_SECONDS: Final = 0.001
 _FIEMAP: Final = 0xC020660B
 _EXTENT: Final = struct.Struct("=QQLLLL 5Q4L")
 
 
 class ReadAhead:
-    """Reads ahead in the store at root. order: see `source.read_order`; with `auto`, what was
-    claimed is read ahead where a sample of it took long to read.
+    """Reads ahead in the store at root. order: see `source.read_order`; `auto` reads ahead where a
+    sample of the claimed blobs took long to read.
     """
 
     def __init__(self, root: Path, order: Order) -> None:
@@ -51,11 +50,11 @@ class ReadAhead:
 
     @property
     def batches(self) -> int:
-        """How many batches it pays to claim at a time."""
+        """The number of batches to claim at a time."""
         return _BATCHES if self._slow else 1
 
     def arranged(self, claimed: Claimed) -> Claimed:
-        """Returns what was claimed in the order in which it is best sent, and begins to read it."""
+        """Returns the claimed blobs in the best order to send them, and begins to read them."""
         if self._order == "auto" and len(claimed) >= _FEWEST:
             self._slow = self._is_slow(claimed)
         if not self._slow or len(claimed) < _FEWEST:
@@ -85,7 +84,7 @@ class ReadAhead:
         return median(took) > _SLOW_SECONDS
 
     def _inodes(self, prefixes: set[str]) -> dict[str, int]:
-        """Returns the inodes of all blobs below these "aabb", as far as they can be listed."""
+        """Returns the inodes of the blobs in these directories, as far as they can be listed."""
         found: dict[str, int] = {}
         for prefix in sorted(prefixes):
             with suppress(OSError), os.scandir(self._root / prefix[:2] / prefix[2:]) as listing:
@@ -97,7 +96,7 @@ class ReadAhead:
         return os.open(self._root / relative_path(blob.blobid), flags)
 
     def _read(self, blob: Blob) -> None:
-        """Reads the start of a blob; what is wrong with it, the sender will say."""
+        """Reads the start of a blob. Errors are ignored: the sender will meet and report them."""
         with suppress(OSError, ValueError):
             fd = self._open(blob)
             try:

@@ -14,8 +14,7 @@ from ntt_backup.catalog.connection import connect, end_when_idle, show_life
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.range_locks import Claims
 
-# A host that is stopped still answers the server's keepalives: only what a session says shows that
-# somebody works in it.
+# A stopped host still answers the server's keepalives: only statements show that a session lives.
 _SPEAK_SECONDS: Final = 10.0
 _IDLE_SECONDS: Final = 45
 
@@ -45,7 +44,7 @@ class CatalogSession:
             raise
 
     def keep(self) -> None:
-        """Keeps the claims, where the connection is whole. Never raises: one that was lost shows at
+        """Keeps the session alive, and with it the claims. Never raises: a lost connection shows at
         the next statement.
         """
         now = time.monotonic()

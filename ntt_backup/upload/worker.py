@@ -46,7 +46,7 @@ from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.upload.suspicion import Judge
 
 _COLLECT_SECONDS: Final = 0.5
-# In a long wait the catalog hears from us so often.
+# The time between two signs of life to the catalog in a long wait.
 _SIGN_SECONDS: Final = 10.0
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_POLL_SECONDS: Final = 0.05

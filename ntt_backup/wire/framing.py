@@ -37,8 +37,8 @@ MAX_CODE = 32
 # have HELLO, PING, BYE, READY, PONG, BUSY, ERROR and LEFT.
 HELLO, BATCH, PACK, LARGE, DATA, END, COMMIT, ABORT, ASK_OFFSET, PING, BYE, PLACE = range(1, 13)
 READY, RECEIPT, ABORTED, OFFSET, PONG, BUSY, ERROR, LEFT = range(129, 137)
-# Those of a session that reads. No session takes another's, so that what only reads can be seen to
-# be unable to write.
+# Those of a session that reads. No kind of session takes another's frames, so one that reads cannot
+# write.
 LIST, VERIFY, GET, SUMS, BLOCKS = range(32, 37)
 NAMES, STRAY, LISTED, VERDICTS, CONTENTS, BLOB, PIECE, BLOB_END, NOT_GIVEN, GIVEN = range(160, 170)
 BLOCK_SUMS = 170

@@ -5,7 +5,8 @@
 -- sets (source `client`) is left alone.
 --
 -- A role or database may have limits that are meant for people. A statement of ours may read the
--- whole table; a session that is idle may be waiting for the remote. The limit of a transaction that is idle stays: ours never are, unless we hang.
+-- whole table; a session that is idle may be waiting for the remote. The limit of a transaction that
+-- is idle stays: ours never are, unless we hang.
 --
 -- When our host dies, the claims of its workers last until the server notices. By default that
 -- takes hours. The check of the client while a statement runs is only known to work on Linux.
@@ -25,7 +26,7 @@ join (values
 where s.source <> 'client';
 
 -- name: end_when_idle
--- Limits how long the session may say nothing: the claims of a host that is stopped are freed then.
+-- Limits the time without a statement: after it, the claims of a stopped host are free.
 select set_config(name, %(value)s, false)
 from pg_settings where name = 'idle_session_timeout' and source <> 'client';
 

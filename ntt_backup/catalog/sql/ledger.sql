@@ -28,7 +28,7 @@ where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 -- name: mark_copied
 -- Records blobs as stored, and forgets that they ever failed. Returns whether the catalog lacks the
 -- size of any, and the blobids that are not marked now: of rows that are gone, or stay as they are.
--- From a list that it sees, the planner would estimate each element; from a selected one it does not.
+-- The list is selected, because the planner estimates each element of a list that it can see.
 with marked as (
     update blobs set {copied} = true, {last_checked} = now(), {copy_failed} = false
     where blobid = any((select %(blobids)s::text[])::text[])

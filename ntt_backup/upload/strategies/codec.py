@@ -1,15 +1,15 @@
-"""Compression of what `stream` sends: whether, and how hard, follows the data and the link.
+"""The compression of `stream`, which follows the data and the link.
 
 Most blobs do not compress (pictures, archives, media); some do, by a factor of three. So with
 `run.codec = auto` a sample of each pack is tried, and where samples do not shrink they are taken
 ever more rarely: incompressible data costs almost nothing, and a change is noticed within a few
 MiB.
 
-How hard follows who waits. While the sender waits for the link and this machine has CPU to spare, a
-higher level sends more; where compressing is what takes the time, or the CPU is used up, as on a
-link that is as fast as the machine, a lower one does. Each pack stands alone: with one context for
-a whole session, text and sources came out 2 to 8 % smaller at two thirds of the speed, which the
-next level does as well.
+The level follows the bottleneck. While the sender waits for the link and this machine has idle CPU,
+a higher level sends more; where compressing takes the time, or no CPU is idle, as on a link that is
+as fast as the machine, a lower one does. Each pack is compressed by itself: one context for a whole
+session made text and sources 2 to 8 % smaller at two thirds of the speed, which the next level does
+as well.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ Compress = Callable[[Parts], bytes]
 
 
 class Load(NamedTuple):
-    """Seconds of all CPUs together since the machine's start: those in which they were idle, and
-    all.
-    """
+    """The sum of all CPUs' seconds since the machine's start: the idle ones, and all."""
 
     idle: float
     all: float
 
 
 def cpu_load() -> Load:
-    """Returns the load as Linux tells it; elsewhere CPUs that are never idle."""
+    """Returns the load from /proc/stat; without that file, CPUs that are never idle."""
     try:
         words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
     except OSError:
@@ -59,10 +57,11 @@ def cpu_load() -> Load:
 
 
 class Effort:
-    """Chooses among steps of compression, 0 for none, by who has waited for whom.
+    """Chooses a step of compression, 0 for none: higher while the link is the bottleneck, lower
+    while the CPU is.
 
     It goes one step at a time, after `PERIOD` seconds and `FRAMES` frames at least. A step that was
-    too much is not tried again for a while, which doubles each time.
+    too high is not tried again for a while, which doubles each time.
     """
 
     PERIOD: Final = 1.0
@@ -94,7 +93,7 @@ class Effort:
         self._frames = 0
 
     def note(self, worked: float, waited: float, *, counts: bool) -> None:
-        """Takes in what a frame took: seconds of compressing, seconds until the link had it.
+        """Notes the cost of a frame: seconds of compressing, seconds until the link had it.
         counts: it was compressed as this step says.
         """
         self._worked += worked
@@ -148,7 +147,7 @@ class Codec:
         return self.number, [memoryview(packed)]
 
     def sent(self, waited: float) -> None:
-        """Takes note that the link had the frame of `encode` after so many seconds."""
+        """Notes how many seconds the link took for the frame of `encode`."""
         if self.effort is not None:
             self.effort.note(self._worked, waited, counts=self._tried)
             self._worked = 0.0

@@ -1,4 +1,4 @@
-"""The contract of a probe: a look at the remote before a run, and the trial blobs it may send."""
+"""The contract of a probe, which examines the remote before a run, and may send trial blobs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Facts:
 
 
 class Probe(Protocol):
-    """A look at the remote before a run, by the way that the run will take.
+    """Examines the remote before a run, over the same kind of connection as the run.
 
     Methods are called in this order, `try_out` and `make_place` only where wanted. They raise as
     `Session` does. strategy is known once the remote has answered.
@@ -58,7 +58,7 @@ class Probe(Protocol):
         ...
 
     def facts(self, *, will_try_out: bool) -> Facts:
-        """Asks the remote."""
+        """Returns what the remote says about itself."""
         ...
 
     def try_out(self) -> str:
@@ -75,14 +75,14 @@ class Probe(Protocol):
 
 
 class SessionProbe(Probe, Protocol):
-    """A probe of a strategy, over a connection that a session may go on with."""
+    """A probe whose connection a session may go on with."""
 
     def connect(self) -> None:
         """Connects to the remote, where that is not left to `facts`."""
         ...
 
     def hand_over(self) -> Connection | None:
-        """Ends the look, and returns its connection for `open_session`; None for none."""
+        """Ends the probe, and returns its connection for `open_session`; None for none."""
         ...
 
 
