@@ -357,7 +357,7 @@ class Outage(WorkerEvent):
 
 
 class OutageEnd(WorkerEvent):
-    """A side that was away has answered again. One for each worker that had told of it; the end of
+    """A side that was away has answered again. One for each worker that had reported it; the end of
     the worker or the run ends an outage, too.
     """
 

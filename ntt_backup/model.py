@@ -1,7 +1,7 @@
 """The nouns of the system: never changed, plain, imported by everyone.
 
 The catalog may hold other things than a blobid in that column (it belongs to another program), so a
-`Blob` carries whatever text it finds; `relative_path` checks it before it becomes a path.
+`Blob` carries whatever text it finds; `layout.relative_path` checks it before it becomes a path.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from ntt_backup.blobdir.layout import is_blobid as is_blobid
-from ntt_backup.blobdir.layout import relative_path as relative_path
 from ntt_backup.wire.framing import MAX_BLOB
 
 # The name of the remote to work with, where there are several.
@@ -67,7 +65,7 @@ class Blob:
 
     @property
     def expected(self) -> int:
-        """Bytes to reckon with: none for a size that is not known, or that no blob can have.
+        """The size to reckon with: 0 for a size that is not known, or that no blob can have.
 
         The catalog may hold any number there. One is found wrong when the blob is read; until then
         it may not spoil a sum over its neighbours.
@@ -155,7 +153,7 @@ class Receipt:
 
 
 def total_size(blobs: Iterable[Blob]) -> int:
-    """Bytes of the blobs whose size is known."""
+    """Returns the bytes of the blobs whose size is known."""
     total = 0
     for blob in blobs:
         size = blob.size

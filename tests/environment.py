@@ -28,9 +28,9 @@ from unittest import mock
 import psycopg
 import pytest
 
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.cli import app
 from ntt_backup.errors import remember_global_options
-from ntt_backup.model import relative_path
 from tests.files import put, tree
 from tests.patience import PATIENCE
 from tests.sshd import RemoteDir, Sshd

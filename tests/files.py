@@ -6,7 +6,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from ntt_backup.model import Blob, relative_path
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.model import Blob
 
 
 def put(root: Path, content: bytes) -> Blob:

@@ -24,7 +24,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.blobdir.walk import Tree
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
@@ -33,7 +33,7 @@ from ntt_backup.catalog.selection import Row, rows_in
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
-from ntt_backup.model import BlobRange, Failure, Reason, is_blobid, relative_path
+from ntt_backup.model import BlobRange, Failure, Reason
 from ntt_backup.source.inspection import Store
 
 _APPLY_BLOBS: Final = 1000
@@ -187,7 +187,7 @@ class _Work:
                 yield blobid, "local", size
 
     def _in_order(self, entries: Iterable[str | Stray]) -> list[str]:
-        """Tells of the strays; returns the others."""
+        """Reports the strays, and returns the others in order."""
         found: list[str] = []
         for one in entries:
             if isinstance(one, Stray):
@@ -209,7 +209,7 @@ class _Work:
         remote: int | None = None,
         local: int | None = None,
     ) -> None:
-        """Tells of each difference. remote and local are sizes, None for absent."""
+        """Reports each difference. remote and local are sizes, None for absent."""
         before = self.seen.differences.total()
         if row is None:
             if local is not None:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
 from ntt_backup.catalog import scan_state
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.model import Blob, relative_path
+from ntt_backup.model import Blob
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.tree import SourceTree
 

@@ -91,7 +91,7 @@ class Claims:
 
     @property
     def searching(self) -> bool:
-        """Tell whether the last `take` ended before it had looked into all free ranges."""
+        """Whether the last `take` ended before it had looked into all free ranges."""
         return bool(self._wholes.left or self._theirs.left)
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
@@ -181,8 +181,8 @@ class Claims:
         return self._lock_parts(found)
 
     def _share(self, cursors: list[Cursor], limit: int) -> list[Cursor]:
-        """Of ranges that were just locked, holds the last one in parts where it has much more than
-        limit: only that one can.
+        """Holds the last of these newly locked ranges in parts, if it has many more blobs than
+        limit. No other one can have more.
         """
         *others, last = cursors
         whole = last.range

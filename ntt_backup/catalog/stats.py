@@ -1,4 +1,4 @@
-"""Figures about the catalog: exact ones for who asks and waits, else within a bounded time.
+"""Figures about the catalog: exact ones in any time, or estimates within a bounded time.
 
 Counting 42 million rows takes minutes on a cold cache. What cannot be counted within the time is
 estimated: what is pending by the first blobs of each range, what is copied by the history of runs

@@ -9,13 +9,13 @@ from typing import TextIO
 
 import click
 
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.model import is_blobid
 from ntt_backup.restore.restore import Restored, chosen, everything
 from ntt_backup.restore.restore import restore as restore_blobs
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left

@@ -31,7 +31,7 @@ class EventChild:
 
     @property
     def fds(self) -> list[int]:
-        """What becomes readable when there is news of the process."""
+        """The descriptors that become readable when the process says something or ends."""
         return self._process.fds
 
     @property

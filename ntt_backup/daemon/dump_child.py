@@ -53,7 +53,7 @@ class DumpChild:
 
     @property
     def fds(self) -> list[int]:
-        """What becomes readable when there is news of it."""
+        """The descriptors that become readable when the dump says something or ends."""
         return [] if self._child is None else self._child.fds
 
     def start_if_due(self, now: float) -> None:

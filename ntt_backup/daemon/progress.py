@@ -1,4 +1,4 @@
-"""What a run has done so far, as its workers say; the source of the log's progress and the screen.
+"""The progress of a run, from the messages of its workers, for the log and the screen.
 
 Pure: it takes in messages and the time, and returns snapshots. The number of pending blobs comes
 from the catalog, at the start and again during the work, since other programs insert rows: counted,
@@ -260,7 +260,7 @@ class Progress:
 
     @property
     def _mean_size(self) -> float:
-        """Of the blobs that were begun: those to come are like them, since blobids are hashes."""
+        """The mean of the blobs that were begun. The others are alike, since blobids are hashes."""
         return self._begun_bytes / self._begun_blobs if self._begun_blobs else 0.0
 
     def _content_since(self, then: _Sums) -> float:
@@ -268,7 +268,7 @@ class Progress:
         return self.bytes - then.bytes + (self.failed - then.failed) * self._mean_size
 
     def _share_and_eta(self, now: float) -> tuple[float | None, float | None]:
-        """Goes by bytes, or by blobs where all are empty."""
+        """Returns share and ETA by bytes, or by blobs where all are empty."""
         pending, found = self.pending, self._found
         if found is None or pending is None:
             return None, None

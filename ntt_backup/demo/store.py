@@ -21,9 +21,9 @@ from typing import Final, Self
 
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.format import many
-from ntt_backup.model import relative_path
 
 # Path below the root to the content's hash.
 Listing = dict[str, str]

@@ -67,7 +67,7 @@ class Stored:
 
     @property
     def number(self) -> int:
-        """Of its record; 0 where that cannot be read."""
+        """The number in its record; 0 where that cannot be read."""
         return self.record.number if self.record is not None else 0
 
     @property
@@ -77,7 +77,7 @@ class Stored:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is there, as far as its size tells."""
+        """Whether the dump is complete, by its size."""
         return self.record is not None and self.record.bytes == self.size
 
 

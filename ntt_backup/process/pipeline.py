@@ -157,7 +157,7 @@ class Child:
 
     @property
     def fds(self) -> list[int]:
-        """What becomes readable when there is news of it: stdout and stderr, while open."""
+        """The descriptors that become readable when the child says something: stdout and stderr."""
         return [fd for fd in (self.stdout_fd, self.stderr_fd) if fd >= 0]
 
     @property

@@ -29,7 +29,7 @@ class EventPipe:
 
     @property
     def fd(self) -> int:
-        """Readable when the coordinator has asked for the end; -1 once it has."""
+        """The descriptor that becomes readable when the coordinator asks for the end; then -1."""
         return -1 if self._stopping else self._stdin
 
     @property

@@ -42,12 +42,12 @@ class SendQueue:
 
     @property
     def missing(self) -> int:
-        """How many more blobs make a full batch, as far as their number goes."""
+        """The number of blobs that a full batch still lacks."""
         return max(0, self._max_blobs - len(self._claimed))
 
     @property
     def next_due(self) -> float | None:
-        """When the next delayed batch or range is due; None where none is delayed."""
+        """The time when the next delayed batch or range is due; None where none is delayed."""
         dues = (one.due for one in self._delayed)
         return min((*dues, *self._put_off.values()), default=None)
 
@@ -96,7 +96,7 @@ class SendQueue:
         )
 
     def forget(self) -> None:
-        """Lets go of everything: it is still pending in the catalog."""
+        """Forgets everything: it is still pending in the catalog."""
         self._claimed.clear()
         self._delayed.clear()
         self._put_off.clear()

@@ -213,8 +213,8 @@ class Worker:
             raise suspect
 
     def _judge(self, receipt: Receipt) -> StoreSuspect | None:
-        """Keeps a receipt to be recorded; without its failures where these are rather the store's,
-        whose blobs are tried again later, beside the others.
+        """Keeps a receipt for `_record`, without the failures for which the store is suspected:
+        their blobs are tried again later.
         """
         verdict, now = self._judgement.judge(receipt), time.monotonic()
         if verdict.receipt.stored or verdict.receipt.failed:
@@ -251,7 +251,7 @@ class Worker:
             self._queue.delay(decision.parts)
 
     def _resend(self, lost: Iterable[Batch], wait_s: float, error: BackupError) -> None:
-        """Batches without a receipt, through no fault of theirs."""
+        """Sends batches again that have no receipt, through no fault of theirs."""
         for batch in lost:
             self._later(after_link_loss(batch, self._run.attempts), wait_s, error)
 
@@ -357,7 +357,7 @@ class Worker:
         self._away_s = 0.0 if self._pipe.stopping else self._outages.away("source", error)
 
     def _give_up_session(self) -> tuple[Batch, ...]:
-        """Ends the session now; the batches it had no answer for. Answers that came are kept."""
+        """Ends the session now, and returns its batches without an answer. Answers are kept."""
         session, self._session = self._session, None
         if session is None:
             return ()

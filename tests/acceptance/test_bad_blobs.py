@@ -14,7 +14,7 @@ import psycopg.conninfo
 import pytest
 from blake3 import blake3
 
-from ntt_backup.model import relative_path
+from ntt_backup.blobdir.layout import relative_path
 from tests.environment import Site, wait_until
 
 AS_ROOT = os.geteuid() == 0

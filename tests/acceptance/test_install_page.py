@@ -18,7 +18,7 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.image import DockerImage
 
-from ntt_backup.model import relative_path
+from ntt_backup.blobdir.layout import relative_path
 from tests.environment import wait_until
 from tests.parallel import in_turn
 

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.throttle import alone
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
-from ntt_backup.model import Batch, Blob, Failure, Receipt, relative_path
+from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.inspection import Inspection, Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ntt_backup.audit import scan as scan_module
 from ntt_backup.audit.scan import ScanResult, scan
-from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.layout import Stray, StrayKind, relative_path
 from ntt_backup.catalog import scan_state
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.scan_state import load_scan
 from ntt_backup.errors import SourceError
-from ntt_backup.model import Blob, relative_path
+from ntt_backup.model import Blob
 from ntt_backup.source.inspection import Store
 from tests.files import put
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.model import Batch, Blob, Reason, Receipt, is_blobid, relative_path, total_size
+from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.model import Batch, Blob, Reason, Receipt, total_size
 
 GOOD = "0123456789abcdef" * 4
 blobids = st.text("0123456789abcdef", min_size=64, max_size=64)

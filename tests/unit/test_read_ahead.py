@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ntt_backup.model import Blob, relative_path
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.model import Blob
 from ntt_backup.source.read_ahead import Claimed, Order, ReadAhead
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.model import relative_path
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.upload.strategies.tar_archive import archive_length, tar_argv, tar_environment
 
 

@@ -170,8 +170,8 @@ class PipelinedSession(ABC):
 
     @property
     def _patience(self) -> float:
-        """Seconds in which something must be sent. A remote with earlier batches may be busy
-        syncing them; whether the link lives meanwhile is what ssh's ServerAlive finds out.
+        """The seconds within which something must be sent. A remote with earlier batches may be
+        busy syncing them; ssh's ServerAlive finds out whether the link lives meanwhile.
         """
         run = self._spec.run
         return run.receipt_timeout if len(self._flights) > 1 else run.stall_timeout

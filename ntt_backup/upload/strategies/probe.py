@@ -13,10 +13,11 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.connection import Connection
 from ntt_backup.errors import RemoteDenied, SourceError
 from ntt_backup.format import many
-from ntt_backup.model import Batch, Blob, relative_path
+from ntt_backup.model import Batch, Blob
 from ntt_backup.source.inspection import Store
 
 TRIAL_SECONDS: Final = 60.0

@@ -81,7 +81,7 @@ class _Hashes:
 
     @property
     def checksum(self) -> bytes:
-        """What END carries."""
+        """The checksum for END."""
         return self._sum.digest() if self._summed else b""
 
     def so_far(self) -> bytes:
@@ -196,7 +196,7 @@ class StreamSession(PipelinedSession):
             flight.wire_bytes += len(part)
 
     def _write_coded(self, flight: Flight, *parts: bytes | memoryview, content: int) -> None:
-        """Sends a frame that the codec has made, and tells it how long that took."""
+        """Sends a frame of the codec, and tells the codec how long that took."""
         began = time.monotonic()
         self._write(flight, *parts, content=content)
         self._codec.sent(time.monotonic() - began)

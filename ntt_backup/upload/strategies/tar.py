@@ -25,12 +25,13 @@ from importlib import resources
 from itertools import count
 from typing import Final
 
+from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.channel import NOISE_LIMIT
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
 from ntt_backup.client.shell import shell_script
 from ntt_backup.errors import BatchRejected, ProtocolViolation, SourceError
-from ntt_backup.model import Batch, Blob, relative_path, total_size
+from ntt_backup.model import Batch, Blob, total_size
 from ntt_backup.process.pipeline import Child, start
 from ntt_backup.source.inspection import Inspection, Store
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession

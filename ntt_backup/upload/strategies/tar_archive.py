@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ntt_backup.model import relative_path
+from ntt_backup.blobdir.layout import relative_path
 
 _BLOCK: Final = 512
 _RECORD: Final = 20 * _BLOCK
