@@ -79,7 +79,7 @@ class StagedBatch:
         return len(self._partials)
 
     def add_partial(self, partial: Partial) -> None:
-        """Has the blob that was added last lie in this partial file, not in the stage."""
+        """Notes that the blob that was added last lies in this partial file, not in the stage."""
         self._partials[self.blobs - 1] = partial
 
     def except_for(self, position: int, verdict: int, text: str) -> None:

@@ -144,7 +144,7 @@ class Claims:
         return None if self._all.left else False
 
     def listen(self) -> None:
-        """Has inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
+        """Makes inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
         with translated("listen for new blobs"):
             self._conn.execute(statement("listen"))
 

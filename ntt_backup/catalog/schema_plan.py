@@ -221,7 +221,7 @@ class _Planner:
         return [Step(who, f"add to blobs: {', '.join(absent)}", (alter,))]
 
     def _index(self) -> list[Step]:
-        """Has one valid index of what is pending; those of others are used as they are."""
+        """Plans one valid index of what is pending; those of others are used as they are."""
         indexes = read_indexes(self._conn, self._target, self._table.oid)
         if any(index.valid and index.form for index in indexes):
             return []

@@ -252,6 +252,6 @@ def _quick(
 
 
 def _limit(conn: Connection, deadline: float) -> None:
-    """Has the next statements of the transaction end by then, each with QueryCanceled."""
+    """Makes the next statements of the transaction end by then, each with QueryCanceled."""
     left = int((deadline - time.monotonic()) * 1000)
     configure(conn, "statement_timeout", max(left, 1), local=True)  # 0 would be no limit.

@@ -132,7 +132,7 @@ class Connection:
             raise
 
     def open(self, **more: Field) -> None:
-        """Has the receiver open the root, which must hold by-hash, where it has not done so yet.
+        """Makes the receiver open the root, which must hold by-hash, if it has not done so yet.
         more: see `hello`.
         """
         with self.checked():
@@ -140,7 +140,7 @@ class Connection:
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
-        """Has the receiver open the root, and returns what its READY says. more: fields of HELLO
+        """Makes the receiver open the root, and returns what its READY says. more: fields of HELLO
         that only one kind of session sends.
         """
         spec = self.spec
@@ -157,7 +157,7 @@ class Connection:
         return self._ready(write_messages.fields(framing.HELLO, fields))
 
     def place(self) -> None:
-        """Has the receiver make by-hash."""
+        """Asks the receiver to make by-hash."""
         self._ready(framing.frame(framing.PLACE))
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:

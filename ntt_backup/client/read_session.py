@@ -105,7 +105,7 @@ class ReadSession(QuestionSession):
                     raise ProtocolError(f"a frame of type {kind} within a listing")
 
     def ask_verdicts(self, digests: Sequence[bytes]) -> None:
-        """Has the remote hash these; `verdicts` returns the answers, in the order of asking."""
+        """Asks the remote to hash these; `verdicts` returns the answers, in the order of asking."""
         with self._connection.checked():
             self._send(read_messages.verifying(digests))
         self._asked.append(tuple(digests))
@@ -122,7 +122,7 @@ class ReadSession(QuestionSession):
             return found
 
     def ask_contents(self, digests: Sequence[bytes], offset: int = 0) -> None:
-        """Has the remote send these, each once; `contents` takes the answers, in the order of
+        """Asks the remote to send these, each once; `contents` takes the answers, in the order of
         asking. offset: where to begin, for a single blob.
         """
         once = tuple(dict.fromkeys(digests))
@@ -206,8 +206,8 @@ class ReadSession(QuestionSession):
     def blocks(
         self, digest: bytes, size: int, numbers: Sequence[int], take: Callable[[memoryview], None]
     ) -> str:
-        """Has take called for each of these blocks of a blob of that size, in order. Returns what
-        went wrong, or "".
+        """Fetches these blocks of a blob of that size, and calls take for each, in order. Returns
+        the problem, or "".
         """
         lengths = deque(
             min(read_messages.BLOCK_BYTES, size - n * read_messages.BLOCK_BYTES) for n in numbers

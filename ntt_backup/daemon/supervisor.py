@@ -90,7 +90,7 @@ class SupervisedWorker:
             self._warned = False
 
     def ask(self, word: bytes, now: float) -> None:
-        """Has a process that probes the remote do something there; `hear` gives the answer."""
+        """Asks a process that probes the remote for one step; `hear` gives the answer."""
         self._started = self._expected = now
         if self._child is not None:
             self._child.tell(word)

@@ -215,7 +215,7 @@ class Child:
         return self.status
 
     def end(self) -> None:
-        """Ends it and its session now (SIGKILL); what it has said can still be read."""
+        """Ends it and its session now (SIGKILL); its output can still be read."""
         if self.status is None:
             self._process.kill()
             with suppress(ProcessLookupError):  # A copy that has only just been made.

@@ -75,7 +75,7 @@ class Connection:
         self._flush()
 
     def show_life(self) -> None:
-        """Says BUSY where nothing was said for some seconds."""
+        """Sends BUSY where nothing was sent for some seconds."""
         if time.monotonic() - self._spoke >= _BUSY_SECONDS:
             self.say(framing.frame(framing.BUSY))
 

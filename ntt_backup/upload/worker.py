@@ -190,8 +190,8 @@ class Worker:
             self._outcomes += self._session.collect(_COLLECT_SECONDS)
 
     def _accept(self) -> None:
-        """Takes in every outcome that has arrived, and only then raises what one of them says about
-        the remote as a whole: what was answered is never forgotten for what was answered beside it.
+        """Takes in every outcome that has arrived, and only then raises an error of the remote as a
+        whole: no answer is lost because of another one.
         """
         outcomes, self._outcomes = self._outcomes, []
         troubles: list[BackupError] = []
@@ -350,7 +350,7 @@ class Worker:
 
     def _source_away(self, error: SourceError) -> None:
         """Waits for the store, which worked when the run began: a disk that was unmounted may be
-        mounted again. For one that is incomplete, somebody must look what is wrong.
+        mounted again. Where it is incomplete, a person must find the reason.
         """
         if isinstance(error, StoreSuspect):
             raise error

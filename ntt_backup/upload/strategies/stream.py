@@ -267,8 +267,8 @@ class StreamSession(PipelinedSession):
         return 0
 
     def _call_back(self, flight: Flight) -> None:
-        """Has nothing of this batch stored; it is not in flight any more. The remote is told also
-        where the batch has failed: it drops what comes until then.
+        """Withdraws a batch: nothing of it is stored, and it is not in flight any more. The remote
+        needs that word even where the batch has failed: it drops everything before it.
         """
         self._packer.clear()
         self._correct_content(flight, 0)
