@@ -1,14 +1,14 @@
 """The dump of a run: a copy of the coordinator that is started now and then, heard, and killed.
 
-A run makes one before its first blob; one that watches looks again every `dump.interval`, and
-sooner after a failure. It is a process of its own, since the coordinator may wait for nothing: it
-answers signals and the watchdog while gigabytes go out, and whatever becomes of the dump never
-stops the blobs. It is a copy, since mostly no dump is due, and to load a program anew for that
-would cost more than all else.
+A run makes one before its first blob; a run that watches tries again every `dump.interval`, and
+sooner after a failure. The dump has a process of its own, since the coordinator may wait for
+nothing: it answers signals and the watchdog while gigabytes are sent, and no failure of a dump
+stops the blobs. The process is a copy, since mostly no dump is due, and loading a program only to
+find that out would cost more than all else.
 
 Where this machine or key can make no dumps at all (no pg_dump, a forced command that takes none),
-that is a warning as long as nobody relies on them: a dump was never made for this target, and no
-place of pg_dump is set. From the first dump on it is a failure.
+that is a warning as long as nobody relies on dumps: none was ever made for this target, and
+`dump.bin` is not set. From the first dump on it is a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fork_dump(settings: Settings) -> Child:
 
 
 class DumpChild:
-    """At most one process, the leader of its own process group."""
+    """Starts, hears and kills the dumps of a run, at most one process at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self.failed = False
