@@ -61,6 +61,7 @@ class Disk:
         self._lock = threading.Lock()
         self._waiting: list[tuple[int, threading.Event]] = []
         self._busy = False
+        self._reached = 0.0
         self._head = 0
 
     def read_for(self, offset: int, length: int) -> None:
@@ -70,7 +71,7 @@ class Disk:
             self._waiting.append((offset, turn))
             self._serve_next()
         turn.wait()
-        time.sleep(self._reach(offset) + length / _BYTES_A_SECOND)
+        time.sleep(max(0.0, self._reached - time.monotonic()) + length / _BYTES_A_SECOND)
         with self._lock:
             self._head = offset + length
             self._busy = False
@@ -81,6 +82,8 @@ class Disk:
             one = min(self._waiting[:_QUEUE], key=lambda one: self._reach(one[0]))
             self._waiting.remove(one)
             self._busy = True
+            # A thread that wakes up late must not have to wait for another turn of the disk.
+            self._reached = time.monotonic() + self._reach(one[0])
             one[1].set()
 
     def _reach(self, offset: int) -> float:
