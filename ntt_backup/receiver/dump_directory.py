@@ -81,6 +81,7 @@ class DumpDirectory:
         with contextlib.suppress(FileExistsError):
             os.mkdir(PGDUMP, 0o700, dir_fd=self._root)
             self._made = True
+        self._let_go()  # Another session may have removed, as its own, the one that is open.
         directory = self._open()
         for name in os.listdir(directory):
             if name.startswith(_INCOMING):
@@ -116,18 +117,22 @@ class DumpDirectory:
         stay = set() if any_of_them else _irreplaceable(found)
         removed = {one.name for one in found}.intersection(names) - stay
         for name in removed:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=self._fd)
-            os.unlink(name + _RECORD, dir_fd=self._fd)
+            for end in ("", _RECORD):
+                with contextlib.suppress(FileNotFoundError):  # Another session may remove it, too.
+                    os.unlink(name + end, dir_fd=self._fd)
         return len(removed)
 
     def close(self) -> None:
         """Closes the directory, and removes it if it was made for nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
+        self._let_go()
         if self._made:
             with contextlib.suppress(OSError):
                 os.rmdir(PGDUMP, dir_fd=self._root)
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
     def _open(self) -> int:
         """Returns the directory, which is kept open."""

@@ -82,6 +82,16 @@ def test_a_dump_goes_comes_back_and_is_dropped(
     place.close()
 
 
+def test_a_dump_beside_one_that_is_only_tried_out_keeps_its_directory(spec: SessionSpec) -> None:
+    trying, place = DumpsByReceiver(spec), DumpsByReceiver(spec)
+    trying.try_out()
+    assert place.contents().dumps == ()
+    trying.close()
+    send_dump(place, b"content")
+    assert [one.name for one in place.contents().dumps] == [NAME]
+    place.close()
+
+
 @pytest.mark.parametrize(
     "answer",
     [

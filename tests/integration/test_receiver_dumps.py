@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ntt_backup.receiver.dump_directory import DumpDirectory, Found
 from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import dump_messages, framing, read_messages
 from tests.receiver_driver import BYE, ScriptedSession, a_dump, everything
@@ -127,6 +129,21 @@ def test_fetching_a_dump_is_a_right_of_its_own(root: Path) -> None:
     for allow, error in ((["dump"], "refused"), (["dump", "get"], "")):
         client = ScriptedSession(root, allow)
         assert client.dumps(DUMPS, fetching(NAME)).error == error
+
+
+def test_what_another_session_drops_meanwhile_is_dropped(
+    root: Path, client: ScriptedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.dumps(a_dump(b"content", NAME))
+    real = DumpDirectory.found
+
+    def found(self: DumpDirectory) -> Iterator[Found]:
+        yield from list(real(self))
+        for path in (root / "pgdump").iterdir():
+            path.unlink()
+
+    monkeypatch.setattr(DumpDirectory, "found", found)
+    assert client.dumps(dropping(NAME)).error == ""
 
 
 def test_what_is_torn_or_somebody_elses_is_told_as_it_is(
