@@ -325,18 +325,23 @@ class Worker:
         if pending:
             self._poll = min(self._poll * 2, _LAST_POLL_SECONDS)
             self._pause(self._poll, "idle")
-        elif not claims.drain_notifications():
-            # One that came with the answer to a query would not make the socket readable.
-            self._pause(self._run.poll_interval, "idle", claims.fileno())
+        else:
+            heard, fd = claims.drain_notifications, claims.fileno()
+            self._pause(self._run.poll_interval, "idle", fd, heard=heard)
 
-    def _pause(self, seconds: float, state: str, *fds: int) -> None:
-        """Waits until the coordinator asks for the end, one of fds is readable, or time is up."""
+    def _pause(
+        self, seconds: float, state: str, *fds: int, heard: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Waits until the coordinator asks for the end, one of fds is readable, heard returns True,
+        or time is up.
+        """
         until = time.monotonic() + max(0.0, seconds)
         watched = [fd for fd in (self._pipe.fd, *fds) if fd >= 0]
         while not self._pipe.stopping:
             wait_s = min(_SIGN_SECONDS, max(0.0, until - time.monotonic()))
             self._pipe.state(state, wait_s)
-            if not wait_s or wait_for(reading=watched, timeout=wait_s):
+            # What comes with the answer to a sign of life does not make the socket readable.
+            if heard() or not wait_s or wait_for(reading=watched, timeout=wait_s):
                 break
 
     # --- when a side is away ----------------------------------------------------------------------

@@ -52,6 +52,7 @@ class FakeCatalog:
         self.searches = 0  # takes that end before they have found anything
         self.looks = 0  # questions for anything pending that end before that is known
         self.on_look: Callable[[], object] = lambda: None
+        self.heard = False
         self.notify, self.notified = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def connect(self) -> FakeCatalogSession:
@@ -64,9 +65,12 @@ class FakeCatalog:
     def range_of(blobid: str) -> int:
         return int(blobid[:2], 16)
 
-    def insert(self, blob: Blob) -> None:
+    def insert(self, blob: Blob, *, heard: bool) -> None:
+        """heard: the notification came with an answer, such as that to a sign of life."""
         self.pending[blob.blobid] = blob
-        os.write(self.notified, b"!")
+        self.heard = heard
+        if not heard:
+            os.write(self.notified, b"!")
 
     def close(self) -> None:
         os.close(self.notify)
@@ -130,6 +134,9 @@ class FakeCatalogSession:
         return self._catalog.notify
 
     def drain_notifications(self) -> bool:
+        heard, self._catalog.heard = self._catalog.heard, False
+        if heard:
+            return True
         try:
             return bool(os.read(self._catalog.notify, 4096))
         except BlockingIOError:

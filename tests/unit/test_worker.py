@@ -325,13 +325,14 @@ def test_told_to_stop_while_the_catalog_stays_away_it_ends_and_claims_nothing_fa
     assert made.pipe.of("batch_complete") == []
 
 
-def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told() -> None:
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told(heard: bool) -> None:
     made = scene(5)
     late = Blob("ff" * 32, 10)
 
     def next_scene(state: str) -> None:
         if state == "idle" and late.blobid not in made.catalog.copied:
-            made.catalog.insert(late)
+            made.catalog.insert(late, heard=heard)
         elif state == "idle":
             assert not wait_for(reading=[made.catalog.notify], timeout=0), "it would wake at once"
             made.pipe.stopping = True
