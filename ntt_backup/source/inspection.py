@@ -10,7 +10,7 @@ no disk busy.
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +32,17 @@ class Inspection:
 
 
 class Store:
-    """The directory that holds `aa/bb/<blobid>`. It need not exist yet."""
+    """The directory that holds `aa/bb/<blobid>`. It need not exist yet. alive is called now and
+    then while blobs are hashed.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
         self.root = root
+        self._alive = alive
 
     def tree(self) -> SourceTree:
         """Opens the root as the path leads to it now. Raises SourceError."""
-        return SourceTree(self.root)
+        return SourceTree(self.root, self._alive)
 
     def probe(self) -> str:
         """Returns a few words on the store. Raises SourceError where no blob could be read."""

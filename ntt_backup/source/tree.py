@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, Self
@@ -51,8 +51,9 @@ class SourceTree(Tree):
     SourceError: when the file system is away, or this process has no descriptors or memory left.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, alive: Callable[[], None] = lambda: None) -> None:
         self.root = root
+        self._alive = alive
         try:
             fd = open_untouched(str(root), DIRECTORY & ~os.O_NOFOLLOW)
         except OSError as error:
@@ -135,6 +136,7 @@ class SourceTree(Tree):
         while count := os.readv(fd, [buffer]):
             hasher.update(buffer[:count])
             size += count
+            self._alive()
         return hasher.hexdigest(), size
 
     def require_life(self, failed: Sequence[Failure], *, nothing_sent: bool) -> None:

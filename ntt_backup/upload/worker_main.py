@@ -175,7 +175,7 @@ def work(spec: WorkerSpec) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     pipe = EventPipe(_STDIN, _STDOUT)
-    store = Store(spec.settings.source.root)
+    store = Store(spec.settings.source.root, lambda: pipe.sent(0))
     remote = Remote(spec.strategy, session_spec(spec, pipe), store)
     try:
         goes = _prepare(spec, remote, pipe)

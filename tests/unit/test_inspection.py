@@ -156,6 +156,18 @@ def test_inspect_leaves_no_descriptor_open_however_many_directories_it_meets(roo
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_life_is_shown_while_a_large_blob_is_hashed(root: Path) -> None:
+    """Claims end where a worker is silent, and a blob may be hashed for minutes."""
+    blob, signs = put(root, bytes(3 * READ_SIZE)), 0
+
+    def count() -> None:
+        nonlocal signs
+        signs += 1
+
+    assert Store(root, count).inspect([blob], verify=True).ready == [blob]
+    assert signs >= 3
+
+
 def test_content_larger_than_one_read_is_hashed_whole_in_constant_memory(root: Path) -> None:
     size = 40 * READ_SIZE + 17
     hasher = blake3()
