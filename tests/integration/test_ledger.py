@@ -202,6 +202,18 @@ def test_a_trigger_that_undoes_the_update_is_noticed(
     assert rows(catalog, "select * from ntt_backup.failures") == []
 
 
+def test_a_blobid_that_stands_there_twice_hides_no_row_that_stays_as_it_was(
+    database: Connection,
+) -> None:
+    database.execute("create table blobs (blobid text, size bigint)")
+    init_db(database, TARGET)
+    add(database, "twice", "twice", "stubborn")
+    stubborn(database, "return null;")
+
+    with pytest.raises(CatalogRefused, match="an update of blobs changes nothing"):
+        Ledger(database, TARGET).record([Blob("twice", 1), Blob("stubborn", 1)], [])
+
+
 @pytest.mark.parametrize(
     ("policy", "problem"),
     [

@@ -29,6 +29,7 @@ where blobid = any(%(blobids)s::text[]) and row_security_active('blobs');
 -- Records blobs as stored, and forgets that they ever failed. Returns whether the catalog lacks the
 -- size of any, and the blobids that are not marked now: of rows that are gone, or stay as they are.
 -- The list is selected, because the planner estimates each element of a list that it can see.
+-- Without a unique index a blobid may stand there twice, and counts once.
 with marked as (
     update blobs set {copied} = true, {last_checked} = now(), {copy_failed} = false
     where blobid = any((select %(blobids)s::text[])::text[])
@@ -38,7 +39,8 @@ with marked as (
     where target = %(target)s and blobid = any((select %(blobids)s::text[])::text[])
         and exists (select from ntt_backup.failures where target = %(target)s)
 ), tally as (
-    select count(*) filter (where done) as done, coalesce(bool_or(unsized), false) as unsized
+    select count(distinct blobid) filter (where done) as done,
+        coalesce(bool_or(unsized), false) as unsized
     from marked
 )
 select tally.unsized, array(
