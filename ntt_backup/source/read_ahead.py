@@ -61,13 +61,14 @@ class ReadAhead:
             return claimed
         inodes = self._inodes({one.blobid[:4] for one, _ in claimed if is_blobid(one.blobid)})
         arranged = sorted(claimed, key=lambda one: inodes.get(one[0].blobid, 0))
-        if self._order == "extent":
-            places = list(self._threads.map(lambda one: self._place(one[0]), arranged))
-            order = sorted(range(len(arranged)), key=places.__getitem__)
-            arranged = [arranged[nth] for nth in order]
-        for blob, _ in arranged:
-            if blob.size is None or blob.size <= _LARGEST:
-                self._threads.submit(self._read, blob)
+        with suppress(RuntimeError):  # Where no thread can be started, nothing is read ahead.
+            if self._order == "extent":
+                places = list(self._threads.map(lambda one: self._place(one[0]), arranged))
+                order = sorted(range(len(arranged)), key=places.__getitem__)
+                arranged = [arranged[nth] for nth in order]
+            for blob, _ in arranged:
+                if blob.size is None or blob.size <= _LARGEST:
+                    self._threads.submit(self._read, blob)
         return arranged
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,15 @@ def test_what_cannot_be_read_is_left_to_the_sender(
     assert sorted(ReadAhead(tmp_path, order).arranged(all_of_it), key=str) == sorted(
         all_of_it, key=str
     )
+
+
+@pytest.mark.parametrize("order", ["inode", "extent"])
+def test_where_no_thread_can_be_started_nothing_is_read_ahead(
+    tmp_path: Path, claimed: Claimed, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    arranged = ReadAhead(tmp_path, order).arranged(claimed)
+    assert sorted(arranged, key=str) == sorted(claimed, key=str)
