@@ -19,6 +19,7 @@ from typing import Final
 from ntt_backup.wire.dump_messages import STAMP, begun, read_record
 
 FORMAT: Final = 1
+_NUMBERS: Final = 1 << 53
 _KINDS: Final[Mapping[str, type]] = {
     "format": int,
     "number": int,
@@ -108,5 +109,7 @@ def read(text: str) -> DumpRecord | None:
     values.setdefault("number", 0)  # Records had none at first.
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
+        return None
+    if not 0 <= values["number"] < _NUMBERS:  # The next one must fit a record, too.
         return None
     return DumpRecord(**{name: values[name] for name in names})

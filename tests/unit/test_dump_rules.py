@@ -142,7 +142,15 @@ def test_a_name_of_another_form_is_no_dump(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"format": 2}, {"bytes": "many"}, {"sha256": None}, {"fingerprint": 5}]
+    "changes",
+    [
+        {"format": 2},
+        {"bytes": "many"},
+        {"sha256": None},
+        {"fingerprint": 5},
+        {"number": 10**3900},
+        {"number": -1},
+    ],
 )
 def test_a_record_that_is_not_understood_is_none(changes: dict[str, object]) -> None:
     assert record.read(json.dumps({**asdict(RECORD), **changes})) is None
