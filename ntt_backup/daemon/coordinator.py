@@ -189,7 +189,7 @@ class _Run:
                     raise step.error
                 if step.warning:
                     warnings.append(f"{step.name}: {step.warning}")
-                self._systemd.notify("WATCHDOG=1")
+                self._serve_watchdog()
                 if step.name == "catalog":
                     with suppress(OSError):  # It is tried again.
                         first.prepare()
@@ -229,9 +229,19 @@ class _Run:
 
     def _wait(self, fds: Iterable[int], seconds: float) -> None:
         """Waits for one of fds or a signal. The watchdog is served, and a SIGHUP obeyed."""
-        self._systemd.notify("WATCHDOG=1")
+        self._serve_watchdog()
         wait_for(reading=[self._inbox.fd, *fds], timeout=seconds)
         self._mind_hangup()
+
+    def _serve_watchdog(self) -> bool:
+        """Tells systemd every few seconds that we live, and returns whether it did now. More often
+        would fill its socket, and we would wait for it.
+        """
+        now = time.monotonic()
+        if due := now >= self._next_watchdog:
+            self._next_watchdog = now + _WATCHDOG_SECONDS
+            self._systemd.notify("WATCHDOG=1")
+        return due
 
     def _dump_first(self) -> None:
         """Dumps the catalog before its blobs go; a stop ends that, a failure is only an event."""
@@ -340,9 +350,7 @@ class _Run:
     def _keep_time(self, now: float) -> None:
         snapshot = self._refresh()
         self._workers.start_reserve(snapshot.pending, now)
-        if now >= self._next_watchdog:
-            self._next_watchdog = now + _WATCHDOG_SECONDS
-            self._systemd.notify("WATCHDOG=1")
+        if self._serve_watchdog():
             self._systemd.notify(
                 f"STATUS=copied {snapshot.copied}, failed {snapshot.failed},"
                 f" {snapshot.mb_per_s:.1f} MB/s"

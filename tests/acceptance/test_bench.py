@@ -53,6 +53,7 @@ def test_link_reports_every_figure_and_leaves_nothing(site: Site) -> None:
 
 @pytest.mark.long
 def test_strategies_beside_a_backup_leave_it_as_it_was(site: Site) -> None:
+    site.write_config(run={"workers": 2})
     blobs = site.fill(30, size=lambda chance: chance.randrange(900))
     assert site.run("run", "--once").returncode == 0
     before = site.on_remote()
