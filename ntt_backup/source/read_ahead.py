@@ -13,13 +13,15 @@ import os
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Final, Literal
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
+from ntt_backup.blobdir.open import FILE, closing, open_untouched
+from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.model import Blob
 
 Order = Literal["auto", "hash", "inode", "extent"]
@@ -88,31 +90,27 @@ class ReadAhead:
         """Returns the inodes of the blobs in these directories, as far as they can be listed."""
         found: dict[str, int] = {}
         for prefix in sorted(prefixes):
-            with suppress(OSError), os.scandir(self._root / prefix[:2] / prefix[2:]) as listing:
+            path = str(self._root / prefix[:2] / prefix[2:])
+            with (
+                suppress(OSError),
+                closing(open_untouched(path, DIRECTORY)) as fd,
+                os.scandir(fd) as listing,
+            ):
                 found.update((entry.name, entry.inode()) for entry in listing)
         return found
 
-    def _open(self, blob: Blob) -> int:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.open(self._root / relative_path(blob.blobid), flags)
+    def _opened(self, blob: Blob) -> AbstractContextManager[int]:
+        return closing(open_untouched(str(self._root / relative_path(blob.blobid)), FILE))
 
     def _read(self, blob: Blob) -> None:
         """Reads the start of a blob. Errors are ignored: the sender will meet and report them."""
-        with suppress(OSError, ValueError):
-            fd = self._open(blob)
-            try:
-                os.read(fd, _LARGEST)
-            finally:
-                os.close(fd)
+        with suppress(OSError, ValueError), self._opened(blob) as fd:
+            os.read(fd, _LARGEST)
 
     def _place(self, blob: Blob) -> int:
         """Returns where on the disk a blob begins; 0 where that is not known."""
         place = 0
-        with suppress(OSError, ValueError):
-            fd = self._open(blob)
-            try:
-                asked = _EXTENT.pack(0, 1, 0, 0, 1, 0, *(0,) * 9)
-                place = _EXTENT.unpack(fcntl.ioctl(fd, _FIEMAP, asked))[7]
-            finally:
-                os.close(fd)
+        with suppress(OSError, ValueError), self._opened(blob) as fd:
+            asked = _EXTENT.pack(0, 1, 0, 0, 1, 0, *(0,) * 9)
+            place = _EXTENT.unpack(fcntl.ioctl(fd, _FIEMAP, asked))[7]
         return place

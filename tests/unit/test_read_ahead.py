@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -69,3 +70,16 @@ def test_where_no_thread_can_be_started_nothing_is_read_ahead(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     arranged = ReadAhead(tmp_path, order).arranged(claimed)
     assert sorted(arranged, key=str) == sorted(claimed, key=str)
+
+
+@pytest.mark.parametrize("order", ["inode", "extent"])
+def test_reading_ahead_leaves_access_times_as_they_are(
+    tmp_path: Path, claimed: Claimed, order: Order
+) -> None:
+    paths = list(tmp_path.rglob("*"))
+    for path in paths:
+        os.utime(path, (1, path.stat().st_mtime))
+    ahead = ReadAhead(tmp_path, order)
+    ahead.arranged(claimed)
+    ahead._threads.shutdown()
+    assert {path.stat().st_atime for path in paths} == {1}

@@ -66,9 +66,11 @@ class Effort:
 
     PERIOD: Final = 1.0
     FRAMES: Final = 4
-    _WAITS: Final = 0.3  # of the time for the link: it is what limits
-    _HARDLY_WAITS: Final = 0.1
-    _SPARE: Final = 0.25  # of the CPU is idle
+    # Shares of the time that were spent waiting for the link, or compressing.
+    _MUCH: Final = 0.3
+    _LITTLE: Final = 0.1
+    # Shares of the CPU that are idle.
+    _SPARE: Final = 0.25
     _USED_UP: Final = 0.05
     _FIRST_PAUSE: Final = 16.0
 
@@ -106,14 +108,12 @@ class Effort:
         idle, everything = (b - a for a, b in zip(self._before, self._load(), strict=True))
         spare = idle / everything if everything else 0.0
         waits, works = self._waited / lasted, self._worked / lasted
-        cpu_limits = spare < self._USED_UP or (
-            works > 1 - self._WAITS and waits < self._HARDLY_WAITS
-        )
-        if self.step and cpu_limits and works > self._HARDLY_WAITS:
+        cpu_limits = spare < self._USED_UP or (works > 1 - self._MUCH and waits < self._LITTLE)
+        if self.step and cpu_limits and works > self._LITTLE:
             _, pause = self._too_much.get(self.step, (0.0, self._FIRST_PAUSE / 2))
             self._too_much[self.step] = (now + 2 * pause, 2 * pause)
             self.step -= 1
-        elif waits > self._WAITS and spare > self._SPARE and self.step + 1 < self._steps:
+        elif waits > self._MUCH and spare > self._SPARE and self.step + 1 < self._steps:
             until, _ = self._too_much.get(self.step + 1, (0.0, 0.0))
             self.step += now >= until
         self._begin()
