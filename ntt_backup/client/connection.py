@@ -21,9 +21,10 @@ from ntt_backup import __version__
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
+from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Pace
 from ntt_backup.client.transport import Transport
-from ntt_backup.config import RunSettings
+from ntt_backup.config import RemoteConfig, RunSettings, identity
 from ntt_backup.errors import (
     BackupError,
     ProtocolViolation,
@@ -79,6 +80,12 @@ class SessionSpec:
     on_content: Callable[[int], None] = lambda _: None
     cancelled: Callable[[], None] = lambda: None
     sync: str = "syncfs"
+
+    @staticmethod
+    def of(settings: RemoteConfig, run_id: str, slot: str) -> SessionSpec:
+        """Returns what the settings say for a session over ssh."""
+        remote, owner = settings.remote, identity.owner(settings)
+        return SessionSpec(Ssh(remote), remote.path, owner, run_id, slot, settings.run)
 
     def channel(self, command: str) -> Channel:
         """Starts the remote command, under this limit."""

@@ -17,14 +17,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
-from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import (
     BackupError,
     ProtocolViolation,
@@ -160,18 +160,9 @@ class SessionPool:
                 self._contact.notify_all()
 
     def _connect(self, slot: str) -> ReadSession:
-        settings = self._settings
-        spec = SessionSpec(
-            transport=Ssh(settings.remote),
-            root=settings.remote.path,
-            owner=identity.owner(settings),
-            run_id=f"{self._command}-{os.getpid()}",
-            slot=slot,
-            run=settings.run,
-            cancelled=self.cancelled,
-        )
+        spec = SessionSpec.of(self._settings, f"{self._command}-{os.getpid()}", slot)
         try:
-            session = ReadSession(spec)
+            session = ReadSession(replace(spec, cancelled=self.cancelled))
         except Unsupported as error:
             raise self._no_receiver(error) from error
         try:

@@ -30,7 +30,6 @@ from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
-from ntt_backup.client.ssh import Ssh
 from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.pid_lock import pid_lock
@@ -71,14 +70,7 @@ def check(settings: Settings) -> Iterator[Step]:
     """Yields every step as it is done; none raises, and nothing is changed on either side."""
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
-    spec = SessionSpec(
-        transport=Ssh(settings.remote),
-        root=settings.remote.path,
-        owner=identity.owner(settings),
-        run_id=f"check-{os.getpid()}",
-        slot="check",
-        run=settings.run,
-    )
+    spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check")
     open_one = partial(open_probe, settings.run.strategy, spec)
     preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
     with preflight:

@@ -45,7 +45,6 @@ class WorkerPool:
             settings=settings,
             worker=0,
             run_id=run_id,
-            owner=identity.owner(settings),
             application=identity.application(),
             strategy=run.strategy,
             watch=watch,

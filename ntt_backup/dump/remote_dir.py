@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import alone
-from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
 from ntt_backup.errors import Unsupported
@@ -29,16 +29,8 @@ Upload = DumpsByReceiver | UploadByShell
 
 def open_remote_dir(settings: RemoteConfig) -> RemoteDir:
     """Connects to the remote of the settings; see `connect`."""
-    spec = SessionSpec(
-        transport=Ssh(settings.remote),
-        root=settings.remote.path,
-        owner=identity.owner(settings),
-        run_id=f"dump-{os.getpid()}",
-        slot="dump",
-        run=settings.run,
-        pace=alone(settings.run.bwlimit),
-    )
-    return connect(spec)
+    spec = SessionSpec.of(settings, f"dump-{os.getpid()}", "dump")
+    return connect(replace(spec, pace=alone(settings.run.bwlimit)))
 
 
 def connect(spec: SessionSpec) -> RemoteDir:

@@ -21,7 +21,6 @@ from typing import Final
 from ntt_backup import events
 from ntt_backup.catalog.ranges import claim_order
 from ntt_backup.client.connection import Connection, SessionSpec
-from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
@@ -51,15 +50,14 @@ _FRESH_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is to do. worker: its number, counted from 0. owner names this host and target.
-    limit: what all workers together may send. probes: the worker probes the remote before it works;
-    its strategy may be `auto`.
+    """What a worker is to do. worker: its number, counted from 0. limit: what all
+    workers together may send. probes: the worker probes the remote before it works; its strategy
+    may be `auto`.
     """
 
     settings: Settings
     worker: int
     run_id: str
-    owner: str
     application: str
     strategy: str
     watch: bool
@@ -136,14 +134,8 @@ class Remote:
 
 def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
     """Returns what this worker's sessions are opened with."""
-    settings = spec.settings
-    return SessionSpec(
-        transport=Ssh(settings.remote),
-        root=settings.remote.path,
-        owner=spec.owner,
-        run_id=spec.run_id,
-        slot=str(spec.worker),
-        run=settings.run,
+    return replace(
+        SessionSpec.of(spec.settings, spec.run_id, str(spec.worker)),
         pace=spec.limit.sender(spec.worker) if spec.limit is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,

@@ -13,3 +13,9 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     root.mkdir()
     return root
+
+
+@pytest.fixture
+def placed(root: Path) -> None:
+    """The root has an empty by-hash."""
+    (root / "by-hash").mkdir()

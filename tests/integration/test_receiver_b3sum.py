@@ -30,7 +30,10 @@ from tests.receiver_driver import (
     verdicts,
 )
 
-pytestmark = pytest.mark.skipif(shutil.which("b3sum") is None, reason="b3sum is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("b3sum") is None, reason="b3sum is not installed"),
+    pytest.mark.usefixtures("placed"),
+]
 
 # Right for the known input, by itself; else `then`.
 FAKE = """#!/bin/sh
@@ -39,13 +42,6 @@ case $2 in /proc/self/fd/*)
 esac
 {then}
 """
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / "by-hash").mkdir(parents=True)
-    return root
 
 
 @pytest.fixture

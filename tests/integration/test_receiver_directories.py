@@ -24,6 +24,8 @@ from tests.receiver_driver import (
     verdicts,
 )
 
+pytestmark = pytest.mark.usefixtures("placed")
+
 
 def alike(count: int, prefix: bytes = b"\x3f\x07") -> list[bytes]:
     """Contents whose names belong in one directory, in the order of their names."""
@@ -39,13 +41,6 @@ def alike(count: int, prefix: bytes = b"\x3f\x07") -> list[bytes]:
 
 A, B, C = alike(3)
 ELSEWHERE = b"some other directory"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / "by-hash").mkdir(parents=True)
-    return root
 
 
 @pytest.fixture(params=["sha256", "blake3"])

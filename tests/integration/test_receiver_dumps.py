@@ -14,6 +14,8 @@ from ntt_backup.receiver.terms import ALLOWED
 from ntt_backup.wire import dump_messages, framing, read_messages
 from tests.receiver_driver import BYE, ScriptedSession, a_dump, everything
 
+pytestmark = pytest.mark.usefixtures("placed")
+
 NAME = "20260304T120000Z-0badcafe.dump"
 DATA = framing.frame(framing.DUMP_DATA, b"content")
 END, DUMPS = framing.frame(framing.DUMP_END), framing.frame(framing.DUMPS)
@@ -25,13 +27,6 @@ def fetching(name: str) -> bytes:
 
 def dropping(*names: str) -> bytes:
     return dump_messages.named(framing.DROP, *names)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / "by-hash").mkdir(parents=True)
-    return root
 
 
 @pytest.fixture

@@ -20,15 +20,10 @@ from tests.receiver_driver import (
     put,
 )
 
+pytestmark = pytest.mark.usefixtures("placed")
+
 LOW, HIGH = bytes(32), b"\xff" * 32
 MIB = 1 << 20
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / "by-hash").mkdir(parents=True)
-    return root
 
 
 @pytest.fixture

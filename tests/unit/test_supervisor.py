@@ -27,7 +27,6 @@ SPEC = WorkerSpec(
     settings=Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"}),
     worker=3,
     run_id="run",
-    owner="0123456789ab",
     application="test",
     strategy="tar",
     watch=False,
