@@ -1,4 +1,4 @@
-"""A whole site for acceptance tests: store, catalog, remote, configuration, and the installed CLI.
+"""A whole environment for acceptance tests: store, catalog, remote, configuration, installed CLI.
 
 Tests say what an operator would do and look at what he would look at: exit codes, rows, files on
 the remote, lines of the log.
@@ -35,8 +35,8 @@ from tests.files import put, tree
 from tests.patience import PATIENCE
 from tests.sshd import RemoteDir, Sshd
 
-# In the environment of all that a site's CLI starts, so that none of it can hide.
-_MARK = "ACCEPTANCE_SITE"
+# In the environment of all that an environment's CLI starts, so that none of it can hide.
+_MARK = "ACCEPTANCE_ENVIRONMENT"
 # A `wrapper`: some starters leave that behind, and it is inherited.
 IGNORING_CHILDREN = [
     sys.executable,
@@ -57,11 +57,11 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = PATI
 
 
 @dataclass
-class Site:
+class Environment:
     """One source host with its catalog, and the remote directory its blobs go to.
 
     environ is added to the program's environment; wrapper is a command that starts the program.
-    shared_store is the store of another site, where this is not the only host.
+    shared_store is the store of another environment, where this is not the only host.
     """
 
     root: Path
@@ -105,7 +105,7 @@ class Site:
         self.sshd = sshd
         self.write_config(remote={"host": sshd.alias, "ssh_config": str(sshd.ssh_config)})
 
-    def beside(self, name: str) -> Site:
+    def beside(self, name: str) -> Environment:
         """The same store, catalog and remote as another host would have them: own lock, own log."""
         root = self.root / name
         root.mkdir()
@@ -391,10 +391,10 @@ def _parent(pid: int) -> int:
 
 
 @pytest.fixture
-def site(tmp_path: Path, catalog_url: str, remote: Sshd) -> Site:
-    """A site with an empty store, a fresh catalog and an empty remote directory."""
+def env(tmp_path: Path, catalog_url: str, remote: Sshd) -> Environment:
+    """An environment with an empty store, a fresh catalog and an empty remote directory."""
     directory = remote.directory()
-    made = Site(tmp_path, catalog_url, remote, directory)
+    made = Environment(tmp_path, catalog_url, remote, directory)
     made.store.mkdir()
     made.write_config(
         catalog={"url": catalog_url},

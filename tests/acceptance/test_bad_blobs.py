@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 
 AS_ROOT = os.geteuid() == 0
 HEX = "0123456789abcdef" * 4
@@ -34,38 +34,38 @@ MALFORMED = {
 }
 
 
-def failed_events(site: Site) -> dict[str, str]:
-    return {event["blobid"]: event["reason"] for event in site.events("blob_failed")}
+def failed_events(env: Environment) -> dict[str, str]:
+    return {event["blobid"]: event["reason"] for event in env.events("blob_failed")}
 
 
-def assert_failed(site: Site, code: int, expected: dict[str, str]) -> None:
+def assert_failed(env: Environment, code: int, expected: dict[str, str]) -> None:
     """Exactly these failed, in the ledger as in the log; all others of the store were copied."""
     assert code == 7
-    assert site.failures() == expected
-    assert failed_events(site) == expected
-    stop = site.events("run_stop")[-1]
+    assert env.failures() == expected
+    assert failed_events(env) == expected
+    stop = env.events("run_stop")[-1]
     assert (stop["failed"], stop["outcome"]) == (len(expected), "some_failed")
-    rows = site.query("select detail from ntt_backup.failures")
+    rows = env.query("select detail from ntt_backup.failures")
     assert all(detail for (detail,) in rows)
-    good = {row[0] for row in site.query("select blobid from blobs")} - expected.keys()
-    assert site.copied() == good
-    assert {name.rpartition("/")[2] for name in site.on_remote()} == good
-    assert site.litter() == []
+    good = {row[0] for row in env.query("select blobid from blobs")} - expected.keys()
+    assert env.copied() == good
+    assert {name.rpartition("/")[2] for name in env.on_remote()} == good
+    assert env.litter() == []
 
 
 # --- what the store has in a blob's place
 
 
 @pytest.fixture
-def mere_mortal(site: Site) -> Iterator[None]:
+def mere_mortal(env: Environment) -> Iterator[None]:
     """The program may not read what file modes forbid: root gives up its power to."""
     if not AS_ROOT:
         yield
         return
     setpriv = which("setpriv") or pytest.skip("root needs setpriv to give up what makes it root")
-    site.wrapper = [setpriv, "--bounding-set=-dac_override,-dac_read_search", "--"]
+    env.wrapper = [setpriv, "--bounding-set=-dac_override,-dac_read_search", "--"]
     # The database's socket lies in a directory of another user.
-    sockets = Path(str(psycopg.conninfo.conninfo_to_dict(site.url)["host"]))
+    sockets = Path(str(psycopg.conninfo.conninfo_to_dict(env.url)["host"]))
     mode = sockets.stat().st_mode
     sockets.chmod(mode | 0o011)
     yield
@@ -73,9 +73,9 @@ def mere_mortal(site: Site) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mere_mortal")
-def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(site: Site) -> None:
-    blobs = site.fill(60, size=lambda chance: chance.randrange(10, 9000))
-    content = {blobid: site.path(blobid).read_bytes() for blobid in blobs[:10]}
+def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(env: Environment) -> None:
+    blobs = env.fill(60, size=lambda chance: chance.randrange(10, 9000))
+    content = {blobid: env.path(blobid).read_bytes() for blobid in blobs[:10]}
     bad = dict(
         zip(
             content,
@@ -94,45 +94,45 @@ def test_whatever_is_wrong_with_a_blob_stays_its_own_trouble(site: Site) -> None
             strict=True,
         )
     )
-    paths = [site.path(blobid) for blobid in bad]
+    paths = [env.path(blobid) for blobid in bad]
     paths[1].chmod(0)
-    site.query("update blobs set size = %s where blobid = %s", 10_000, blobs[2])
+    env.query("update blobs set size = %s where blobid = %s", 10_000, blobs[2])
     paths[3].write_bytes(content[blobs[3]][:-1])
     paths[4].write_bytes(bytes([content[blobs[4]][0] ^ 1]) + content[blobs[4]][1:])
     for path in (paths[0], *paths[5:]):
         path.unlink()
     paths[5].mkdir()
-    paths[6].symlink_to(site.root)
-    elsewhere = site.root / "elsewhere"
+    paths[6].symlink_to(env.root)
+    elsewhere = env.root / "elsewhere"
     elsewhere.write_bytes(content[blobs[7]])
     paths[7].symlink_to(elsewhere)
     os.mkfifo(paths[8])
     with socket.socket(socket.AF_UNIX) as listener:
         bind_in(listener, paths[9])
-        first = site.run("run", "--once")
+        first = env.run("run", "--once")
 
-    assert_failed(site, first.returncode, bad)
+    assert_failed(env, first.returncode, bad)
 
-    again = site.run("run", "--once")
+    again = env.run("run", "--once")
     assert again.returncode == 0
-    assert site.failures() == bad
+    assert env.failures() == bad
 
-    site.query("update blobs set size = null where blobid = %s", blobs[2])
+    env.query("update blobs set size = null where blobid = %s", blobs[2])
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:
             path.unlink(missing_ok=True)
         path.write_bytes(content[path.name])
-    requeued = site.run("requeue")
+    requeued = env.run("requeue")
     assert "10 blobs" in requeued.stdout
-    mended = site.run("run", "--once")
+    mended = env.run("run", "--once")
 
     assert mended.returncode == 0, mended.stdout
-    assert site.failures() == {}
-    assert site.query("select * from ntt_backup.failures") == []
+    assert env.failures() == {}
+    assert env.query("select * from ntt_backup.failures") == []
     elsewhere.unlink()
-    site.assert_complete()
+    env.assert_complete()
 
 
 def bind_in(listener: socket.socket, path: Path) -> None:
@@ -149,169 +149,171 @@ def bind_in(listener: socket.socket, path: Path) -> None:
 
 
 @contextmanager
-def partly_mounted(site: Site, count: int) -> Iterator[set[str]]:
+def partly_mounted(env: Environment, count: int) -> Iterator[set[str]]:
     """Two thirds of count blobs, by their prefixes, are away until this ends; its value is those
     that are there.
     """
-    blobs = site.fill(count, size=lambda chance: chance.randrange(4, 40))
-    away = site.root / "away"
+    blobs = env.fill(count, size=lambda chance: chance.randrange(4, 40))
+    away = env.root / "away"
     away.mkdir()
     moved = {blobid[:2] for blobid in blobs if int(blobid[0], 16) % 3}
     for prefix in moved:
-        (site.store / prefix).rename(away / prefix)
+        (env.store / prefix).rename(away / prefix)
     yield {blobid for blobid in blobs if blobid[:2] not in moved}
     for prefix in moved:
-        (away / prefix).rename(site.store / prefix)
+        (away / prefix).rename(env.store / prefix)
 
 
-def test_a_run_ends_with_2_when_most_of_the_store_is_missing(site: Site) -> None:
-    site.write_config(run={"workers": 2, "batch_size": 300})
-    with partly_mounted(site, 4500) as there:
-        done = site.run("run", "--once")
+def test_a_run_ends_with_2_when_most_of_the_store_is_missing(env: Environment) -> None:
+    env.write_config(run={"workers": 2, "batch_size": 300})
+    with partly_mounted(env, 4500) as there:
+        done = env.run("run", "--once")
         assert done.returncode == 2, done.stdout
         assert "most of the store cannot be read" in done.stdout + done.stderr
         assert "run.max_failed_share" in done.stdout
-        assert set(site.failures().values()) <= {"missing"}
-        assert len(site.failures()) < 2000  # A worker that has tried a thousand knows.
-        assert site.copied() <= there
-        (stop,) = site.events("run_stop")
+        assert set(env.failures().values()) <= {"missing"}
+        assert len(env.failures()) < 2000  # A worker that has tried a thousand knows.
+        assert env.copied() <= there
+        (stop,) = env.events("run_stop")
         assert (stop["outcome"], stop["exit_code"]) == ("error", 2)
-    assert site.run("requeue", "--reason", "missing").returncode == 0
-    assert site.run("run", "--once").returncode == 0
-    site.assert_complete()
+    assert env.run("requeue", "--reason", "missing").returncode == 0
+    assert env.run("run", "--once").returncode == 0
+    env.assert_complete()
 
 
-def test_a_daemon_copies_what_a_store_has_that_is_not_whole_and_marks_nothing(site: Site) -> None:
+def test_a_daemon_copies_what_a_store_has_that_is_not_whole_and_marks_nothing(
+    env: Environment,
+) -> None:
     run_often = {"poll_interval": 0.2, "backoff_base": 0.2, "backoff_cap": 1}
-    site.write_config(run={"workers": 1, "batch_size": 1000, **run_often})
+    env.write_config(run={"workers": 1, "batch_size": 1000, **run_often})
     with ExitStack() as away:
-        there = away.enter_context(partly_mounted(site, 2500))
-        with site.running("run", "--watch") as run:
-            wait_until(lambda: site.copied() == there, "what is there to be copied")
-            assert site.await_event("outage", 2)["what"] == "source"
-            assert site.failures() == {}
-            assert all(one["copied"] for one in site.events("batch_complete"))
+        there = away.enter_context(partly_mounted(env, 2500))
+        with env.running("run", "--watch") as run:
+            wait_until(lambda: env.copied() == there, "what is there to be copied")
+            assert env.await_event("outage", 2)["what"] == "source"
+            assert env.failures() == {}
+            assert all(one["copied"] for one in env.events("batch_complete"))
             away.close()
-            wait_until(lambda: len(site.copied()) == 2500, "all to be copied")
+            wait_until(lambda: len(env.copied()) == 2500, "all to be copied")
             run.send_signal(signal.SIGTERM)
-            assert run.wait(60) == 143, site.output()
-    assert site.failures() == {}
-    site.assert_complete()
+            assert run.wait(60) == 143, env.output()
+    assert env.failures() == {}
+    env.assert_complete()
 
 
-def test_of_many_failed_blobs_a_hundred_have_a_line_each(site: Site) -> None:
-    site.write_config(run={"max_failed_share": 1, "batch_size": 300})
-    with partly_mounted(site, 1500) as there:
-        done = site.run("run", "--once")
+def test_of_many_failed_blobs_a_hundred_have_a_line_each(env: Environment) -> None:
+    env.write_config(run={"max_failed_share": 1, "batch_size": 300})
+    with partly_mounted(env, 1500) as there:
+        done = env.run("run", "--once")
         missing = 1500 - len(there)
         assert done.returncode == 7, done.stdout
-        assert len(site.failures()) == missing
-        assert len(site.events("blob_failed")) == 100
-        told = site.events("blobs_failed")
+        assert len(env.failures()) == missing
+        assert len(env.events("blob_failed")) == 100
+        told = env.events("blobs_failed")
         assert sum(event["count"] for event in told) == missing - 100
         assert sum(event["reasons"]["missing"] for event in told) == missing - 100
         assert "more failed: " in done.stdout
         assert len(done.stdout.splitlines()) < 40
 
 
-def test_without_a_check_of_the_source_its_bytes_are_sent_as_they_are(site: Site) -> None:
-    site.write_config(run={"strategy": "tar", "verify_source": False})
-    blobs = site.fill(40, size=lambda chance: chance.randrange(10, 9000))
-    site.path(blobs[0]).write_bytes(b"something else")
-    site.path(blobs[1]).unlink()
-    site.query("update blobs set size = 3 where blobid = %s", blobs[2])
+def test_without_a_check_of_the_source_its_bytes_are_sent_as_they_are(env: Environment) -> None:
+    env.write_config(run={"strategy": "tar", "verify_source": False})
+    blobs = env.fill(40, size=lambda chance: chance.randrange(10, 9000))
+    env.path(blobs[0]).write_bytes(b"something else")
+    env.path(blobs[1]).unlink()
+    env.query("update blobs set size = 3 where blobid = %s", blobs[2])
 
-    done = site.run("run", "--once")
+    done = env.run("run", "--once")
 
-    assert_failed(site, done.returncode, {blobs[1]: "missing", blobs[2]: "wrong-size"})
-    assert site.on_remote()[relative_path(blobs[0])] == b"something else"
+    assert_failed(env, done.returncode, {blobs[1]: "missing", blobs[2]: "wrong-size"})
+    assert env.on_remote()[relative_path(blobs[0])] == b"something else"
 
 
 # --- what the remote has in a blob's place
 
 
 @pytest.mark.parametrize("strategy", ["stream", "tar"])
-def test_a_blob_that_the_remote_cannot_place_ends_alone(site: Site, strategy: str) -> None:
+def test_a_blob_that_the_remote_cannot_place_ends_alone(env: Environment, strategy: str) -> None:
     """tar answers for a whole batch, so that one is split until the blob is alone."""
-    site.write_config(run={"strategy": strategy, "attempts": 2})
-    blobs = site.fill(60, size=lambda chance: chance.randrange(10, 9000))
+    env.write_config(run={"strategy": strategy, "attempts": 2})
+    blobs = env.fill(60, size=lambda chance: chance.randrange(10, 9000))
     directory = blobs[7]
     alone = [one for one in blobs if sum(one[:2] == other[:2] for other in blobs) == 1]
     file = next(one for one in alone if one != directory)
-    top = f"{site.remote.path}/by-hash"
-    made = site.sshd.run(f"mkdir -p {top}/{relative_path(directory)}; echo x >{top}/{file[:2]}")
+    top = f"{env.remote.path}/by-hash"
+    made = env.sshd.run(f"mkdir -p {top}/{relative_path(directory)}; echo x >{top}/{file[:2]}")
     assert made.returncode == 0, made.stderr
 
-    done = site.run("run", "--once")
+    done = env.run("run", "--once")
 
-    in_the_way = site.remote.local / "by-hash" / file[:2]
+    in_the_way = env.remote.local / "by-hash" / file[:2]
     assert in_the_way.read_bytes() == b"x\n"
     in_the_way.unlink()
-    assert_failed(site, done.returncode, {directory: "remote-rejected", file: "remote-rejected"})
-    assert len(site.copied()) == 58
-    assert bool(site.events("batch_split")) == (strategy == "tar")
+    assert_failed(env, done.returncode, {directory: "remote-rejected", file: "remote-rejected"})
+    assert len(env.copied()) == 58
+    assert bool(env.events("batch_split")) == (strategy == "tar")
 
-    (site.remote.local / "by-hash" / relative_path(directory)).rmdir()
-    site.run("requeue", "--reason", "remote-rejected")
-    assert site.run("run", "--once").returncode == 0
-    site.assert_complete()
+    (env.remote.local / "by-hash" / relative_path(directory)).rmdir()
+    env.run("requeue", "--reason", "remote-rejected")
+    assert env.run("run", "--once").returncode == 0
+    env.assert_complete()
 
 
 # --- what the catalog has for a blobid
 
 
-def test_what_is_no_blobid_is_failed_and_never_a_path(site: Site) -> None:
-    good = site.fill(40)
-    site.register(list(MALFORMED.values()))
+def test_what_is_no_blobid_is_failed_and_never_a_path(env: Environment) -> None:
+    good = env.fill(40)
+    env.register(list(MALFORMED.values()))
 
-    done = site.run("run", "--once")
+    done = env.run("run", "--once")
 
-    assert_failed(site, done.returncode, dict.fromkeys(MALFORMED.values(), "bad-blobid"))
-    assert site.on_remote() == site.in_store()
-    assert site.copied() == set(good)
+    assert_failed(env, done.returncode, dict.fromkeys(MALFORMED.values(), "bad-blobid"))
+    assert env.on_remote() == env.in_store()
+    assert env.copied() == set(good)
     assert not Path("/tmp/ntt-was-here").exists()
     assert "\x1b" not in done.stdout
     assert len(done.stdout.splitlines()) < len(MALFORMED) + 5
-    assert site.run("run", "--once").returncode == 0
+    assert env.run("run", "--once").returncode == 0
 
 
 # --- odd, but not bad
 
 
-def test_odd_files_arrive_as_ordinary_ones(site: Site) -> None:
+def test_odd_files_arrive_as_ordinary_ones(env: Environment) -> None:
     contents = [bytes([n % 256]) * n for n in (0, 1, 511, 512, 513, 1023, 1024, 10_239, 10_240)]
-    blobs = [site.put(content) for content in contents]
+    blobs = [env.put(content) for content in contents]
     for blobid, mode in zip(
         blobs, (0 if AS_ROOT else 0o400, 0o777, 0o4755, 0o2000 | 0o444), strict=False
     ):
-        site.path(blobid).chmod(mode)
+        env.path(blobid).chmod(mode)
     for blobid, moment in zip(blobs, (-1, -(2**31), 0, 1, 2**31, 2**33, 2**34 - 1), strict=False):
-        os.utime(site.path(blobid), (moment, moment))
-    os.link(site.path(blobs[3]), site.root / "another name")
+        os.utime(env.path(blobid), (moment, moment))
+    os.link(env.path(blobs[3]), env.root / "another name")
 
-    done = site.run("run", "--once")
+    done = env.run("run", "--once")
 
     assert done.returncode == 0, done.stdout
-    site.assert_complete()
-    top = site.remote.local / "by-hash"
+    env.assert_complete()
+    top = env.remote.local / "by-hash"
     modes = {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [top, *top.rglob("*")]}
     assert modes == {(True, 0o755), (False, 0o644)}
 
 
 @pytest.mark.long
-def test_a_blob_beyond_two_gigabytes_arrives(site: Site) -> None:
+def test_a_blob_beyond_two_gigabytes_arrives(env: Environment) -> None:
     """One system call reads no more than that."""
     size = 2 * 1024**3 + 1
-    hollow = site.root / "hollow"
+    hollow = env.root / "hollow"
     hollow.touch()
     os.truncate(hollow, size)
     blobid = blake3().update_mmap(hollow).hexdigest()
-    site.path(blobid).parent.mkdir(parents=True)
-    hollow.rename(site.path(blobid))
-    site.register([blobid], [size])
-    result = site.run("run")
+    env.path(blobid).parent.mkdir(parents=True)
+    hollow.rename(env.path(blobid))
+    env.register([blobid], [size])
+    result = env.run("run")
     assert result.returncode == 0, result.stderr
-    arrived = site.remote_path(blobid)
+    arrived = env.remote_path(blobid)
     assert blake3().update_mmap(arrived).hexdigest() == blobid
-    assert site.copied() == {blobid}
+    assert env.copied() == {blobid}
     arrived.unlink()

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.patience import PATIENCE
 from tests.sshd import FULL_SIZE, Sshd
 
 SHORT = ("--seconds", "0.2")
 
 
-def report(site: Site, *args: str) -> dict[str, Any]:
+def report(env: Environment, *args: str) -> dict[str, Any]:
     """What a bench wrote, once it has ended well."""
-    file = site.root / "report.json"
-    result = site.run("bench", *args, "--json", str(file))
+    file = env.root / "report.json"
+    result = env.run("bench", *args, "--json", str(file))
     assert result.returncode == 0, result.stderr + result.stdout
     answer: dict[str, Any] = json.loads(file.read_text())
     assert answer["verdict"] == [
@@ -30,17 +30,17 @@ def report(site: Site, *args: str) -> dict[str, Any]:
     return answer
 
 
-def assert_untouched(site: Site) -> None:
+def assert_untouched(env: Environment) -> None:
     """Nothing is on the remote, nothing is marked, nothing runs."""
-    assert list(site.remote.local.iterdir()) == []
-    assert site.copied() == set()
-    assert site.status()["pending"] == len(site.in_store())
-    assert site.processes() == {}
+    assert list(env.remote.local.iterdir()) == []
+    assert env.copied() == set()
+    assert env.status()["pending"] == len(env.in_store())
+    assert env.processes() == {}
 
 
-def test_link_reports_every_figure_and_leaves_nothing(site: Site) -> None:
+def test_link_reports_every_figure_and_leaves_nothing(env: Environment) -> None:
     short = ("--streams", "1,2", "--round-trips", "60")
-    found = report(site, "link", *SHORT, *short, "-q")
+    found = report(env, "link", *SHORT, *short, "-q")
     figures = {one["name"]: one for one in found["figures"]}
     assert {"round trip", "ssh session"} < figures.keys()
     assert len(figures["round trip"]["runs"]) == 60
@@ -48,17 +48,17 @@ def test_link_reports_every_figure_and_leaves_nothing(site: Site) -> None:
     assert all(len(one["runs"]) == 3 and one["low"] > 0 for one in rates)
     seen = {(one["direction"], one["streams"]) for one in rates}
     assert seen == {("up", 1), ("up", 2), ("down", 1), ("down", 2)}
-    assert_untouched(site)
+    assert_untouched(env)
 
 
 @pytest.mark.long
-def test_strategies_beside_a_backup_leave_it_as_it_was(site: Site) -> None:
-    site.write_config(run={"workers": 2})
-    blobs = site.fill(30, size=lambda chance: chance.randrange(900))
-    assert site.run("run", "--once").returncode == 0
-    before = site.on_remote()
+def test_strategies_beside_a_backup_leave_it_as_it_was(env: Environment) -> None:
+    env.write_config(run={"workers": 2})
+    blobs = env.fill(30, size=lambda chance: chance.randrange(900))
+    assert env.run("run", "--once").returncode == 0
+    before = env.on_remote()
     few = ("--only", "tar,tar-pipe", "--workers", "1")
-    found = report(site, "strategies", *SHORT, *few)
+    found = report(env, "strategies", *SHORT, *few)
     ways = {one["way"] for one in found["figures"]}
     assert ways == {"tar", "tar-pipe"}
     assert found["sample"]["blobs"] == len(blobs)
@@ -69,32 +69,34 @@ def test_strategies_beside_a_backup_leave_it_as_it_was(site: Site) -> None:
         assert one["wire_bytes"]["low"] > one["files"] * 64
         assert one["cpu_s"]["low"] > 0
     assert {one["workers"] for one in found["figures"] if one["way"] == "tar"} == {1, 2}
-    assert site.on_remote() == before
-    site.assert_complete()
+    assert env.on_remote() == before
+    env.assert_complete()
 
 
-def test_ctrl_c_ends_it_and_leaves_the_remote_empty(site: Site) -> None:
-    site.fill(10)
-    with site.running("bench", "strategies", "--seconds", "0.2") as process:
-        wait_until(lambda: "round 1 of 3: tar, 2 workers" in site.output(), "a first run")
+def test_ctrl_c_ends_it_and_leaves_the_remote_empty(env: Environment) -> None:
+    env.fill(10)
+    with env.running("bench", "strategies", "--seconds", "0.2") as process:
+        wait_until(lambda: "round 1 of 3: tar, 2 workers" in env.output(), "a first run")
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE) == 130
-    assert_untouched(site)
+    assert_untouched(env)
 
 
-def test_remote_without_room_is_an_error_before_anything_is_sent(site: Site, remote: Sshd) -> None:
-    site.put(os.urandom(FULL_SIZE))
-    site.remote = remote.full_directory()
-    site.write_config(remote={"path": site.remote.path})
-    result = site.call("bench", "strategies", *SHORT, "--sample", "1GB")
+def test_remote_without_room_is_an_error_before_anything_is_sent(
+    env: Environment, remote: Sshd
+) -> None:
+    env.put(os.urandom(FULL_SIZE))
+    env.remote = remote.full_directory()
+    env.write_config(remote={"path": env.remote.path})
+    result = env.call("bench", "strategies", *SHORT, "--sample", "1GB")
     assert result.returncode == 6
     assert "the remote has no room for the sample" in result.stderr
-    assert_untouched(site)
+    assert_untouched(env)
 
 
-def test_empty_catalog_is_an_error(site: Site) -> None:
-    site.put_in_store(b"unknown to the catalog")
-    result = site.call("bench", "strategies", *SHORT)
+def test_empty_catalog_is_an_error(env: Environment) -> None:
+    env.put_in_store(b"unknown to the catalog")
+    result = env.call("bench", "strategies", *SHORT)
     assert result.returncode == 2
     assert "there is nothing to draw a sample from" in result.stderr
 
@@ -111,8 +113,8 @@ def test_empty_catalog_is_an_error(site: Site) -> None:
     ],
 )
 def test_wrong_options_are_errors_before_anything_is_done(
-    site: Site, args: tuple[str, ...], words: str
+    env: Environment, args: tuple[str, ...], words: str
 ) -> None:
-    result = site.call("bench", *args)
+    result = env.call("bench", *args)
     assert result.returncode == 2
     assert words in result.stderr

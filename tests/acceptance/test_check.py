@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.sshd import FULL_SIZE, Sshd, free_port
 
@@ -40,17 +40,17 @@ def failed(output: str) -> dict[str, tuple[str, str]]:
     return {step: (said, hint) for step, said, hint in found}
 
 
-def test_a_working_setup_passes_every_step(site: Site) -> None:
-    site.fill(10)
+def test_a_working_setup_passes_every_step(env: Environment) -> None:
+    env.fill(10)
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
     assert verdicts(done.stdout) == dict.fromkeys((*STEPS, *LAST_STEPS), "ok")
-    assert list(site.remote.local.iterdir()) == []
-    assert site.copied() == set()
-    assert site.events() == []
+    assert list(env.remote.local.iterdir()) == []
+    assert env.copied() == set()
+    assert env.events() == []
 
 
 def line(output: str, step: str) -> str:
@@ -58,13 +58,13 @@ def line(output: str, step: str) -> str:
     return next(one for one in output.splitlines() if one[8:].startswith(f"{step} "))
 
 
-def test_pending_blobs_that_cannot_be_sent_are_counted_by_reason(site: Site) -> None:
-    gone, *_, cut = sorted(site.fill(8, size=lambda _: 1000))
-    site.path(gone).unlink()
-    site.path(cut).write_bytes(b"short")
-    site.query("update blobs set size = 1000 where blobid = %s", cut)
+def test_pending_blobs_that_cannot_be_sent_are_counted_by_reason(env: Environment) -> None:
+    gone, *_, cut = sorted(env.fill(8, size=lambda _: 1000))
+    env.path(gone).unlink()
+    env.path(cut).write_bytes(b"short")
+    env.query("update blobs set size = 1000 where blobid = %s", cut)
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 0, done.stdout
     said = line(done.stdout, "pending")
@@ -76,69 +76,71 @@ def test_pending_blobs_that_cannot_be_sent_are_counted_by_reason(site: Site) -> 
     assert "about 8.0 kB pending (7 of 8 blobs have no size" in line(done.stdout, "space")
 
 
-def test_a_store_that_has_no_pending_blob_is_reported(site: Site) -> None:
-    for blobid in site.fill(3):
-        site.path(blobid).unlink()
-    site.put_in_store(b"another")
+def test_a_store_that_has_no_pending_blob_is_reported(env: Environment) -> None:
+    for blobid in env.fill(3):
+        env.path(blobid).unlink()
+    env.put_in_store(b"another")
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 0, done.stdout
-    assert f"none of 3 pending blobs looked for is in {site.store}" in line(done.stdout, "pending")
+    assert f"none of 3 pending blobs looked for is in {env.store}" in line(done.stdout, "pending")
 
 
 # --- each kind of failure
 
 
-def no_log(site: Site) -> None:
-    (site.root / "file").touch()
-    site.write_config(log={"jsonl": str(site.root / "file" / "log.jsonl")})
+def no_log(env: Environment) -> None:
+    (env.root / "file").touch()
+    env.write_config(log={"jsonl": str(env.root / "file" / "log.jsonl")})
 
 
-def no_store(site: Site) -> None:
-    site.write_config(source={"root": str(site.root / "nowhere")})
+def no_store(env: Environment) -> None:
+    env.write_config(source={"root": str(env.root / "nowhere")})
 
 
-def empty_store(site: Site) -> None:
-    (site.root / "empty").mkdir()
-    site.write_config(source={"root": str(site.root / "empty")})
+def empty_store(env: Environment) -> None:
+    (env.root / "empty").mkdir()
+    env.write_config(source={"root": str(env.root / "empty")})
 
 
-def no_database(site: Site) -> None:
-    site.write_config(catalog={"url": f"{site.url} port={free_port()}"})
+def no_database(env: Environment) -> None:
+    env.write_config(catalog={"url": f"{env.url} port={free_port()}"})
 
 
-def no_table(site: Site) -> None:
-    site.query("drop table blobs")
+def no_table(env: Environment) -> None:
+    env.query("drop table blobs")
 
 
-def no_column(site: Site) -> None:
-    site.query("alter table blobs drop column remote_copy_failed")
+def no_column(env: Environment) -> None:
+    env.query("alter table blobs drop column remote_copy_failed")
 
 
-def no_sshd(site: Site) -> None:
-    site.write_config(remote={"port": free_port()})
+def no_sshd(env: Environment) -> None:
+    env.write_config(remote={"port": free_port()})
 
 
-def no_host_key(site: Site) -> None:
-    (site.root / "known_hosts").touch()
-    site.write_config(remote={"known_hosts": str(site.root / "known_hosts")})
+def no_host_key(env: Environment) -> None:
+    (env.root / "known_hosts").touch()
+    env.write_config(remote={"known_hosts": str(env.root / "known_hosts")})
 
 
-def no_directory(site: Site) -> None:
-    site.remote.local.rmdir()
+def no_directory(env: Environment) -> None:
+    env.remote.local.rmdir()
 
 
-def no_scratch_space(site: Site) -> None:
-    site.write_config(run={"strategy": "tar"})
-    (site.remote.local / ".ntt-incoming").touch()
+def no_scratch_space(env: Environment) -> None:
+    env.write_config(run={"strategy": "tar"})
+    (env.remote.local / ".ntt-incoming").touch()
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_an_unusable_staging_directory_fails_check_and_run_alike(site: Site, command: str) -> None:
-    site.fill(3)
-    no_scratch_space(site)
-    done = site.run(command)
+def test_an_unusable_staging_directory_fails_check_and_run_alike(
+    env: Environment, command: str
+) -> None:
+    env.fill(3)
+    no_scratch_space(env)
+    done = env.run(command)
     assert done.returncode == 6, done.stdout
     assert ".ntt-incoming" in done.stdout
 
@@ -158,12 +160,12 @@ def test_an_unusable_staging_directory_fails_check_and_run_alike(site: Site, com
     ],
 )
 def test_a_failed_step_has_its_exit_code_and_a_hint(
-    site: Site, broken: Callable[[Site], None], step: str, code: int
+    env: Environment, broken: Callable[[Environment], None], step: str, code: int
 ) -> None:
-    site.fill(10)
-    broken(site)
+    env.fill(10)
+    broken(env)
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == code, done.stdout
     assert [name for name, verdict in verdicts(done.stdout).items() if verdict == "FAILED"] == [
@@ -173,33 +175,33 @@ def test_a_failed_step_has_its_exit_code_and_a_hint(
     assert said
     assert hint
     assert done.stderr == ""
-    if site.remote.local.is_dir():
-        assert list(site.remote.local.iterdir()) == []
+    if env.remote.local.is_dir():
+        assert list(env.remote.local.iterdir()) == []
 
 
 @pytest.mark.docker
-def test_a_full_remote_shows_in_the_trial_transfer(site: Site, remote: Sshd) -> None:
-    site.remote = remote.full_directory()
-    site.write_config(remote={"path": site.remote.path})
-    site.fill(10)
-    filled = remote.run(f"head -c {FULL_SIZE} /dev/zero >{site.remote.path}/ballast; true")
+def test_a_full_remote_shows_in_the_trial_transfer(env: Environment, remote: Sshd) -> None:
+    env.remote = remote.full_directory()
+    env.write_config(remote={"path": env.remote.path})
+    env.fill(10)
+    filled = remote.run(f"head -c {FULL_SIZE} /dev/zero >{env.remote.path}/ballast; true")
     assert filled.returncode == 0
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 6, done.stdout
     ((said, hint),) = failed(done.stdout).values()
     assert "full" in said
     assert hint
-    assert site.litter() == ["ballast"]
+    assert env.litter() == ["ballast"]
 
 
-def test_all_that_is_wrong_is_shown_and_the_first_gives_the_exit_code(site: Site) -> None:
-    site.fill(10)
+def test_all_that_is_wrong_is_shown_and_the_first_gives_the_exit_code(env: Environment) -> None:
+    env.fill(10)
     for broken in (no_log, no_store, no_database, no_sshd):
-        broken(site)
+        broken(env)
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 2, done.stdout
     assert failed(done.stdout).keys() == {"log", "source", "catalog", "remote"}
@@ -208,23 +210,23 @@ def test_all_that_is_wrong_is_shown_and_the_first_gives_the_exit_code(site: Site
 # --- a remote that hangs
 
 
-def test_hanging_remote_storage_is_reported(site: Site, remote: Sshd, startup: Path) -> None:
+def test_hanging_remote_storage_is_reported(env: Environment, remote: Sshd, startup: Path) -> None:
     """The login works, the transfer waits for ever: as with a network file system that is away."""
-    site.fill(10)
-    site.write_config(remote={"connect_timeout": 5}, run={"strategy": "tar"})
+    env.fill(10)
+    env.write_config(remote={"connect_timeout": 5}, run={"strategy": "tar"})
     tools = remote.directory("tools")
     sync = tools.local / "sync"
     sync.write_text("#!/bin/sh\nsleep 60\n")
     sync.chmod(0o755)
     startup.write_text(f"PATH={tools.path}:$PATH\n")
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 5, done.stdout
     said, hint = failed(done.stdout)["transfer"]
     assert "waited" in said
     assert hint
-    assert list(site.remote.local.iterdir()) == []
+    assert list(env.remote.local.iterdir()) == []
 
 
 # --- what is left of it
@@ -232,25 +234,25 @@ def test_hanging_remote_storage_is_reported(site: Site, remote: Sshd, startup: P
 
 @pytest.mark.parametrize("strategy", ["tar", "stream"])
 def test_a_check_that_is_killed_leaves_nothing_on_the_remote(
-    site: Site, link: Link, strategy: str
+    env: Environment, link: Link, strategy: str
 ) -> None:
     """Nor does the preflight of a run, which is the same."""
-    site.fill(10)
-    site.write_config(run={"strategy": strategy})
-    site.through(site.sshd.through(link.port))
-    with site.running("check"):
-        wait_until(lambda: site.litter(), "the trial's directory")
-        site.kill_all(random.Random(1))
-    wait_until(lambda: site.litter() == [], "the remote to tidy up")
+    env.fill(10)
+    env.write_config(run={"strategy": strategy})
+    env.through(env.sshd.through(link.port))
+    with env.running("check"):
+        wait_until(lambda: env.litter(), "the trial's directory")
+        env.kill_all(random.Random(1))
+    wait_until(lambda: env.litter() == [], "the remote to tidy up")
 
 
-def test_hints_can_be_pasted(site: Site) -> None:
-    site.fill(3)
-    site.query("drop schema ntt_backup cascade")
-    line = f"ntt-backup-remote --config {site.config} init-db"
-    check, run, status = (site.run(command) for command in ("check", "run", "status"))
+def test_hints_can_be_pasted(env: Environment) -> None:
+    env.fill(3)
+    env.query("drop schema ntt_backup cascade")
+    line = f"ntt-backup-remote --config {env.config} init-db"
+    check, run, status = (env.run(command) for command in ("check", "run", "status"))
     assert (check.returncode, run.returncode, status.returncode) == (4, 4, 4)
     assert line in check.stdout
     assert line in run.stdout
-    assert line in site.events("error")[0]["hint"]
+    assert line in env.events("error")[0]["hint"]
     assert line in status.stderr

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from ntt_backup.cli import app
 from ntt_backup.cli.app import cli
-from tests.environment import Site
+from tests.environment import Environment
 from tests.postgres import Postgres
 
 COMMANDS = (
@@ -28,8 +28,8 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_command(site: Site, flag: str) -> None:
-    result = site.call(flag)
+def test_help_names_every_command(env: Environment, flag: str) -> None:
+    result = env.call(flag)
     assert result.returncode == 0
     for command in COMMANDS:
         assert f"\n  {command} " in result.stdout
@@ -72,10 +72,10 @@ def loaded_by(*command: str) -> set[str]:
     ],
 )
 def test_a_command_loads_nothing_that_only_others_need(
-    site: Site, command: str, unwanted: set[str]
+    env: Environment, command: str, unwanted: set[str]
 ) -> None:
-    site.write_config(lock={"file": str(site.root / "missing" / "lock")})
-    assert not unwanted & loaded_by("--config", str(site.config), *command.split())
+    env.write_config(lock={"file": str(env.root / "missing" / "lock")})
+    assert not unwanted & loaded_by("--config", str(env.config), *command.split())
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_a_command_loads_nothing_that_only_others_need(
     ],
 )
 def test_a_wrong_command_line_is_refused_and_nothing_is_done(
-    site: Site, args: list[str], said: str
+    env: Environment, args: list[str], said: str
 ) -> None:
-    result = site.call(*args)
+    result = env.call(*args)
     assert result.returncode == 2
     assert said in result.stderr
     assert result.stdout == ""
-    assert not site.log.exists()
+    assert not env.log.exists()
 
 
-def test_a_misspelt_variable_is_reported(site: Site) -> None:
-    site.environ["NTT_WORKRES"] = "3"
-    result = site.call("status")
+def test_a_misspelt_variable_is_reported(env: Environment) -> None:
+    env.environ["NTT_WORKRES"] = "3"
+    result = env.call("status")
     assert result.returncode == 0
     assert "NTT_WORKRES has no effect; did you mean NTT_WORKERS?" in result.stderr
 
@@ -138,14 +138,14 @@ def test_a_misspelt_variable_is_reported(site: Site) -> None:
 # --- unforeseen -----------------------------------------------------------------------------------
 
 
-def test_a_traceback_is_shown_only_for_unforeseen_errors_with_v(site: Site) -> None:
+def test_a_traceback_is_shown_only_for_unforeseen_errors_with_v(env: Environment) -> None:
     """A library that is broken stands for all that nobody has thought of."""
-    (site.root / "sitecustomize.py").write_text("import json; json.dumps = None")
+    (env.root / "sitecustomize.py").write_text("import json; json.dumps = None")
     inherited = os.environ.get("PYTHONPATH", "")
-    site.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site.root), inherited)))
-    quiet, verbose = (site.run(*flags, "status", "--json") for flags in ([], ["-v"]))
-    site.write_config(catalog={"url": "postgresql:///no_such_database?host=/nonexistent"})
-    foreseen = site.run("-v", "status")
+    env.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(env.root), inherited)))
+    quiet, verbose = (env.run(*flags, "status", "--json") for flags in ([], ["-v"]))
+    env.write_config(catalog={"url": "postgresql:///no_such_database?host=/nonexistent"})
+    foreseen = env.run("-v", "status")
     assert (foreseen.returncode, "Traceback" in foreseen.stderr) == (4, False)
     assert (quiet.returncode, verbose.returncode) == (1, 1)
     assert "unforeseen TypeError: " in quiet.stderr
@@ -155,36 +155,36 @@ def test_a_traceback_is_shown_only_for_unforeseen_errors_with_v(site: Site) -> N
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_closed_streams_do_not_disturb_a_command(site: Site, closed: str) -> None:
+def test_closed_streams_do_not_disturb_a_command(env: Environment, closed: str) -> None:
     """As some daemons and cron jobs start their children."""
-    site.put_in_store(b"a blob")
+    env.put_in_store(b"a blob")
     for command in ("scan", "status", "run"):
-        program = ["sh", "-c", f'exec "$@" {closed}', "sh", *site.argv(command)]
-        done = subprocess.run(program, env=site.environment(), capture_output=True, text=True)
+        program = ["sh", "-c", f'exec "$@" {closed}', "sh", *env.argv(command)]
+        done = subprocess.run(program, env=env.environment(), capture_output=True, text=True)
         assert done.returncode == 0, (command, done)
         assert done.stderr == "" or command == "scan"
-    site.assert_complete()
+    env.assert_complete()
 
 
-def test_a_scan_continues_where_stderr_cannot_be_written(site: Site) -> None:
-    blobid = site.put_in_store(b"a blob")
-    (site.store / "stray").touch()
-    done = _complaining_to_a_full_disk(site, "scan")
+def test_a_scan_continues_where_stderr_cannot_be_written(env: Environment) -> None:
+    blobid = env.put_in_store(b"a blob")
+    (env.store / "stray").touch()
+    done = _complaining_to_a_full_disk(env, "scan")
     assert done.returncode == 0
     assert "left aside 1 stray:" in done.stdout
-    assert site.query("select blobid from blobs") == [(blobid,)]
+    assert env.query("select blobid from blobs") == [(blobid,)]
 
 
 @pytest.mark.parametrize("mistake", [["--target", "elsewhere", "status"], ["status", "--extra"]])
 def test_an_error_has_its_exit_code_where_stderr_cannot_be_written(
-    site: Site, mistake: list[str]
+    env: Environment, mistake: list[str]
 ) -> None:
-    assert _complaining_to_a_full_disk(site, *mistake).returncode == 2
+    assert _complaining_to_a_full_disk(env, *mistake).returncode == 2
 
 
-def _complaining_to_a_full_disk(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
+def _complaining_to_a_full_disk(env: Environment, *args: str) -> subprocess.CompletedProcess[str]:
     with open("/dev/full", "w") as full:
-        return site.run(*args, stderr=full)
+        return env.run(*args, stderr=full)
 
 
 @pytest.mark.parametrize(
@@ -192,35 +192,35 @@ def _complaining_to_a_full_disk(site: Site, *args: str) -> subprocess.CompletedP
     [("--help", ""), ("status", "1"), ("status --json", ""), ("status --json", "1")],
 )
 def test_a_full_disk_under_stdout_is_reported_in_one_line(
-    site: Site, command: str, unbuffered: str
+    env: Environment, command: str, unbuffered: str
 ) -> None:
-    site.environ["PYTHONUNBUFFERED"] = unbuffered
+    env.environ["PYTHONUNBUFFERED"] = unbuffered
     with open("/dev/full", "w") as full:
-        done = site.run(*command.split(), stdout=full)
+        done = env.run(*command.split(), stdout=full)
     assert done.returncode == 1
     assert done.stderr == "cannot write to standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", ["--help", "status --json"])
-def test_a_closed_pipe_ends_a_command_in_silence(site: Site, command: str) -> None:
+def test_a_closed_pipe_ends_a_command_in_silence(env: Environment, command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = site.run(*command.split(), stdout=writing)
+        done = env.run(*command.split(), stdout=writing)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("command", ["status", "run"])
-def test_letters_outside_the_output_encoding_are_escaped(site: Site, command: str) -> None:
-    store = site.root / "\u0441\u043a\u043b\u0430\u0434"
+def test_letters_outside_the_output_encoding_are_escaped(env: Environment, command: str) -> None:
+    store = env.root / "\u0441\u043a\u043b\u0430\u0434"
     (store / "00").mkdir(parents=True)
-    site.write_config(source={"root": str(store)})
-    site.query("insert into ntt_backup.failures values ('remote', 'x', '\u0441\u043a')")
-    site.query("insert into blobs (blobid, remote_copy_failed) values ('x', true)")
-    site.environ["PYTHONIOENCODING"] = "latin-1"
-    result = site.run(*command.split())
+    env.write_config(source={"root": str(store)})
+    env.query("insert into ntt_backup.failures values ('remote', 'x', '\u0441\u043a')")
+    env.query("insert into blobs (blobid, remote_copy_failed) values ('x', true)")
+    env.environ["PYTHONIOENCODING"] = "latin-1"
+    result = env.run(*command.split())
     assert result.returncode == 0, result
     assert "\\u0441\\u043a" in result.stdout
 
@@ -228,100 +228,102 @@ def test_letters_outside_the_output_encoding_are_escaped(site: Site, command: st
 # --- the commands ---------------------------------------------------------------------------------
 
 
-def test_the_first_day_from_an_empty_database_to_a_backup(site: Site, postgres: Postgres) -> None:
+def test_the_first_day_from_an_empty_database_to_a_backup(
+    env: Environment, postgres: Postgres
+) -> None:
     """init-db, scan, run and status on an empty database, as on the first day."""
-    site.query("drop table blobs")
-    site.query("drop schema ntt_backup cascade")
-    blobs = [site.put_in_store(bytes([n]) * n) for n in range(1, 40)]
-    early = site.run("run")
+    env.query("drop table blobs")
+    env.query("drop schema ntt_backup cascade")
+    blobs = [env.put_in_store(bytes([n]) * n) for n in range(1, 40)]
+    early = env.run("run")
     assert early.returncode == 4
     assert "init-db" in early.stderr + early.stdout
     for _ in range(2):  # the second time it finds all as it should be
-        assert site.call("init-db").returncode == 0
-    scanned = site.run("scan")
+        assert env.call("init-db").returncode == 0
+    scanned = env.run("scan")
     assert scanned.returncode == 0, scanned.stderr
     assert f"registered {len(blobs)} blobs" in scanned.stdout
-    again = site.call("scan", "--restart")
+    again = env.call("scan", "--restart")
     assert again.returncode == 0
     assert f"registered 0 blobs, 0 Bytes; {len(blobs)} known before" in again.stdout
-    plan = site.call("run", "--dry-run")
+    plan = env.call("run", "--dry-run")
     assert f"would send {len(blobs)} blobs, {sum(range(1, 40))} Bytes" in plan.stdout
-    assert site.on_remote() == {}
-    run = site.run("run")
+    assert env.on_remote() == {}
+    run = env.run("run")
     assert run.returncode == 0, run.stderr
-    site.assert_complete()
-    status = site.status()
+    env.assert_complete()
+    status = env.status()
     assert (status["pending"], status["copied"], status["failed"]) == (0, len(blobs), 0)
     assert status["copied_bytes"] == sum(range(1, 40))
 
 
-def test_a_run_still_sends_where_neither_log_nor_output_can_be_written(site: Site) -> None:
+def test_a_run_still_sends_where_neither_log_nor_output_can_be_written(env: Environment) -> None:
     """Log and output on one full disk, as with `>> /var/log/backup 2>&1` in a crontab."""
-    site.write_config(log={"jsonl": "/dev/full"})
-    blobid = site.put(b"a blob")
+    env.write_config(log={"jsonl": "/dev/full"})
+    blobid = env.put(b"a blob")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            site.argv("run"), env=site.environment(), stdout=full, stderr=full, check=False
+            env.argv("run"), env=env.environment(), stdout=full, stderr=full, check=False
         )
     assert done.returncode == 0
-    assert site.copied() == {blobid}
+    assert env.copied() == {blobid}
 
 
-def test_scan_writes_strays_to_a_file_and_registers_none(site: Site) -> None:
-    blobid = site.put_in_store(b"a blob")
-    (site.path(blobid).parent / "notes.txt").write_text("not a blob")
-    (site.store / "lost+found").mkdir()
-    found = site.root / "strays"
+def test_scan_writes_strays_to_a_file_and_registers_none(env: Environment) -> None:
+    blobid = env.put_in_store(b"a blob")
+    (env.path(blobid).parent / "notes.txt").write_text("not a blob")
+    (env.store / "lost+found").mkdir()
+    found = env.root / "strays"
     found.write_text("of an earlier scan\n")
-    result = site.call("scan", "--strays", str(found))
+    result = env.call("scan", "--strays", str(found))
     assert result.returncode == 0
-    assert [row[0] for row in site.query("select blobid from blobs")] == [blobid]
+    assert [row[0] for row in env.query("select blobid from blobs")] == [blobid]
     lines = [json.loads(line) for line in found.read_text().splitlines()]
     assert any("notes.txt" in line["path"] for line in lines)
     assert len(lines) == 2
 
 
-def test_a_continued_scan_adds_to_the_file_of_strays(site: Site) -> None:
+def test_a_continued_scan_adds_to_the_file_of_strays(env: Environment) -> None:
     """It holds what was met before the interruption too."""
-    site.put_in_store(b"a blob")
+    env.put_in_store(b"a blob")
     for directory in ("00/00", "ff/ff"):
-        (site.store / directory).mkdir(parents=True, exist_ok=True)
-        (site.store / directory / "stray").touch()
-    found = site.root / "strays"
-    assert site.call("scan", "--strays", str(found)).returncode == 0
+        (env.store / directory).mkdir(parents=True, exist_ok=True)
+        (env.store / directory / "stray").touch()
+    found = env.root / "strays"
+    assert env.call("scan", "--strays", str(found)).returncode == 0
     both = found.read_text().splitlines()
     assert len(both) == 2
     found.write_text(both[0] + "\n")
-    site.query("update ntt_backup.scans set directory = '88/88', finished_at = null")
-    assert site.call("scan", "--strays", str(found)).returncode == 0
+    env.query("update ntt_backup.scans set directory = '88/88', finished_at = null")
+    assert env.call("scan", "--strays", str(found)).returncode == 0
     assert found.read_text().splitlines() == both
 
 
 @pytest.mark.parametrize("place", ["/dev/full", "/nonexistent/strays", "/tmp"])
-def test_strays_that_cannot_be_written_end_the_scan(site: Site, place: str) -> None:
-    site.put_in_store(b"a blob")
-    (site.store / "stray").touch()
-    result = site.call("scan", "--strays", place)
+def test_strays_that_cannot_be_written_end_the_scan(env: Environment, place: str) -> None:
+    env.put_in_store(b"a blob")
+    (env.store / "stray").touch()
+    result = env.call("scan", "--strays", place)
     assert result.returncode == 2
     assert f"cannot write {place}" in result.stderr
     assert "unforeseen" not in result.stderr
 
 
-def test_status_has_one_line_for_each_row_without_a_terminal(site: Site) -> None:
+def test_status_has_one_line_for_each_row_without_a_terminal(env: Environment) -> None:
     why = "pg_dump is older than the server: " + "/a/long/path" * 20
-    site.query("insert into ntt_backup.dumps values ('remote', now(), now(), '', 0, '', %s)", why)
-    assert any(line.rstrip().endswith(why) for line in site.call("status").stdout.splitlines())
+    env.query("insert into ntt_backup.dumps values ('remote', now(), now(), '', 0, '', %s)", why)
+    assert any(line.rstrip().endswith(why) for line in env.call("status").stdout.splitlines())
 
 
-def test_status_counts_by_state_and_reason(site: Site) -> None:
-    good = site.put(b"good")
-    missing = site.put(b"missing")
-    site.path(missing).unlink()
-    site.register(["not-a-blobid"])
-    run = site.run("run")
+def test_status_counts_by_state_and_reason(env: Environment) -> None:
+    good = env.put(b"good")
+    missing = env.put(b"missing")
+    env.path(missing).unlink()
+    env.register(["not-a-blobid"])
+    run = env.run("run")
     assert run.returncode == 7
-    site.put(b"later")
-    status = site.status()
+    env.put(b"later")
+    status = env.status()
     assert (status["pending"], status["copied"], status["failed"]) == (1, 1, 2)
     assert status["failed_by_reason"] == {"missing": 1, "bad-blobid": 1}
     assert status["target"] == "remote"
@@ -329,65 +331,65 @@ def test_status_counts_by_state_and_reason(site: Site) -> None:
     assert status["last_run"]["exit_code"] == 7
     assert (status["last_run"]["copied"], status["last_run"]["failed"]) == (1, 2)
     assert status["ranges"] == []
-    shown = site.call("status")
+    shown = env.call("status")
     assert shown.returncode == 0
     for words in ("1 missing", "1 bad-blobid", "some_failed (exit code 7)"):
         assert words in shown.stdout
-    assert site.copied() == {good}
+    assert env.copied() == {good}
 
 
-def test_status_exact_estimates_nothing(site: Site) -> None:
-    site.put(b"one")
-    result = site.call("status", "--exact", "--json")
+def test_status_exact_estimates_nothing(env: Environment) -> None:
+    env.put(b"one")
+    result = env.call("status", "--exact", "--json")
     assert result.returncode == 0
-    assert json.loads(result.stdout) == site.status()
+    assert json.loads(result.stdout) == env.status()
     assert json.loads(result.stdout)["estimated"] == []
-    assert "about" not in site.call("status").stdout
+    assert "about" not in env.call("status").stdout
 
 
-def test_every_run_reports_failed_blobs_until_they_are_requeued(site: Site) -> None:
+def test_every_run_reports_failed_blobs_until_they_are_requeued(env: Environment) -> None:
     """Also by a quiet one: a timer's mail is all that its owner sees."""
-    site.put(b"good")
-    missing = site.put(b"missing")
-    site.path(missing).unlink()
+    env.put(b"good")
+    missing = env.put(b"missing")
+    env.path(missing).unlink()
 
-    first = site.run("run", "--quiet")
+    first = env.run("run", "--quiet")
     assert (first.returncode, first.stdout) == (7, "")
     assert "1 blob is still failed" in first.stderr
     assert "some failed: 1 copied, 1 failed" in first.stderr
 
-    site.put(b"more")
+    env.put(b"more")
     for flags in (["--quiet"], []):
-        later = site.run("run", *flags)
+        later = env.run("run", *flags)
         assert later.returncode == 0
         assert "1 blob is still failed: " in later.stderr + later.stdout
-    told = site.events("still_failed")
+    told = env.events("still_failed")
     assert [(event["level"], event["blobs"]) for event in told] == [("warning", 1)] * 3
 
-    assert site.call("requeue").returncode == 0
-    site.put_in_store(b"missing")
-    last = site.run("run", "--quiet")
+    assert env.call("requeue").returncode == 0
+    env.put_in_store(b"missing")
+    last = env.run("run", "--quiet")
     assert (last.returncode, last.stdout, last.stderr) == (0, "", "")
 
 
 # --- the receiver for a forced command ------------------------------------------------------------
 
 
-def test_the_receiver_is_written_and_its_line_is_printed(site: Site, tmp_path: Path) -> None:
+def test_the_receiver_is_written_and_its_line_is_printed(env: Environment, tmp_path: Path) -> None:
     file = tmp_path / "ntt-backup-receive"
-    done = site.call("install-receiver", "--print", "--write", str(file))
+    done = env.call("install-receiver", "--print", "--write", str(file))
     assert done.returncode == 0, done.stderr
-    assert f"--root {site.remote.path} --allow put,list,verify" in done.stdout
+    assert f"--root {env.remote.path} --allow put,list,verify" in done.stdout
     assert os.access(file, os.X_OK)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_loading_ends_the_program_without_a_traceback(
-    site: Site, signum: int
+    env: Environment, signum: int
 ) -> None:
-    (site.root / "psycopg.py").write_text(f"import os\nos.kill(os.getpid(), {int(signum)})\n")
-    site.environ["PYTHONPATH"] = os.pathsep.join([str(site.root), *filter(None, sys.path)])
-    stopped = site.run("status")
+    (env.root / "psycopg.py").write_text(f"import os\nos.kill(os.getpid(), {int(signum)})\n")
+    env.environ["PYTHONPATH"] = os.pathsep.join([str(env.root), *filter(None, sys.path)])
+    stopped = env.run("status")
     assert stopped.returncode in (128 + signum, -signum)
     assert stopped.stdout == ""
     assert stopped.stderr.strip() in ("", "interrupted")

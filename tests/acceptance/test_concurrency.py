@@ -11,160 +11,160 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.patience import PATIENCE
 from tests.postgres import CONNECTIONS
 
 
-def test_a_second_coordinator_is_turned_away(site: Site) -> None:
-    site.fill(5)
-    with site.locked_catalog() as release, site.running("run") as run:
-        site.await_event("run_start")
-        second = site.run("run")
+def test_a_second_coordinator_is_turned_away(env: Environment) -> None:
+    env.fill(5)
+    with env.locked_catalog() as release, env.running("run") as run:
+        env.await_event("run_start")
+        second = env.run("run")
         assert second.returncode == 3
         assert f"PID {run.pid}" in second.stderr
         assert "hint: " in second.stderr
-        check = site.run("check")
+        check = env.run("check")
         assert check.returncode == 3
         assert f"PID {run.pid}" in check.stdout
         release()
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert len(site.events("run_start")) == 1
-    site.assert_complete()
+        assert run.wait(PATIENCE) == 0, env.output()
+    assert len(env.events("run_start")) == 1
+    env.assert_complete()
 
 
-def test_two_targets_run_at_the_same_time(site: Site) -> None:
-    blobids = site.fill(60)
-    elsewhere = site.sshd.directory()
-    beside = site.beside("other")
-    beside.write_config(**{"targets.other": {"host": site.sshd.alias, "path": elsewhere.path}})
+def test_two_targets_run_at_the_same_time(env: Environment) -> None:
+    blobids = env.fill(60)
+    elsewhere = env.sshd.directory()
+    beside = env.beside("other")
+    beside.write_config(**{"targets.other": {"host": env.sshd.alias, "path": elsewhere.path}})
     assert beside.run("--target", "other", "init-db").returncode == 0
     with (
-        site.locked_catalog() as release,
-        site.running("run") as run,
+        env.locked_catalog() as release,
+        env.running("run") as run,
         beside.running("--target", "other", "run") as other,
     ):
-        site.await_event("worker_start")
+        env.await_event("worker_start")
         beside.await_event("worker_start")
         assert (run.poll(), other.poll()) == (None, None)
         release()
         assert other.wait(PATIENCE) == 0, beside.output()
-        assert run.wait(PATIENCE) == 0, site.output()
-    site.assert_complete()
+        assert run.wait(PATIENCE) == 0, env.output()
+    env.assert_complete()
     there = {path.name for path in (elsewhere.local / "by-hash").rglob("*") if path.is_file()}
     assert there == set(blobids)
-    assert site.query("select count(*) from blobs where other_copied") == [(len(blobids),)]
+    assert env.query("select count(*) from blobs where other_copied") == [(len(blobids),)]
 
 
-def test_two_hosts_share_one_catalog(site: Site) -> None:
-    blobids = site.fill_slowly(150)
-    other = site.beside("other-host")
+def test_two_hosts_share_one_catalog(env: Environment) -> None:
+    blobids = env.fill_slowly(150)
+    other = env.beside("other-host")
     with (
-        site.locked_catalog() as release,
-        site.running("run") as run,
+        env.locked_catalog() as release,
+        env.running("run") as run,
         other.running("run") as run_there,
     ):
-        site.await_event("worker_start", 2)
+        env.await_event("worker_start", 2)
         other.await_event("worker_start", 2)
         release()
-        assert run.wait(PATIENCE) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, env.output()
         assert run_there.wait(PATIENCE) == 0, other.output()
-    shares = [_copied(one) for one in (site, other)]
+    shares = [_copied(one) for one in (env, other)]
     assert sum(shares) == len(blobids)
     assert min(shares) > 0
-    site.assert_complete()
+    env.assert_complete()
 
 
 @pytest.mark.long
-def test_what_a_stopped_host_has_claimed_is_free_within_a_minute(site: Site) -> None:
+def test_what_a_stopped_host_has_claimed_is_free_within_a_minute(env: Environment) -> None:
     """Its kernel still answers the server, so only what is said in its sessions shows that it
     lives. Once it goes on, it finds its work done.
     """
-    blobids = site.fill_slowly(300, rate="300kB")
-    other = site.beside("other-host")
+    blobids = env.fill_slowly(300, rate="300kB")
+    other = env.beside("other-host")
     other.write_config(run={"bwlimit": "10MB/s"})
-    with site.running("run") as run, ExitStack() as stack:
-        site.await_event("batch_complete", 4)
-        for pid in site.processes():
+    with env.running("run") as run, ExitStack() as stack:
+        env.await_event("batch_complete", 4)
+        for pid in env.processes():
             os.kill(pid, signal.SIGSTOP)
         stopped = time.monotonic()
         run_there = stack.enter_context(other.running("run"))
         assert run_there.wait(PATIENCE) == 0, other.output()
-        assert site.copied() == set(blobids)
+        assert env.copied() == set(blobids)
         assert time.monotonic() - stopped < 60 + PATIENCE / 10
-        for pid in site.processes():
+        for pid in env.processes():
             os.kill(pid, signal.SIGCONT)
-        assert run.wait(PATIENCE) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, env.output()
     # Sent twice is only what was under way when it was stopped.
-    assert len(blobids) <= _copied(site) + _copied(other) <= len(blobids) + 2 * 8 * 5
-    site.assert_complete()
+    assert len(blobids) <= _copied(env) + _copied(other) <= len(blobids) + 2 * 8 * 5
+    env.assert_complete()
 
 
 @pytest.mark.long
-def test_more_workers_than_the_database_has_room_for(site: Site) -> None:
+def test_more_workers_than_the_database_has_room_for(env: Environment) -> None:
     """Those that find no connection wait for one; it is nobody's failure."""
-    blobids = site.fill(250)
+    blobids = env.fill(250)
     workers = CONNECTIONS + 4
-    site.write_config(run={"workers": workers, "batch_size": 20})
-    result = site.run("run")
+    env.write_config(run={"workers": workers, "batch_size": 20})
+    result = env.run("run")
     assert result.returncode == 0, result.stderr
-    assert _copied(site) == len(blobids)
-    assert len(site.events("worker_stop")) == workers
-    assert site.failures() == {}
-    site.assert_complete()
+    assert _copied(env) == len(blobids)
+    assert len(env.events("worker_stop")) == workers
+    assert env.failures() == {}
+    env.assert_complete()
 
 
-def test_a_batch_is_told_after_its_commit(site: Site) -> None:
+def test_a_batch_is_told_after_its_commit(env: Environment) -> None:
     """While nothing can be committed no batch is told, though the blobs have arrived."""
-    blobids = site.fill(60)
-    site.write_config(run={"workers": 1, "batch_size": 20})
-    with site.locked_catalog() as release, site.running("run") as run:
-        wait_until(lambda: _waits_for_a_lock(site), "a worker that cannot commit")
-        assert site.on_remote() != {}
-        assert site.events("batch_complete") == []
-        assert site.copied() == set()
+    blobids = env.fill(60)
+    env.write_config(run={"workers": 1, "batch_size": 20})
+    with env.locked_catalog() as release, env.running("run") as run:
+        wait_until(lambda: _waits_for_a_lock(env), "a worker that cannot commit")
+        assert env.on_remote() != {}
+        assert env.events("batch_complete") == []
+        assert env.copied() == set()
         release()
         while run.poll() is None:
-            told = _copied(site)
-            assert told <= len(site.copied())
-        assert run.wait(PATIENCE) == 0, site.output()
-    assert _copied(site) == len(blobids)
+            told = _copied(env)
+            assert told <= len(env.copied())
+        assert run.wait(PATIENCE) == 0, env.output()
+    assert _copied(env) == len(blobids)
 
 
-def test_no_password_is_shown_anywhere(site: Site) -> None:
+def test_no_password_is_shown_anywhere(env: Environment) -> None:
     """Not in the arguments of any process, not in the log, not in what is printed."""
     secret = "correct-horse-battery"
-    url = psycopg.conninfo.make_conninfo(site.url, password=secret)
-    site.write_config(catalog={"url": url})
-    site.fill_slowly(12)
-    said = [site.run(*command).stdout for command in (["status"], ["check"])]
-    with site.running("-v", "run") as run:
+    url = psycopg.conninfo.make_conninfo(env.url, password=secret)
+    env.write_config(catalog={"url": url})
+    env.fill_slowly(12)
+    said = [env.run(*command).stdout for command in (["status"], ["check"])]
+    with env.running("-v", "run") as run:
         pause = threading.Event()
         while run.poll() is None:
-            said += [_command_line(pid) for pid in site.processes()]
+            said += [_command_line(pid) for pid in env.processes()]
             pause.wait(0.1)
         assert run.wait() == 0
     assert any(line.startswith("ssh") for line in said)
-    site.write_config(catalog={"url": url.replace("dbname=", "dbname=no_")})
+    env.write_config(catalog={"url": url.replace("dbname=", "dbname=no_")})
     for command in (["-v", "run"], ["check"]):
-        result = site.run(*command)
+        result = env.run(*command)
         assert result.returncode == 4
         said += [result.stdout, result.stderr]
-    site.write_config(catalog={"url": f"postgresql://me:{secret}@x@host/db"})
-    refused = site.run("-v", "run")
+    env.write_config(catalog={"url": f"postgresql://me:{secret}@x@host/db"})
+    refused = env.run("-v", "run")
     assert refused.returncode == 2
-    said += [refused.stdout, refused.stderr, site.output(), site.log.read_text()]
+    said += [refused.stdout, refused.stderr, env.output(), env.log.read_text()]
     assert [text for text in said if secret in text] == []
 
 
-def _copied(site: Site) -> int:
+def _copied(env: Environment) -> int:
     """Blobs sent, as told batch by batch."""
-    return sum(line["copied"] for line in site.events("batch_complete"))
+    return sum(line["copied"] for line in env.events("batch_complete"))
 
 
-def _waits_for_a_lock(site: Site) -> bool:
+def _waits_for_a_lock(env: Environment) -> bool:
     return bool(
-        site.query(
+        env.query(
             "select pid from pg_stat_activity where wait_event_type = 'Lock'"
             " and application_name like 'ntt-backup-remote/%'"
         )

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.environment import Site
+from tests.environment import Environment
 from tests.files import tree
 from tests.postgres import Postgres
 
@@ -26,63 +26,63 @@ def scratch_url(postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture
-def backed_up(site: Site, postgres: Postgres) -> Site:
+def backed_up(env: Environment, postgres: Postgres) -> Environment:
     """All was sent, the last of it after the newest dump, in which that is not copied."""
-    site.write_config(dump={"bin": str(postgres.programs)})
-    site.fill_both(60, size=lambda chance: chance.randrange(1, 20_000))
-    site.fill(5, seed=2, size=lambda chance: chance.randrange(1, 20_000))
-    site.register([f"{number:064x}" for number in range(3)])  # never were in the store
-    assert site.call("dump").returncode == 0
-    site.put(b"younger than the dump")
-    site.send_all()
-    site.query("update blobs set remote_copy_failed = true where remote_copied is not true")
-    return site
+    env.write_config(dump={"bin": str(postgres.programs)})
+    env.fill_both(60, size=lambda chance: chance.randrange(1, 20_000))
+    env.fill(5, seed=2, size=lambda chance: chance.randrange(1, 20_000))
+    env.register([f"{number:064x}" for number in range(3)])  # never were in the store
+    assert env.call("dump").returncode == 0
+    env.put(b"younger than the dump")
+    env.send_all()
+    env.query("update blobs set remote_copy_failed = true where remote_copied is not true")
+    return env
 
 
-def drilled(site: Site, url: str, *options: str, code: int) -> dict[str, Any]:
-    done = site.call("drill", "--scratch", str(back(site)), "--database", url, "--json", *options)
+def drilled(env: Environment, url: str, *options: str, code: int) -> dict[str, Any]:
+    done = env.call("drill", "--scratch", str(back(env)), "--database", url, "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["proved"] is (code == 0)
     return found
 
 
-def back(site: Site) -> Path:
-    return site.root / "scratch"
+def back(env: Environment) -> Path:
+    return env.root / "scratch"
 
 
 def test_all_that_is_copied_is_restored_and_production_is_not_touched(
-    backed_up: Site, scratch_url: str
+    backed_up: Environment, scratch_url: str
 ) -> None:
-    site = backed_up
-    rows, store = site.query("select * from blobs order by 1"), site.in_store()
-    remote = tree(site.remote.local)
+    env = backed_up
+    rows, store = env.query("select * from blobs order by 1"), env.in_store()
+    remote = tree(env.remote.local)
 
-    found = drilled(site, scratch_url, code=0)
+    found = drilled(env, scratch_url, code=0)
 
     assert (found["rows"], found["copied"]) == (68, 60)
     assert (found["restored"], found["right"]) == (66, 66)
     assert (found["later"], found["unsent"]) == (1, 3)
     assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
-    assert tree(back(site)) == store
+    assert tree(back(env)) == store
     assert found["bytes"] == sum(map(len, store.values()))
     with psycopg.connect(scratch_url) as conn:
         copied = conn.execute("select count(*) from blobs where remote_copied").fetchall()
     assert copied == [(60,)]
-    assert site.query("select * from blobs order by 1") == rows
-    assert site.in_store() == store
-    assert tree(site.remote.local) == remote
+    assert env.query("select * from blobs order by 1") == rows
+    assert env.in_store() == store
+    assert tree(env.remote.local) == remote
 
 
-def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Site, scratch_url: str) -> None:
-    site = backed_up
-    lost, rotten = sorted(site.copied())[:2]
-    site.remote_path(lost).unlink()
-    content = bytearray(site.remote_path(rotten).read_bytes())
+def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Environment, scratch_url: str) -> None:
+    env = backed_up
+    lost, rotten = sorted(env.copied())[:2]
+    env.remote_path(lost).unlink()
+    content = bytearray(env.remote_path(rotten).read_bytes())
     content[-1] ^= 1
-    site.remote_path(rotten).write_bytes(content)
+    env.remote_path(rotten).write_bytes(content)
 
-    done = site.call("drill", "--scratch", str(back(site)), "--database", scratch_url)
+    done = env.call("drill", "--scratch", str(back(env)), "--database", scratch_url)
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
@@ -93,16 +93,16 @@ def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Site, scratch_url: 
 
 
 def test_a_copied_row_without_a_blobid_is_reported_as_lost(
-    backed_up: Site, scratch_url: str
+    backed_up: Environment, scratch_url: str
 ) -> None:
     """Somebody's upper case, and a row that would repaint the terminal."""
-    site = backed_up
+    env = backed_up
     names = [f"{'AB' * 32}", "\x1b[2Jall is well"]
     for name in names:
-        site.query("insert into blobs (blobid, remote_copied) values (%s, true)", name)
-    assert site.call("dump").returncode == 0
+        env.query("insert into blobs (blobid, remote_copied) values (%s, true)", name)
+    assert env.call("dump").returncode == 0
 
-    done = site.call("drill", "--scratch", str(back(site)), "--database", scratch_url)
+    done = env.call("drill", "--scratch", str(back(env)), "--database", scratch_url)
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
@@ -111,14 +111,14 @@ def test_a_copied_row_without_a_blobid_is_reported_as_lost(
     assert "\x1b" not in done.stdout
 
 
-def test_a_damaged_newer_dump_proves_nothing(backed_up: Site, scratch_url: str) -> None:
+def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, scratch_url: str) -> None:
     """The catalog that comes back then is not the one that should."""
-    site = backed_up
-    assert site.call("dump", "--force").returncode == 0
-    old, new = sorted((site.remote.local / "pgdump").glob("*.dump"))[-2:]
+    env = backed_up
+    assert env.call("dump", "--force").returncode == 0
+    old, new = sorted((env.remote.local / "pgdump").glob("*.dump"))[-2:]
     new.write_bytes(new.read_bytes()[:-1] + b"!")
 
-    found = drilled(site, scratch_url, code=7)
+    found = drilled(env, scratch_url, code=7)
 
     assert found["dump"] == old.name
     assert len(found["bad_dumps"]) == 1
@@ -126,30 +126,32 @@ def test_a_damaged_newer_dump_proves_nothing(backed_up: Site, scratch_url: str) 
     assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
 
 
-def test_an_empty_catalog_proves_nothing(site: Site, postgres: Postgres, scratch_url: str) -> None:
+def test_an_empty_catalog_proves_nothing(
+    env: Environment, postgres: Postgres, scratch_url: str
+) -> None:
     """As it is when somebody has emptied the table, and the dump was made after it."""
-    site.write_config(dump={"bin": str(postgres.programs)})
-    site.fill_both(5)
-    site.query("delete from blobs")
-    assert site.call("dump", "--force").returncode == 0
-    found = drilled(site, scratch_url, code=7)
+    env.write_config(dump={"bin": str(postgres.programs)})
+    env.fill_both(5)
+    env.query("delete from blobs")
+    assert env.call("dump", "--force").returncode == 0
+    found = drilled(env, scratch_url, code=7)
     assert (found["right"], found["rows"], found["lost"]) == (5, 0, 0)
 
 
 def test_unusable_scratch_space_is_refused_before_the_catalog_is_restored(
-    site: Site, scratch_url: str
+    env: Environment, scratch_url: str
 ) -> None:
-    (site.root / "loop").symlink_to("loop")
-    (site.root / "file").touch()
+    (env.root / "loop").symlink_to("loop")
+    (env.root / "file").touch()
     for scratch in ("no/such", "loop", "loop/new", "file/new", "file"):
-        place = str(site.root / scratch)
-        done = site.call("drill", "--scratch", place, "--database", scratch_url)
+        place = str(env.root / scratch)
+        done = env.call("drill", "--scratch", place, "--database", scratch_url)
         assert done.returncode == 2, (scratch, done.stderr)
         assert f"cannot use {place}" in done.stderr
 
 
 def test_objects_of_an_extension_leave_the_database_empty(
-    backed_up: Site, scratch_url: str
+    backed_up: Environment, scratch_url: str
 ) -> None:
     """As a new database has it where template1 has it."""
     with psycopg.connect(scratch_url) as conn:
@@ -158,32 +160,34 @@ def test_objects_of_an_extension_leave_the_database_empty(
     drilled(backed_up, scratch_url, code=0)
 
 
-def test_a_prefix_restores_and_checks_only_its_blobs(backed_up: Site, scratch_url: str) -> None:
-    site = backed_up
-    prefix = min(site.copied())[:1]
-    wanted = {name: data for name, data in site.in_store().items() if name.startswith(prefix)}
+def test_a_prefix_restores_and_checks_only_its_blobs(
+    backed_up: Environment, scratch_url: str
+) -> None:
+    env = backed_up
+    prefix = min(env.copied())[:1]
+    wanted = {name: data for name, data in env.in_store().items() if name.startswith(prefix)}
 
-    found = drilled(site, scratch_url, "--prefix", prefix, code=0)
+    found = drilled(env, scratch_url, "--prefix", prefix, code=0)
 
-    assert tree(back(site)) == wanted
+    assert tree(back(env)) == wanted
     assert found["right"] == len(wanted)
     assert found["rows"] < 68
 
 
 def test_used_directories_and_databases_are_refused_as_scratch_space(
-    site: Site, scratch_url: str
+    env: Environment, scratch_url: str
 ) -> None:
-    site.fill(5)
+    env.fill(5)
 
     def refused(scratch: Path, url: str) -> str:
-        done = site.call("drill", "--scratch", str(scratch), "--database", url)
+        done = env.call("drill", "--scratch", str(scratch), "--database", url)
         assert done.returncode == 2, done.stderr
         return done.stderr
 
-    before = site.in_store(), site.query("select * from blobs order by 1")
-    assert "the database" in (said := refused(back(site), site.url))
+    before = env.in_store(), env.query("select * from blobs order by 1")
+    assert "the database" in (said := refused(back(env), env.url))
     assert "is not empty" in said
-    assert "lies in the store" in refused(site.store / "new", scratch_url)
-    assert f"{site.root} is not empty" in refused(site.root, scratch_url)
-    assert (site.in_store(), site.query("select * from blobs order by 1")) == before
-    assert not back(site).exists()
+    assert "lies in the store" in refused(env.store / "new", scratch_url)
+    assert f"{env.root} is not empty" in refused(env.root, scratch_url)
+    assert (env.in_store(), env.query("select * from blobs order by 1")) == before
+    assert not back(env).exists()

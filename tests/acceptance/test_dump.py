@@ -20,7 +20,7 @@ from ntt_backup.config import Settings, load
 from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
-from tests.environment import IGNORING_CHILDREN, Site, wait_until
+from tests.environment import IGNORING_CHILDREN, Environment, wait_until
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 from tests.sshd import Sshd
@@ -29,44 +29,44 @@ MADE = ["dump_start", "dump_complete"]
 
 
 @pytest.fixture
-def dumping(site: Site, postgres: Postgres) -> Site:
-    """The site, with the pg_dump of its server, and runs that make dumps."""
-    site.write_config(
+def dumping(env: Environment, postgres: Postgres) -> Environment:
+    """The environment, with the pg_dump of its server, and runs that make dumps."""
+    env.write_config(
         run={"skip_pgdump": False}, dump={"bin": str(postgres.programs), "keep_last": 2}
     )
-    return site
+    return env
 
 
-def shelf(site: Site) -> list[str]:
+def shelf(env: Environment) -> list[str]:
     """All that stands in pgdump."""
-    place = site.remote.local / "pgdump"
+    place = env.remote.local / "pgdump"
     return sorted(path.name for path in place.iterdir()) if place.exists() else []
 
 
-def dumps(site: Site) -> list[str]:
+def dumps(env: Environment) -> list[str]:
     """The dumps there, oldest first; each has its record, and nothing else is there."""
-    names = [name for name in shelf(site) if name.endswith(".dump")]
-    assert shelf(site) == sorted([*names, *(f"{name}.json" for name in names)])
+    names = [name for name in shelf(env) if name.endswith(".dump")]
+    assert shelf(env) == sorted([*names, *(f"{name}.json" for name in names)])
     return names
 
 
-def content(site: Site, name: str) -> bytes:
-    return (site.remote.local / "pgdump" / name).read_bytes()
+def content(env: Environment, name: str) -> bytes:
+    return (env.remote.local / "pgdump" / name).read_bytes()
 
 
-def record(site: Site, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(content(site, f"{name}.json"))
+def record(env: Environment, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(content(env, f"{name}.json"))
     return found
 
 
-def settings(site: Site) -> Settings:
-    return load(Settings, file=site.config, environ={})
+def settings(env: Environment) -> Settings:
+    return load(Settings, file=env.config, environ={})
 
 
-def make(site: Site, *, force: bool = False) -> list[str]:
+def make(env: Environment, *, force: bool = False) -> list[str]:
     """A dump as the command makes it, without starting Python; the names of its events."""
     said: list[str] = []
-    job.dump(settings(site), lambda event: said.append(event.kind), force=force)
+    job.dump(settings(env), lambda event: said.append(event.kind), force=force)
     return said
 
 
@@ -76,7 +76,7 @@ def fake(directory: Path, name: str, script: str) -> None:
     (directory / name).chmod(0o755)
 
 
-def stand_in(site: Site, postgres: Postgres, tmp_path: Path, script: str) -> Path:
+def stand_in(env: Environment, postgres: Postgres, tmp_path: Path, script: str) -> Path:
     """A pg_dump of the right version that does what script says ($real is the real one)."""
     directory, real = tmp_path / "bin", postgres.programs
     fake(
@@ -85,14 +85,14 @@ def stand_in(site: Site, postgres: Postgres, tmp_path: Path, script: str) -> Pat
         f'real={real}/pg_dump\n[ "$1" != --version ] || exec "$real" --version\n{script}',
     )
     fake(directory, "pg_restore", f'exec {real}/pg_restore "$@"')
-    site.write_config(dump={"bin": str(directory)})
+    env.write_config(dump={"bin": str(directory)})
     return directory
 
 
 # --- what a dump is -------------------------------------------------------------------------------
 
 
-def test_a_run_dumps_the_catalog_before_it_sends(dumping: Site, postgres: Postgres) -> None:
+def test_a_run_dumps_the_catalog_before_it_sends(dumping: Environment, postgres: Postgres) -> None:
     blobids = dumping.fill(20)
     done = dumping.run("run")
     assert done.returncode == 0, done.stdout
@@ -122,14 +122,16 @@ def test_a_run_dumps_the_catalog_before_it_sends(dumping: Site, postgres: Postgr
 
 @pytest.mark.docker
 @pytest.mark.parametrize("account", ["csh", "fishy", "noisy"])
-def test_a_dump_goes_through_odd_accounts(dumping: Site, remote: Sshd, account: str) -> None:
+def test_a_dump_goes_through_odd_accounts(dumping: Environment, remote: Sshd, account: str) -> None:
     dumping.through(remote.as_user(account))
     done = dumping.run("dump")
     assert done.returncode == 0, done.stderr
     assert len(dumps(dumping)) == 1
 
 
-def test_the_password_is_in_no_argument(dumping: Site, postgres: Postgres, tmp_path: Path) -> None:
+def test_the_password_is_in_no_argument(
+    dumping: Environment, postgres: Postgres, tmp_path: Path
+) -> None:
     seen = tmp_path / "seen"
     script = f'printf "%s\\n" "$@" "in environment: $PGPASSWORD" >{seen}; exec "$real" "$@"'
     stand_in(dumping, postgres, tmp_path, script)
@@ -144,7 +146,7 @@ def test_the_password_is_in_no_argument(dumping: Site, postgres: Postgres, tmp_p
 # --- when one is made, and which stay -------------------------------------------------------------
 
 
-def test_no_dump_is_made_while_nothing_changes(dumping: Site) -> None:
+def test_no_dump_is_made_while_nothing_changes(dumping: Environment) -> None:
     dumping.fill(5)
     assert dumping.run("dump").returncode == 0
     again = dumping.run("dump")
@@ -155,7 +157,7 @@ def test_no_dump_is_made_while_nothing_changes(dumping: Site) -> None:
     assert len(dumps(dumping)) == 2
 
 
-def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Site) -> None:
+def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Environment) -> None:
     blobids = dumping.fill(5)
     for _ in range(2):
         assert dumping.run("run").returncode == 0
@@ -168,7 +170,7 @@ def test_a_run_that_has_nothing_to_send_dumps_what_others_changed(dumping: Site)
 
 
 @pytest.mark.long
-def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
+def test_dumps_past_retention_are_removed_and_no_others(dumping: Environment) -> None:
     dumping.write_config(dump={"keep_last": 2, "keep_daily": 0, "keep_weekly": 0})
     assert make(dumping) == MADE
     place = dumping.remote.local / "pgdump"
@@ -191,7 +193,7 @@ def test_dumps_past_retention_are_removed_and_no_others(dumping: Site) -> None:
 
 @pytest.mark.parametrize("strategy", ["auto", "tar"])  # By the receiver, and by the shell.
 def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
-    dumping: Site, empty: str, strategy: str
+    dumping: Environment, empty: str, strategy: str
 ) -> None:
     """One that was made while the clock was ahead is neither what comes back nor what stays."""
     dumping.write_config(
@@ -222,7 +224,7 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     assert ahead not in dumps(dumping)
 
 
-def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Site) -> None:
+def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Environment) -> None:
     dumping.fill(1)
     assert dumping.run("run", "--skip-pgdump").returncode == 0
     (dumping.remote.local / "by-hash").rename(dumping.remote.local / "elsewhere")
@@ -232,7 +234,7 @@ def test_a_remote_whose_disk_is_away_gets_no_dump(dumping: Site) -> None:
     assert shelf(dumping) == []
 
 
-def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Site) -> None:
+def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Environment) -> None:
     assert make(dumping) == MADE
     (first,) = dumps(dumping)
     os.truncate(dumping.remote.local / "pgdump" / first, 100)
@@ -245,7 +247,7 @@ def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Site) -> None:
 
 
 @pytest.fixture
-def empty(dumping: Site, postgres: Postgres) -> Iterator[str]:
+def empty(dumping: Environment, postgres: Postgres) -> Iterator[str]:
     """The connection string of an empty database, which catalog.url names from now on."""
     name = "back"
     postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -258,14 +260,14 @@ def rows_of(url: str) -> list[tuple[Any, ...]]:
         return conn.execute("select * from blobs order by blobid").fetchall()
 
 
-def damage(site: Site, name: str) -> None:
-    data = content(site, name)
+def damage(env: Environment, name: str) -> None:
+    data = content(env, name)
     begin, end = len(data) // 3, len(data) // 2
     broken = data[:begin] + bytes(255 - byte for byte in data[begin:end]) + data[end:]
-    (site.remote.local / "pgdump" / name).write_bytes(broken)
+    (env.remote.local / "pgdump" / name).write_bytes(broken)
 
 
-def test_the_catalog_comes_back_row_by_row(dumping: Site, empty: str) -> None:
+def test_the_catalog_comes_back_row_by_row(dumping: Environment, empty: str) -> None:
     dumping.fill(300)
     assert dumping.run("run").returncode == 0
     assert dumping.run("dump", "--force").returncode == 0
@@ -282,7 +284,7 @@ def test_the_catalog_comes_back_row_by_row(dumping: Site, empty: str) -> None:
 
 
 def test_owners_and_grants_come_back_as_sql(
-    dumping: Site, empty: str, role: Callable[[], str]
+    dumping: Environment, empty: str, role: Callable[[], str]
 ) -> None:
     owner, reader = role(), role()
     dumping.query(f"alter table blobs owner to {owner}")
@@ -309,7 +311,7 @@ def test_owners_and_grants_come_back_as_sql(
 
 
 def test_the_beginning_of_a_large_dump_is_enough_to_check_it_and_to_tell_of_owners(
-    dumping: Site, empty: str, role: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    dumping: Environment, empty: str, role: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = role()
     dumping.query(
@@ -324,7 +326,9 @@ def test_the_beginning_of_a_large_dump_is_enough_to_check_it_and_to_tell_of_owne
     assert found.rights == (f"ALTER TABLE public.of_others OWNER TO {name};",)
 
 
-def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(dumping: Site, empty: str) -> None:
+def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
+    dumping: Environment, empty: str
+) -> None:
     """The dump is so large that pg_restore sees the damage long before its end."""
     dumping.query(
         "insert into blobs (blobid) select encode(sha256(n::text::bytea), 'hex')"
@@ -344,7 +348,7 @@ def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(dumping: Site, em
     assert rows_of(empty) == rows_of(dumping.url)
 
 
-def test_without_a_good_dump_the_database_stays_empty(dumping: Site, empty: str) -> None:
+def test_without_a_good_dump_the_database_stays_empty(dumping: Environment, empty: str) -> None:
     dumping.fill(50)
     assert dumping.run("dump").returncode == 0
     damage(dumping, *dumps(dumping))
@@ -358,7 +362,7 @@ def test_without_a_good_dump_the_database_stays_empty(dumping: Site, empty: str)
         assert conn.execute("select to_regclass('blobs')").fetchone() == (None,)
 
 
-def test_a_database_that_is_not_empty_is_left_as_it_is(dumping: Site) -> None:
+def test_a_database_that_is_not_empty_is_left_as_it_is(dumping: Environment) -> None:
     dumping.fill(5)
     assert dumping.run("dump").returncode == 0
     before = rows_of(dumping.url)
@@ -368,7 +372,7 @@ def test_a_database_that_is_not_empty_is_left_as_it_is(dumping: Site) -> None:
     assert rows_of(dumping.url) == before
 
 
-def test_check_says_which_pg_dump_it_will_be(dumping: Site, postgres: Postgres) -> None:
+def test_check_says_which_pg_dump_it_will_be(dumping: Environment, postgres: Postgres) -> None:
     dumping.fill(1)
     done = dumping.run("check")
     assert done.returncode == 0, done.stdout
@@ -376,35 +380,37 @@ def test_check_says_which_pg_dump_it_will_be(dumping: Site, postgres: Postgres) 
     assert list(dumping.remote.local.iterdir()) == []
 
 
-def no_programs(site: Site, _: Callable[[], str]) -> str:
-    site.write_config(dump={"bin": str(site.root)})
+def no_programs(env: Environment, _: Callable[[], str]) -> str:
+    env.write_config(dump={"bin": str(env.root)})
     return "pg_dump and pg_restore are not installed"
 
 
-def no_privilege(site: Site, role: Callable[[], str]) -> str:
+def no_privilege(env: Environment, role: Callable[[], str]) -> str:
     name = role()
-    site.query("create table of_others (name text)")
-    site.query(f"grant select, insert, update on blobs to {name}")
-    site.query(f"grant usage on schema ntt_backup to {name}")
-    site.query(f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}")
-    site.write_config(catalog={"url": psycopg.conninfo.make_conninfo(site.url, user=name)})
+    env.query("create table of_others (name text)")
+    env.query(f"grant select, insert, update on blobs to {name}")
+    env.query(f"grant usage on schema ntt_backup to {name}")
+    env.query(f"grant select, insert, update, delete on all tables in schema ntt_backup to {name}")
+    env.write_config(catalog={"url": psycopg.conninfo.make_conninfo(env.url, user=name)})
     return f'public.of_others.*\n.*grant pg_read_all_data to "{name}"'
 
 
-def no_room(site: Site, _: Callable[[], str]) -> str:
-    (site.remote.local / "pgdump").touch()
+def no_room(env: Environment, _: Callable[[], str]) -> str:
+    (env.remote.local / "pgdump").touch()
     return "pgdump"
 
 
-def no_password_in_secret(site: Site, _: Callable[[], str]) -> str:
-    url = psycopg.conninfo.make_conninfo(site.url, sslpassword="x")
-    site.write_config(catalog={"url": url})
+def no_password_in_secret(env: Environment, _: Callable[[], str]) -> str:
+    url = psycopg.conninfo.make_conninfo(env.url, sslpassword="x")
+    env.write_config(catalog={"url": url})
     return "sslpassword"
 
 
 @pytest.mark.parametrize("broken", [no_programs, no_privilege, no_room, no_password_in_secret])
 def test_check_fails_where_the_catalog_cannot_be_dumped(
-    dumping: Site, role: Callable[[], str], broken: Callable[[Site, Callable[[], str]], str]
+    dumping: Environment,
+    role: Callable[[], str],
+    broken: Callable[[Environment, Callable[[], str]], str],
 ) -> None:
     dumping.fill(1)
     said = broken(dumping, role)
@@ -417,28 +423,28 @@ def test_check_fails_where_the_catalog_cannot_be_dumped(
     assert shelf_or_file(dumping) == before
 
 
-def shelf_or_file(site: Site) -> list[str]:
+def shelf_or_file(env: Environment) -> list[str]:
     """All that stands at the remote beside by-hash."""
-    return sorted(str(path) for path in site.remote.local.glob("[!b]*/**"))
+    return sorted(str(path) for path in env.remote.local.glob("[!b]*/**"))
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-def failure(site: Site) -> dict[str, Any]:
+def failure(env: Environment) -> dict[str, Any]:
     """The one failed dump of a run that did everything else; also in `status`."""
-    done = site.run("run")
+    done = env.run("run")
     assert done.returncode == 7, done.stdout
-    assert site.on_remote() == site.in_store()
-    assert site.events("run_stop")[-1]["outcome"] == "dump_failed"
-    assert [name for name in shelf(site) if not name.startswith("20")] == []
-    assert site.status()["dumps"][-1]["error"]
-    (event,) = site.events("dump_failed")
+    assert env.on_remote() == env.in_store()
+    assert env.events("run_stop")[-1]["outcome"] == "dump_failed"
+    assert [name for name in shelf(env) if not name.startswith("20")] == []
+    assert env.status()["dumps"][-1]["error"]
+    (event,) = env.events("dump_failed")
     return event
 
 
 def test_a_pg_dump_that_fails_stops_no_blob(
-    dumping: Site, postgres: Postgres, tmp_path: Path
+    dumping: Environment, postgres: Postgres, tmp_path: Path
 ) -> None:
     dumping.fill(10)
     # Nobody is told of the status of a child whose end is ignored, which is inherited.
@@ -458,7 +464,7 @@ def test_a_pg_dump_that_fails_stops_no_blob(
     ],
 )
 def test_a_dump_that_is_not_whole_gets_no_name(
-    dumping: Site, postgres: Postgres, tmp_path: Path, script: str, message: str
+    dumping: Environment, postgres: Postgres, tmp_path: Path, script: str, message: str
 ) -> None:
     dumping.fill(1)
     stand_in(dumping, postgres, tmp_path, script)
@@ -470,7 +476,7 @@ def test_a_dump_that_is_not_whole_gets_no_name(
 
 @pytest.mark.long
 def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
-    dumping: Site, tmp_path: Path, postgres: Postgres
+    dumping: Environment, tmp_path: Path, postgres: Postgres
 ) -> None:
     dumping.fill(3)
     good = dumping.settings["dump"].pop("bin")
@@ -503,7 +509,9 @@ def test_without_pg_dump_a_run_warns_until_somebody_relies_on_dumps(
 
 
 @pytest.mark.parametrize("strategy", ["auto", "tar"])
-def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd, strategy: str) -> None:
+def test_a_full_remote_keeps_no_half_dump(
+    dumping: Environment, remote: Sshd, strategy: str
+) -> None:
     full = remote.full_directory()
     dumping.write_config(remote={"path": full.path}, run={"strategy": strategy})
     dumping.remote = full
@@ -527,7 +535,7 @@ def test_a_full_remote_keeps_no_half_dump(dumping: Site, remote: Sshd, strategy:
     ],
 )
 def test_a_dump_that_is_stopped_leaves_nothing_there(
-    dumping: Site,
+    dumping: Environment,
     postgres: Postgres,
     tmp_path: Path,
     command: str,
@@ -562,7 +570,7 @@ def test_a_dump_that_is_stopped_leaves_nothing_there(
 
 
 def test_the_death_of_the_process_that_dumps_stops_no_blob(
-    dumping: Site, postgres: Postgres, tmp_path: Path
+    dumping: Environment, postgres: Postgres, tmp_path: Path
 ) -> None:
     dumping.fill(10)
     going = tmp_path / "going"
@@ -579,7 +587,7 @@ def test_the_death_of_the_process_that_dumps_stops_no_blob(
     assert dumping.on_remote() == dumping.in_store()
 
 
-def test_a_watching_run_dumps_now_and_then(dumping: Site) -> None:
+def test_a_watching_run_dumps_now_and_then(dumping: Environment) -> None:
     dumping.fill(1)
     dumping.write_config(dump={"interval": 1}, run={"poll_interval": 0.2})
     with dumping.running("run", "--watch") as run:
@@ -592,7 +600,7 @@ def test_a_watching_run_dumps_now_and_then(dumping: Site) -> None:
     assert dumping.events("dump_failed") == []
 
 
-def test_dump_needs_no_source_settings(dumping: Site) -> None:
+def test_dump_needs_no_source_settings(dumping: Environment) -> None:
     """`dump` runs where the store is not."""
     del dumping.settings["source"]
     dumping.write_config()

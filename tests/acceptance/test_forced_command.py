@@ -20,7 +20,7 @@ from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
 from ntt_backup.cli.install_receiver import RECEIVER, key_line
 from ntt_backup.config import RemoteSettings
-from tests.environment import Site
+from tests.environment import Environment
 from tests.hashing import receiver_on
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
@@ -50,13 +50,13 @@ def allowed() -> str:
 
 @pytest.fixture
 def forced(
-    site: Site, remote: Sshd, tmp_path: Path, checking: str, required: bool, allowed: str
+    env: Environment, remote: Sshd, tmp_path: Path, checking: str, required: bool, allowed: str
 ) -> Iterator[list[str]]:
-    """The site's only key is one that the receiver stands behind; an ssh that uses it."""
+    """The environment's only key is one that the receiver stands behind; an ssh that uses it."""
     identity = tmp_path / "id_forced"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "forced", "-f", str(identity)]
     subprocess.run(argv, check=True)
-    line = key_line(RemoteSettings(host="x", path=site.remote.path, identity_file=identity))
+    line = key_line(RemoteSettings(host="x", path=env.remote.path, identity_file=identity))
     if checking == "none" and not required:
         line = line.replace(" --require blake3", "")
     line = line.replace("put,list,verify,dump", allowed)
@@ -67,65 +67,65 @@ def forced(
     config.write_text(
         remote.ssh_config.read_text().replace(str(remote.identity_file), str(identity))
     )
-    site.write_config(remote={"ssh_config": str(config)}, run={"strategy": "auto"})
+    env.write_config(remote={"ssh_config": str(config)}, run={"strategy": "auto"})
     yield ["ssh", "-F", str(config), "-oBatchMode=yes"]
     authorized.write_text(before)
 
 
-def client(site: Site, forced: list[str]) -> RemoteReceiver:
+def client(env: Environment, forced: list[str]) -> RemoteReceiver:
     """A client that can say anything to what the key leads to."""
-    return RemoteReceiver(site.remote.local, command=[*forced, "-T", ALIAS, "a command"])
+    return RemoteReceiver(env.remote.local, command=[*forced, "-T", ALIAS, "a command"])
 
 
 @pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
 def test_a_run_goes_through_the_forced_command(
-    site: Site, forced: list[str], checking: str
+    env: Environment, forced: list[str], checking: str
 ) -> None:
-    site.fill(100)
-    site.fill(1, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
+    env.fill(100)
+    env.fill(1, seed=2, size=lambda chance: 3 * MIB + chance.randrange(1000))
 
-    check = site.run("check")
+    check = env.run("check")
     assert check.returncode == 0, check.stdout
     assert "receiver" in check.stdout
     says = "by SHA-256 (no BLAKE3" if checking == "none" else "by BLAKE3 (b3sum)"
     assert f"checks {says}" in check.stdout
-    done = site.run("run")
+    done = env.run("run")
 
     assert done.returncode == 0, done.stdout
-    assert {line["strategy"] for line in site.events("worker_start")} == {"stream"}
-    assert site.failures() == {}
-    site.assert_complete()
+    assert {line["strategy"] for line in env.events("worker_start")} == {"stream"}
+    assert env.failures() == {}
+    env.assert_complete()
 
 
 @pytest.mark.parametrize("allowed", ["put,list,dump,get"])
 def test_dumps_go_through_the_forced_command_and_come_back(
-    site: Site, forced: list[str], postgres: Postgres, allowed: str
+    env: Environment, forced: list[str], postgres: Postgres, allowed: str
 ) -> None:
     """What is past retention stays for a while: the key must not be able to end all dumps."""
-    site.fill(20)
-    site.write_config(
+    env.fill(20)
+    env.write_config(
         run={"skip_pgdump": False},
         dump={"bin": str(postgres.programs), "keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
     )
-    check = site.run("check")
+    check = env.run("check")
     assert check.returncode == 0, check.stdout
     assert re.search(rf"^ok +dump +{postgres.programs}/pg_dump, ", check.stdout, re.MULTILINE)
-    done = site.run("run")
+    done = env.run("run")
     assert done.returncode == 0, done.stdout
     for _ in range(3):
-        assert site.run("dump", "--force").returncode == 0
-    (event,) = site.events("dump_complete")
-    (said,) = site.status()["dumps"]
+        assert env.run("dump", "--force").returncode == 0
+    (event,) = env.events("dump_complete")
+    (said,) = env.status()["dumps"]
     assert said["error"] == ""
-    names = sorted(path.name for path in (site.remote.local / "pgdump").glob("*.dump"))
+    names = sorted(path.name for path in (env.remote.local / "pgdump").glob("*.dump"))
     assert len(names) == 3  # The first of the day, and the newest two.
     assert names[0] == event["name"]
 
-    live, empty = site.url, postgres.url("recalled")
+    live, empty = env.url, postgres.url("recalled")
     postgres.execute(sql.SQL("create database recalled").format())
     try:
-        site.write_config(catalog={"url": empty})
-        done = site.run("restore", "--catalog")
+        env.write_config(catalog={"url": empty})
+        done = env.run("restore", "--catalog")
         assert done.returncode == 0, done.stderr
         with psycopg.connect(empty) as conn, psycopg.connect(live) as before:
             rows = "select blobid, remote_copied from blobs order by 1"
@@ -136,42 +136,42 @@ def test_dumps_go_through_the_forced_command_and_come_back(
 
 @pytest.mark.parametrize("allowed", ["put,list,verify"])
 def test_check_says_that_no_dump_goes_through_the_forced_command(
-    site: Site, forced: list[str], postgres: Postgres, allowed: str
+    env: Environment, forced: list[str], postgres: Postgres, allowed: str
 ) -> None:
     """A warning until somebody relies on dumps, then a failure: as the run ends, so does check."""
-    site.fill(1)
-    site.write_config(run={"skip_pgdump": False})
-    site.environ = {"PATH": f"{postgres.programs}:{os.environ['PATH']}"}
-    check = site.run("check")
+    env.fill(1)
+    env.write_config(run={"skip_pgdump": False})
+    env.environ = {"PATH": f"{postgres.programs}:{os.environ['PATH']}"}
+    check = env.run("check")
     assert check.returncode == 0, check.stdout
     assert re.search(
         r"^warning +dump .*forced command.*add dump to --allow.*skip_pgdump", check.stdout, re.M
     )
 
-    with connect(site.url, "test") as conn:
+    with connect(env.url, "test") as conn:
         now = datetime.now(UTC)
         dump_history.record_dump(conn, "remote", now, name="x.dump", bytes=1, sha256="", error="")
 
-    check = site.run("check")
+    check = env.run("check")
     assert check.returncode == 7, check.stdout
     assert re.search(r"^FAILED +dump .*forced command", check.stdout, re.MULTILINE)
-    done = site.run("run")
+    done = env.run("run")
     assert done.returncode == 7, done.stdout
 
 
 @pytest.mark.parametrize("required", [True])
 def test_a_line_that_requires_blake3_says_what_to_install(
-    site: Site, forced: list[str], required: bool
+    env: Environment, forced: list[str], required: bool
 ) -> None:
-    site.fill(3)
-    done = site.run("run")
+    env.fill(3)
+    done = env.run("run")
     assert done.returncode == 5, done.stdout
     assert "apt-get install b3sum" in done.stdout
-    assert site.copied() == set()
-    assert list(site.remote.local.iterdir()) == []
+    assert env.copied() == set()
+    assert list(env.remote.local.iterdir()) == []
 
 
-def test_whatever_is_asked_for_the_receiver_runs(site: Site, forced: list[str]) -> None:
+def test_whatever_is_asked_for_the_receiver_runs(env: Environment, forced: list[str]) -> None:
     for command in (
         "touch {root}/was-here",
         "scp -t {root}/was-here",
@@ -179,14 +179,14 @@ def test_whatever_is_asked_for_the_receiver_runs(site: Site, forced: list[str]) 
         "$(touch {root}/was-here)",
         "",
     ):
-        asked = command.format(root=site.remote.path)
+        asked = command.format(root=env.remote.path)
         done = subprocess.run([*forced, "-T", ALIAS, asked], input=b"", capture_output=True)
         assert done.stdout.startswith(b"\nNTT-RECEIVE 1 ")
         assert b" allow=put,list,verify,dump " in done.stdout
-    assert list(site.remote.local.iterdir()) == []
+    assert list(env.remote.local.iterdir()) == []
 
 
-def test_no_other_service_is_to_be_had(site: Site, forced: list[str]) -> None:
+def test_no_other_service_is_to_be_had(env: Environment, forced: list[str]) -> None:
     for asked in ("-s HOST sftp", "-W 127.0.0.1:22 HOST", "-N -R 0:h:1 HOST"):
         done = subprocess.run(
             [*forced, "-oExitOnForwardFailure=yes", *asked.replace("HOST", ALIAS).split()],
@@ -196,54 +196,54 @@ def test_no_other_service_is_to_be_had(site: Site, forced: list[str]) -> None:
         )
         assert done.returncode != 0
         assert not done.stdout or b"NTT-RECEIVE" in done.stdout
-    assert list(site.remote.local.iterdir()) == []
+    assert list(env.remote.local.iterdir()) == []
 
 
 @pytest.mark.parametrize("checking", ["b3sum", "none"], indirect=True)
 def test_wrong_content_under_a_new_name_is_mended_by_whoever_may(
-    site: Site, forced: list[str], remote: Sshd, checking: str
+    env: Environment, forced: list[str], remote: Sshd, checking: str
 ) -> None:
     """Without BLAKE3 there the receiver cannot know; a run with replace in its --allow can."""
-    good = site.put(b"good content")
-    with client(site, forced) as far:
-        far.hello(root=site.remote.path)
+    good = env.put(b"good content")
+    with client(env, forced) as far:
+        far.hello(root=env.remote.path)
         far.write(far.batch(1, [b"evil content"], digests=[digest_of(b"good content")]))
         stored = far.receipt().stored
         assert far.banner["check"] == checking
         assert far.bye() == 0
     assert stored == (checking == "none")
     if stored:
-        done = site.run("run")
+        done = env.run("run")
         assert done.returncode == 7, done.stdout
-        assert site.failures() == {good: "remote-rejected"}
-        assert site.copied() == set()
-        site.through(remote)
-        assert site.run("requeue").returncode == 0
-    assert site.run("run").returncode == 0
-    assert place_of(site.remote.local, bytes.fromhex(good)).read_bytes() == b"good content"
+        assert env.failures() == {good: "remote-rejected"}
+        assert env.copied() == set()
+        env.through(remote)
+        assert env.run("requeue").returncode == 0
+    assert env.run("run").returncode == 0
+    assert place_of(env.remote.local, bytes.fromhex(good)).read_bytes() == b"good content"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("checking", ["blake3", "b3sum"], indirect=True)
 def test_the_forced_command_lists_and_hashes_and_sends_no_blob(
-    site: Site, forced: list[str], remote: Sshd
+    env: Environment, forced: list[str], remote: Sshd
 ) -> None:
-    blobids = site.fill(30, size=lambda chance: chance.randrange(1, 5000))
-    assert site.run("run").returncode == 0
-    lost = place_of(site.remote.local, bytes.fromhex(blobids[0]))
+    blobids = env.fill(30, size=lambda chance: chance.randrange(1, 5000))
+    assert env.run("run").returncode == 0
+    lost = place_of(env.remote.local, bytes.fromhex(blobids[0]))
     lost.write_bytes(b"rotten")
 
-    assert site.run("reconcile").returncode == 7
-    done = site.run("verify")
+    assert env.run("reconcile").returncode == 7
+    done = env.run("verify")
     assert done.returncode == 7, done.stderr
     assert f"{blobids[0]} remote-corrupt" in done.stdout
-    assert site.run("run").returncode == 0
-    assert site.run("verify").returncode == 0
-    site.assert_complete()
+    assert env.run("run").returncode == 0
+    assert env.run("verify").returncode == 0
+    env.assert_complete()
 
-    for command in (["verify", "--download"], ["restore", "--to", str(site.root / "back")]):
-        refused = site.run(*command)
+    for command in (["verify", "--download"], ["restore", "--to", str(env.root / "back")]):
+        refused = env.run(*command)
         assert refused.returncode == 5, refused.stderr
         assert "may not get" in refused.stderr
         assert "--allow" in refused.stderr
-    assert not (site.root / "back").exists()
+    assert not (env.root / "back").exists()

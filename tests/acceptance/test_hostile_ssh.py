@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Site
+from tests.environment import Environment
 from tests.sshd import Sshd
 
 HOSTILE = """
@@ -41,63 +41,65 @@ Host *
 """
 
 
-def refused(site: Site, code: int, *words: str) -> None:
+def refused(env: Environment, code: int, *words: str) -> None:
     """The run ends with the code, says once what is wrong and what to do, and changes nothing."""
-    site.fill(20)
-    done = site.run("run", "--once")
+    env.fill(20)
+    done = env.run("run", "--once")
     assert done.returncode == code, done.stdout + done.stderr
     errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, done.stdout + done.stderr
     assert [word for word in words if word not in errors[0]] == []
     assert done.stderr == ""
-    (error,) = site.events("error")
+    (error,) = env.events("error")
     assert error["hint"]
     assert error["hint"] in errors[0]
-    assert error["exit_code"] == site.events("run_stop")[-1]["exit_code"] == code
-    assert site.events("outage") == []
-    assert site.copied() == set()
-    assert site.failures() == {}
-    if site.remote.local.is_dir():
-        assert list(site.remote.local.iterdir()) == []
+    assert error["exit_code"] == env.events("run_stop")[-1]["exit_code"] == code
+    assert env.events("outage") == []
+    assert env.copied() == set()
+    assert env.failures() == {}
+    if env.remote.local.is_dir():
+        assert list(env.remote.local.iterdir()) == []
 
 
-def test_a_configuration_made_for_people_changes_nothing(site: Site, remote: Sshd) -> None:
+def test_a_configuration_made_for_people_changes_nothing(env: Environment, remote: Sshd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = site.root / "ssh_config"
-        hostile = HOSTILE.format(root=site.root, taken=taken.getsockname()[1])
+        config = env.root / "ssh_config"
+        hostile = HOSTILE.format(root=env.root, taken=taken.getsockname()[1])
         config.write_text(remote.ssh_config.read_text() + hostile)
-        site.write_config(remote={"ssh_config": str(config)})
-        site.environ["DISPLAY"] = ":77"
-        site.fill(50)
+        env.write_config(remote={"ssh_config": str(config)})
+        env.environ["DISPLAY"] = ":77"
+        env.fill(50)
 
-        done = site.run("run", "--once")
+        done = env.run("run", "--once")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    site.assert_complete()
-    assert sum(event["wire_bytes"] for event in site.events("batch_complete")) > 0
-    left = {path.name for path in site.root.iterdir()}
+    env.assert_complete()
+    assert sum(event["wire_bytes"] for event in env.events("batch_complete")) > 0
+    left = {path.name for path in env.root.iterdir()}
     assert left == {"by-hash", "log", "lock", "backup-remote.toml", "ssh_config"}
 
 
 @pytest.mark.parametrize("user", ["fishy", "busy", "noisy"])
-def test_every_account_that_has_sh_and_tar_will_do(site: Site, remote: Sshd, user: str) -> None:
-    site.through(remote.as_user(user))
-    site.fill(50)
+def test_every_account_that_has_sh_and_tar_will_do(
+    env: Environment, remote: Sshd, user: str
+) -> None:
+    env.through(remote.as_user(user))
+    env.fill(50)
 
-    done = site.run("run", "--once")
+    done = env.run("run", "--once")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    site.assert_complete()
+    env.assert_complete()
 
 
-def test_the_remotes_umask_does_not_matter(site: Site, startup: Path) -> None:
+def test_the_remotes_umask_does_not_matter(env: Environment, startup: Path) -> None:
     startup.write_text("umask 077\n")
-    site.fill(50)
+    env.fill(50)
 
-    assert site.run("run", "--once").returncode == 0
+    assert env.run("run", "--once").returncode == 0
 
-    site.assert_complete()
-    top = site.remote.local / "by-hash"
+    env.assert_complete()
+    top = env.remote.local / "by-hash"
     modes = {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [top, *top.rglob("*")]}
     assert modes == {(True, 0o755), (False, 0o644)}
 
@@ -105,31 +107,31 @@ def test_the_remotes_umask_does_not_matter(site: Site, startup: Path) -> None:
 # --- not let in, or not found
 
 
-def wrong_host_key(site: Site) -> None:
-    other = site.root / "other_key"
+def wrong_host_key(env: Environment) -> None:
+    other = env.root / "other_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     kind, key, *_ = other.with_suffix(".pub").read_text().split()
-    known = site.root / "known_hosts"
-    known.write_text(f"[{site.sshd.host}]:{site.sshd.port} {kind} {key}\n")
-    site.write_config(remote={"known_hosts": str(known)})
+    known = env.root / "known_hosts"
+    known.write_text(f"[{env.sshd.host}]:{env.sshd.port} {kind} {key}\n")
+    env.write_config(remote={"known_hosts": str(known)})
 
 
-def wrong_user_key(site: Site) -> None:
-    other = site.root / "other_key"
+def wrong_user_key(env: Environment) -> None:
+    other = env.root / "other_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
-    change_ssh_config(site, str(site.sshd.identity_file), str(other))
+    change_ssh_config(env, str(env.sshd.identity_file), str(other))
 
 
-def bad_option(site: Site) -> None:
-    change_ssh_config(site, "    Port", "    NoSuchOption yes\n    Port")
+def bad_option(env: Environment) -> None:
+    change_ssh_config(env, "    Port", "    NoSuchOption yes\n    Port")
 
 
-def change_ssh_config(site: Site, old: str, new: str) -> None:
-    text = site.sshd.ssh_config.read_text()
+def change_ssh_config(env: Environment, old: str, new: str) -> None:
+    text = env.sshd.ssh_config.read_text()
     assert old in text
-    config = site.root / "ssh_config"
+    config = env.root / "ssh_config"
     config.write_text(text.replace(old, new))
-    site.write_config(remote={"ssh_config": str(config)})
+    env.write_config(remote={"ssh_config": str(config)})
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def change_ssh_config(site: Site, old: str, new: str) -> None:
     ],
 )
 def test_a_run_says_in_one_line_why_it_was_not_let_in(
-    site: Site, broken: Callable[[Site], None], code: int, word: str
+    env: Environment, broken: Callable[[Environment], None], code: int, word: str
 ) -> None:
-    broken(site)
-    refused(site, code, word)
+    broken(env)
+    refused(env, code, word)

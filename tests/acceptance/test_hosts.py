@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
@@ -38,14 +38,14 @@ _NET = f"10.232.{os.getpid() % 256}"
 
 
 def test_what_lost_hosts_have_claimed_is_free_within_a_minute(
-    site: Site, postgres: Postgres, tmp_path: Path
+    env: Environment, postgres: Postgres, tmp_path: Path
 ) -> None:
-    blobids = site.fill_slowly(1500, rate="300kB")
-    site.write_config(run={"workers": 1, "batch_size": _BATCH})
+    blobids = env.fill_slowly(1500, rate="300kB")
+    env.write_config(run={"workers": 1, "batch_size": _BATCH})
     with ExitStack() as stack:
         links = [stack.enter_context(_link(nth)) for nth, _ in enumerate(_NAMES)]
         _listen(postgres, stack)
-        hosts = {name: _host(site, name, nth) for nth, name in enumerate(_NAMES)}
+        hosts = {name: _host(env, name, nth) for nth, name in enumerate(_NAMES)}
         runs = {name: stack.enter_context(host.running("run")) for name, host in hosts.items()}
         for host in hosts.values():
             host.await_event("batch_complete", 2)
@@ -53,17 +53,17 @@ def test_what_lost_hosts_have_claimed_is_free_within_a_minute(
         _signal(hosts["stopped"], signal.SIGSTOP)
         _signal(hosts["killed"], signal.SIGKILL)
         lost = time.monotonic()
-        wait_until(lambda: _holders(site) <= {"healthy"}, "the ranges of the lost hosts")
+        wait_until(lambda: _holders(env) <= {"healthy"}, "the ranges of the lost hosts")
         assert time.monotonic() - lost < 60 + PATIENCE / 10
         assert runs["healthy"].wait(PATIENCE * 2) == 0, hosts["healthy"].output()
-        assert site.copied() == set(blobids)
+        assert env.copied() == set(blobids)
         _ip("link", "set", links[0], "up")
         _signal(hosts["stopped"], signal.SIGCONT)
         for name in ("cut-off", "stopped"):
             assert runs[name].wait(PATIENCE) == 0, hosts[name].output()
     told = [line["copied"] for one in hosts.values() for line in one.events("batch_complete")]
     assert len(blobids) - _UNDER_WAY <= sum(told) <= len(blobids) + 2 * _UNDER_WAY
-    site.assert_complete()
+    env.assert_complete()
 
 
 @contextmanager
@@ -95,10 +95,10 @@ def _listen(postgres: Postgres, stack: ExitStack) -> None:
     postgres.server.start(f"listen_addresses={addresses}", f"hba_file={rules}")
 
 
-def _host(site: Site, name: str, nth: int) -> Site:
+def _host(env: Environment, name: str, nth: int) -> Environment:
     """Returns another host: with a name and a network of its own, but for ssh."""
-    host = site.beside(name)
-    url = make_conninfo(site.url, host=f"{_NET}.{4 * nth + 1}")
+    host = env.beside(name)
+    url = make_conninfo(env.url, host=f"{_NET}.{4 * nth + 1}")
     host.write_config(catalog={"url": url})
     ssh = host.root / "bin" / "ssh"
     ssh.parent.mkdir()
@@ -111,14 +111,14 @@ def _host(site: Site, name: str, nth: int) -> Site:
     return host
 
 
-def _signal(host: Site, number: int) -> None:
+def _signal(host: Environment, number: int) -> None:
     for pid in host.processes():
         os.kill(pid, number)
 
 
-def _holders(site: Site) -> set[str]:
+def _holders(env: Environment) -> set[str]:
     """Returns the names of the hosts that hold ranges."""
-    rows = site.query(
+    rows = env.query(
         "select application_name from pg_locks join pg_stat_activity using (pid)"
         " where locktype = 'advisory'"
     )

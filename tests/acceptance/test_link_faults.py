@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 
@@ -19,42 +19,42 @@ MIDDLE = 1_200_000
 
 
 @pytest.fixture
-def slow(site: Site, link: Link) -> Site:
-    """A site with 1.5 MB to send over the link, which takes some seconds, in batches of 100 kB."""
-    site.through(site.sshd.through(link.port))
-    site.write_config(
+def slow(env: Environment, link: Link) -> Environment:
+    """1.5 MB to send over the link, which takes some seconds, in batches of 100 kB."""
+    env.through(env.sshd.through(link.port))
+    env.write_config(
         run={"batch_size": 10, "bwlimit": "1MB", "stall_timeout": 1, "attempts": 3},
         remote={"connect_timeout": 10, "alive_interval": 1, "alive_count": 1},
     )
-    site.fill(BLOBS, size=lambda chance: chance.randrange(20_000))
-    return site
+    env.fill(BLOBS, size=lambda chance: chance.randrange(20_000))
+    return env
 
 
-def noticed(site: Site) -> bool:
-    return bool(site.events("outage"))
+def noticed(env: Environment) -> bool:
+    return bool(env.events("outage"))
 
 
-def assert_made_good(site: Site, code: int | None) -> None:
+def assert_made_good(env: Environment, code: int | None) -> None:
     """All is there, nothing was failed, and the log says what was waited for and sent again."""
-    assert code == 0, site.output()
-    assert site.on_remote() == site.in_store()
-    assert len(site.copied()) == BLOBS
-    assert site.failures() == {}
-    assert {event["what"] for event in site.events("outage")} == {"remote"}
-    assert all(event["reason"] for event in site.events("outage") + site.events("batch_retry"))
-    (stop,) = site.events("run_stop")
+    assert code == 0, env.output()
+    assert env.on_remote() == env.in_store()
+    assert len(env.copied()) == BLOBS
+    assert env.failures() == {}
+    assert {event["what"] for event in env.events("outage")} == {"remote"}
+    assert all(event["reason"] for event in env.events("outage") + env.events("batch_retry"))
+    (stop,) = env.events("run_stop")
     assert (stop["copied"], stop["failed"], stop["outcome"]) == (BLOBS, 0, "done")
 
 
-def assert_tidy_after_next_run(site: Site) -> None:
+def assert_tidy_after_next_run(env: Environment) -> None:
     """What a dead session left on the remote lasts no longer than to the next session."""
-    site.put(b"one more")
-    assert site.run("run", "--once").returncode == 0
-    site.assert_complete()
+    env.put(b"one more")
+    assert env.run("run", "--once").returncode == 0
+    env.assert_complete()
 
 
 def test_a_run_completes_after_the_link_is_cut_in_the_middle_of_a_batch(
-    slow: Site, link: Link
+    slow: Environment, link: Link
 ) -> None:
     link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:
@@ -69,7 +69,7 @@ def test_a_run_completes_after_the_link_is_cut_in_the_middle_of_a_batch(
     assert_tidy_after_next_run(slow)
 
 
-def test_a_run_completes_after_the_link_stalled(slow: Site, link: Link) -> None:
+def test_a_run_completes_after_the_link_stalled(slow: Environment, link: Link) -> None:
     link.stall_after(MIDDLE)
     with slow.running("run", "--once") as run:
         wait_until(lambda: slow.events("batch_retry"), "the stall to be noticed")
@@ -79,7 +79,7 @@ def test_a_run_completes_after_the_link_stalled(slow: Site, link: Link) -> None:
     assert_made_good(slow, code)
 
 
-def test_a_single_run_ends_with_5_when_the_link_stays_away(slow: Site, link: Link) -> None:
+def test_a_single_run_ends_with_5_when_the_link_stays_away(slow: Environment, link: Link) -> None:
     slow.write_config(run={"outage_timeout": 0.5})
     link.cut_after(MIDDLE)
     with slow.running("run", "--once") as run:

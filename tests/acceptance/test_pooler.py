@@ -15,15 +15,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 
 _PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = pytest.mark.skipif(_PGBOUNCER is None, reason="there is no pgbouncer")
 
 
 @pytest.fixture
-def pooled(site: Site) -> Iterator[Callable[[str], str]]:
-    """Starts a PgBouncer of a pool_mode before the site's catalog; returns the URL to it."""
+def pooled(env: Environment) -> Iterator[Callable[[str], str]]:
+    """Starts a PgBouncer of a pool_mode before the environment's catalog; returns the URL to it."""
     with ExitStack() as stack:
 
         def start(mode: str) -> str:
@@ -33,7 +33,7 @@ def pooled(site: Site) -> Iterator[Callable[[str], str]]:
             users.write_text('"postgres" ""\n')
             config = home / "pgbouncer.ini"
             config.write_text(
-                f"[databases]\n* = host={conninfo_to_dict(site.url)['host']}\n"
+                f"[databases]\n* = host={conninfo_to_dict(env.url)['host']}\n"
                 f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
                 f"unix_socket_dir =\nauth_type = trust\nauth_file = {users}\n"
                 f"pool_mode = {mode}\n"
@@ -44,7 +44,7 @@ def pooled(site: Site) -> Iterator[Callable[[str], str]]:
                 argv[1:1] = ["--user", "nobody"]
             process = stack.enter_context(subprocess.Popen(argv))
             stack.callback(process.terminate)
-            url = make_conninfo(site.url, host="127.0.0.1", port=port)
+            url = make_conninfo(env.url, host="127.0.0.1", port=port)
             wait_until(lambda: _answers(url), "the pooler")
             return url
 
@@ -53,27 +53,27 @@ def pooled(site: Site) -> Iterator[Callable[[str], str]]:
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 def test_a_pooler_that_shares_sessions_is_refused(
-    site: Site, pooled: Callable[[str], str], mode: str
+    env: Environment, pooled: Callable[[str], str], mode: str
 ) -> None:
-    site.fill(3)
-    site.write_config(catalog={"url": pooled(mode)})
+    env.fill(3)
+    env.write_config(catalog={"url": pooled(mode)})
     for command in ("check", "run"):
-        result = site.run(command)
+        result = env.run(command)
         assert result.returncode == 2, result.stdout
         said = result.stdout + result.stderr
         assert "a pooler that shares sessions" in said
         assert "pool_mode = session" in said
-    assert site.copied() == set()
+    assert env.copied() == set()
 
 
 def test_a_pooler_that_gives_each_client_its_session_is_used(
-    site: Site, pooled: Callable[[str], str]
+    env: Environment, pooled: Callable[[str], str]
 ) -> None:
-    site.fill(3)
-    site.write_config(catalog={"url": pooled("session")})
-    result = site.run("run")
+    env.fill(3)
+    env.write_config(catalog={"url": pooled("session")})
+    result = env.run("run")
     assert result.returncode == 0, result.stderr
-    site.assert_complete()
+    env.assert_complete()
 
 
 def _free_port() -> int:

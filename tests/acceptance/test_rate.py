@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.link import Link
 
 RATE = 500_000
@@ -21,17 +21,17 @@ COUNTED = 3_000_000
     ("strategy", "workers", "even"), [("stream", 4, True), ("stream", 4, False), ("tar", 1, True)]
 )
 def test_the_limit_is_what_goes_over_the_link(
-    site: Site, link: Link, strategy: str, workers: int, even: bool
+    env: Environment, link: Link, strategy: str, workers: int, even: bool
 ) -> None:
     """In many small batches, and where only one of several workers has something to send."""
-    site.through(site.sshd.through(link.port))
+    env.through(env.sshd.through(link.port))
     run = {"strategy": strategy, "workers": workers, "batch_size": 20, "codec": "none"}
-    site.write_config(run={**run, "bwlimit": RATE})
+    env.write_config(run={**run, "bwlimit": RATE})
     if even:
-        site.fill(250, size=lambda chance: chance.randrange(40_000))
+        env.fill(250, size=lambda chance: chance.randrange(40_000))
     else:
-        site.put(random.Random(5).randbytes(BEFORE + 4_000_000))
-    with site.running("run"):
+        env.put(random.Random(5).randbytes(BEFORE + 4_000_000))
+    with env.running("run"):
         wait_until(lambda: link.sent >= BEFORE, "the work to begin")
         before, began = link.sent, time.monotonic()
         wait_until(lambda: link.sent >= before + COUNTED, "some megabytes more")

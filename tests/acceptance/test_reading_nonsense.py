@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Site
+from tests.environment import Environment
 from tests.lying_receiver import LYING_RECEIVER
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -18,24 +18,24 @@ HALF_AN_ANSWER = "say(names([(B, 1), (A, 1)]))"
 
 
 @pytest.fixture
-def lied_to(site: Site) -> Site:
+def lied_to(env: Environment) -> Environment:
     """A backup whose remote is, from now on, what `lie` makes of it."""
-    site.fill(20, size=lambda chance: chance.randrange(100, 1000))
-    site.query("update blobs set remote_copied = true")
-    return site
+    env.fill(20, size=lambda chance: chance.randrange(100, 1000))
+    env.query("update blobs set remote_copied = true")
+    return env
 
 
-def lie(site: Site, answer: str) -> Path:
+def lie(env: Environment, answer: str) -> Path:
     """Have every connection lead to a receiver that lies; the file that has a line for each."""
-    program, tools = site.root / "lying.py", site.root / "tools"
+    program, tools = env.root / "lying.py", env.root / "tools"
     program.write_text(LYING_RECEIVER.replace("{answer}", answer))
     tools.mkdir()
-    connections = site.root / "connections"
+    connections = env.root / "connections"
     (tools / "ssh").write_text(
         f"#!/bin/sh\necho >>{connections}\nPYTHONPATH={PROJECT} exec {sys.executable} {program}\n"
     )
     (tools / "ssh").chmod(0o755)
-    site.environ["PATH"] = f"{tools}:/usr/bin:/bin"
+    env.environ["PATH"] = f"{tools}:/usr/bin:/bin"
     return connections
 
 
@@ -49,7 +49,7 @@ def lie(site: Site, answer: str) -> Path:
     ],
 )
 def test_a_remote_that_answers_nonsense_is_not_asked_for_ever(
-    lied_to: Site, command: list[str], answer: str
+    lied_to: Environment, command: list[str], answer: str
 ) -> None:
     connections = lie(lied_to, answer)
     lied_to.write_config(run={"attempts": ATTEMPTS})

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.sshd import FULL_SIZE, RemoteDir, Sshd
 
 MIB = 1 << 20
 
 
-def store_at(site: Site, directory: RemoteDir) -> None:
-    site.remote = directory
-    site.write_config(remote={"path": directory.path})
+def store_at(env: Environment, directory: RemoteDir) -> None:
+    env.remote = directory
+    env.write_config(remote={"path": directory.path})
 
 
-def on_the_remote(site: Site, command: str) -> None:
+def on_the_remote(env: Environment, command: str) -> None:
     """Run a command as the remote's account, in the remote's directory."""
-    done = site.sshd.run(f"cd {site.remote.path} && {command}")
+    done = env.sshd.run(f"cd {env.remote.path} && {command}")
     assert done.returncode == 0, done.stderr
 
 
@@ -25,32 +25,34 @@ def on_the_remote(site: Site, command: str) -> None:
 
 
 @pytest.mark.docker
-def test_a_run_ends_with_6_when_the_remote_disk_is_read_only(site: Site, remote: Sshd) -> None:
-    store_at(site, remote.read_only_directory())
-    site.fill(20)
+def test_a_run_ends_with_6_when_the_remote_disk_is_read_only(
+    env: Environment, remote: Sshd
+) -> None:
+    store_at(env, remote.read_only_directory())
+    env.fill(20)
 
-    done = site.run("run", "--once")
+    done = env.run("run", "--once")
 
     assert done.returncode == 6, done.stdout
-    (error,) = site.events("error")
+    (error,) = env.events("error")
     assert "read-only" in f"{error['message']} {error['detail']}".lower()
     assert error["hint"]
-    assert (site.copied(), site.failures()) == (set(), {})
+    assert (env.copied(), env.failures()) == (set(), {})
 
 
 @pytest.mark.docker
-def test_check_and_run_end_with_6_when_by_hash_belongs_to_somebody_else(site: Site) -> None:
-    site.fill(20)
-    on_the_remote(site, "mkdir -m 555 by-hash")
+def test_check_and_run_end_with_6_when_by_hash_belongs_to_somebody_else(env: Environment) -> None:
+    env.fill(20)
+    on_the_remote(env, "mkdir -m 555 by-hash")
 
     for command in ("check", "run"):
-        done = site.run(command)
+        done = env.run(command)
         assert done.returncode == 6, done.stdout
         assert "may not write below remote.path" in done.stdout
         assert "by-hash" in done.stdout
-    assert (site.copied(), site.failures()) == (set(), {})
-    assert site.on_remote() == {}
-    assert site.litter() == []
+    assert (env.copied(), env.failures()) == (set(), {})
+    assert env.on_remote() == {}
+    assert env.litter() == []
 
 
 @pytest.mark.docker
@@ -60,10 +62,10 @@ def test_check_and_run_end_with_6_when_by_hash_belongs_to_somebody_else(site: Si
     ids=["in packs", "resumable"],
 )
 def test_a_run_ends_with_6_when_the_remote_disk_fills_up_and_completes_later(
-    site: Site, remote: Sshd, size: int, count: int, room: int
+    env: Environment, remote: Sshd, size: int, count: int, room: int
 ) -> None:
-    store_at(site, remote.full_directory())
-    site.write_config(
+    store_at(env, remote.full_directory())
+    env.write_config(
         run={
             "strategy": "stream",
             "codec": "none",
@@ -72,24 +74,24 @@ def test_a_run_ends_with_6_when_the_remote_disk_fills_up_and_completes_later(
             "batch_bytes": 2 * MIB,
         }
     )
-    on_the_remote(site, f"head -c {FULL_SIZE - room} /dev/zero >ballast")
-    site.fill(count, size=lambda _: size)
+    on_the_remote(env, f"head -c {FULL_SIZE - room} /dev/zero >ballast")
+    env.fill(count, size=lambda _: size)
     # The catalog does not tell the sizes: else the preflight would see it coming.
-    done = site.run("run")
+    done = env.run("run")
 
     assert done.returncode == 6, done.stdout
-    (error,) = site.events("error")
+    (error,) = env.events("error")
     assert error["message"] == "the remote is full"
     assert "ENOSPC" in error["detail"]
-    assert site.failures() == {}
-    site.assert_nothing_half()
-    wait_until(lambda: site.litter() == ["ballast"], "the receivers to clear up")
+    assert env.failures() == {}
+    env.assert_nothing_half()
+    wait_until(lambda: env.litter() == ["ballast"], "the receivers to clear up")
 
     if count * size < FULL_SIZE - 2 * MIB:
-        on_the_remote(site, "rm ballast")
-        assert site.run("run").returncode == 0
-        wait_until(lambda: site.litter() == [], "the last receivers to clear up")
-        site.assert_complete()
+        on_the_remote(env, "rm ballast")
+        assert env.run("run").returncode == 0
+        wait_until(lambda: env.litter() == [], "the last receivers to clear up")
+        env.assert_complete()
 
 
 # --- what is there already
@@ -97,23 +99,23 @@ def test_a_run_ends_with_6_when_the_remote_disk_fills_up_and_completes_later(
 
 @pytest.mark.long
 def test_a_disk_that_is_not_mounted_stops_the_run_and_nothing_is_written_below_it(
-    site: Site,
+    env: Environment,
 ) -> None:
-    site.fill(20)
-    assert site.run("check").returncode == 0
-    assert not (site.remote.local / "by-hash").exists()
-    assert site.run("run", "--once").returncode == 0
-    site.assert_complete()
-    site.fill(20)
+    env.fill(20)
+    assert env.run("check").returncode == 0
+    assert not (env.remote.local / "by-hash").exists()
+    assert env.run("run", "--once").returncode == 0
+    env.assert_complete()
+    env.fill(20)
 
-    on_the_remote(site, "mv by-hash ../elsewhere")
+    on_the_remote(env, "mv by-hash ../elsewhere")
     for command in (["check"], ["run", "--once"]):
-        done = site.run(*command)
+        done = env.run(*command)
         assert done.returncode == 5, done.stdout
         assert "remote.path is gone" in done.stdout + done.stderr
-        assert list(site.remote.local.iterdir()) == []
-    assert site.failures() == {}
+        assert list(env.remote.local.iterdir()) == []
+    assert env.failures() == {}
 
-    on_the_remote(site, "mv ../elsewhere by-hash")
-    assert site.run("run", "--once").returncode == 0
-    site.assert_complete()
+    on_the_remote(env, "mv ../elsewhere by-hash")
+    assert env.run("run", "--once").returncode == 0
+    env.assert_complete()

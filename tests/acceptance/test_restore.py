@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.files import tree
 from tests.link import Link
 from tests.patience import PATIENCE
@@ -20,42 +20,42 @@ from tests.patience import PATIENCE
 MIB = 1 << 20
 
 
-def restored(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
-    done = site.call("restore", "--to", str(site.root / "back"), "--json", *options)
+def restored(env: Environment, *options: str, code: int = 0) -> dict[str, Any]:
+    done = env.call("restore", "--to", str(env.root / "back"), "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def lose_everything_else(site: Site) -> None:
+def lose_everything_else(env: Environment) -> None:
     """The catalog does not answer, and the store is gone."""
-    site.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
-    site.store.rename(site.root / "lost")
+    env.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
+    env.store.rename(env.root / "lost")
 
 
-def test_everything_is_restored_from_the_remote_alone(site: Site) -> None:
-    site.fill(300)
-    site.fill(3, seed=5, size=lambda chance: 3 * MIB + chance.randrange(1000))
-    assert site.run("run").returncode == 0
-    before = site.in_store()
-    lose_everything_else(site)
+def test_everything_is_restored_from_the_remote_alone(env: Environment) -> None:
+    env.fill(300)
+    env.fill(3, seed=5, size=lambda chance: 3 * MIB + chance.randrange(1000))
+    assert env.run("run").returncode == 0
+    before = env.in_store()
+    lose_everything_else(env)
 
-    found = restored(site)
+    found = restored(env)
 
-    assert tree(site.root / "back") == before
+    assert tree(env.root / "back") == before
     assert (found["restored"], found["right"], found["wrong"]) == (len(before), 0, {})
     assert found["bytes"] == sum(map(len, before.values()))
-    again = restored(site)
+    again = restored(env)
     assert (again["restored"], again["right"], again["bytes"]) == (0, len(before), 0)
-    done = site.call("restore", str(site.root / "back"))  # The directory may stand by itself.
+    done = env.call("restore", str(env.root / "back"))  # The directory may stand by itself.
     assert "restored 0 blobs" in done.stdout
 
 
-def test_wrong_local_files_are_replaced_and_right_ones_kept(site: Site) -> None:
-    blobids = site.fill_both(300)
-    restored(site)
-    back = site.root / "back"
-    paths = [back / site.path(one).relative_to(site.store) for one in blobids]
+def test_wrong_local_files_are_replaced_and_right_ones_kept(env: Environment) -> None:
+    blobids = env.fill_both(300)
+    restored(env)
+    back = env.root / "back"
+    paths = [back / env.path(one).relative_to(env.store) for one in blobids]
     big = max(paths, key=lambda path: path.stat().st_size)
     kept = next(path for path in paths if path != big and path.stat().st_size)
     inode = kept.stat().st_ino
@@ -63,213 +63,215 @@ def test_wrong_local_files_are_replaced_and_right_ones_kept(site: Site) -> None:
     content[5] ^= 4
     big.write_bytes(content)
 
-    assert restored(site, "--trust-size")["restored"] == 0
-    assert restored(site)["restored"] == 1
+    assert restored(env, "--trust-size")["restored"] == 0
+    assert restored(env)["restored"] == 1
 
-    assert tree(back) == site.in_store()
+    assert tree(back) == env.in_store()
     assert kept.stat().st_ino == inode
 
 
 @pytest.mark.parametrize("size", [5 * MIB + 77, pytest.param(70 * MIB + 1, marks=pytest.mark.long)])
-def test_a_large_wrong_file_is_repaired_by_the_blocks_that_differ(site: Site, size: int) -> None:
-    (blobid,) = site.fill_both(1, size=lambda _: size)
-    restored(site)
-    back = site.root / "back"
-    path = back / site.path(blobid).relative_to(site.store)
+def test_a_large_wrong_file_is_repaired_by_the_blocks_that_differ(
+    env: Environment, size: int
+) -> None:
+    (blobid,) = env.fill_both(1, size=lambda _: size)
+    restored(env)
+    back = env.root / "back"
+    path = back / env.path(blobid).relative_to(env.store)
     content = bytearray(path.read_bytes())
     content[0] ^= 1
     content[3 * MIB + 5] ^= 1
     del content[-100:]
     for wrong in (bytes(content), path.read_bytes() + b"more than there should be" * MIB):
         path.write_bytes(wrong)
-        found = restored(site)
+        found = restored(env)
         assert (found["restored"], found["right"], found["wrong"]) == (1, 0, {})
         assert found["bytes"] <= 4 * 256 * 1024
-        assert tree(back) == site.in_store()
+        assert tree(back) == env.in_store()
 
     path.write_bytes(bytes(content))
-    rotten = bytearray(site.remote_path(blobid).read_bytes())
+    rotten = bytearray(env.remote_path(blobid).read_bytes())
     rotten[MIB] ^= 1
-    site.remote_path(blobid).write_bytes(rotten)
-    found = restored(site, code=7)
+    env.remote_path(blobid).write_bytes(rotten)
+    found = restored(env, code=7)
     assert found["wrong"] == {"remote-corrupt": 1}
     assert path.read_bytes() == content
-    site.remote_path(blobid).unlink()
-    found = restored(site, "--blobid", blobid, code=7)
+    env.remote_path(blobid).unlink()
+    found = restored(env, "--blobid", blobid, code=7)
     assert found["wrong"] == {"remote-missing": 1}
     assert path.read_bytes() == content
 
 
-def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(site: Site) -> None:
-    blobids = site.fill_both(300)
-    (large,) = site.fill_both(1, seed=2, size=lambda _: 3 * MIB)
-    rotten = next(one for one in blobids if site.remote_path(one).stat().st_size > 10)
+def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(env: Environment) -> None:
+    blobids = env.fill_both(300)
+    (large,) = env.fill_both(1, seed=2, size=lambda _: 3 * MIB)
+    rotten = next(one for one in blobids if env.remote_path(one).stat().st_size > 10)
     for blobid in (rotten, large):
-        content = bytearray(site.remote_path(blobid).read_bytes())
+        content = bytearray(env.remote_path(blobid).read_bytes())
         content[3] ^= 1
-        site.remote_path(blobid).write_bytes(content)
+        env.remote_path(blobid).write_bytes(content)
 
-    found = restored(site, code=7)
+    found = restored(env, code=7)
 
     assert {one["blobid"]: one["reason"] for one in found["failures"]} == {
         rotten: "remote-corrupt",
         large: "remote-corrupt",
     }
-    expected = site.in_store()
+    expected = env.in_store()
     for blobid in (rotten, large):
-        del expected[str(site.path(blobid).relative_to(site.store))]
-    assert tree(site.root / "back") == expected
-    done = site.call("restore", "--to", str(site.root / "back"))
+        del expected[str(env.path(blobid).relative_to(env.store))]
+    assert tree(env.root / "back") == expected
+    done = env.call("restore", "--to", str(env.root / "back"))
     assert done.returncode == 7
     assert f"{rotten} remote-corrupt" in done.stdout
 
 
-def test_a_prefix_a_list_or_single_blobs_can_be_restored(site: Site, tmp_path: Path) -> None:
-    blobids = site.fill_both(300)
+def test_a_prefix_a_list_or_single_blobs_can_be_restored(env: Environment, tmp_path: Path) -> None:
+    blobids = env.fill_both(300)
     prefix = blobids[0][:1]
-    names = {Path(one).name for one in tree(site.root)}
+    names = {Path(one).name for one in tree(env.root)}
     assert blobids[0] in names
-    restored(site, "--prefix", prefix)
-    back = site.root / "back"
+    restored(env, "--prefix", prefix)
+    back = env.root / "back"
     assert {Path(one).name for one in tree(back)} == {
         one for one in blobids if one.startswith(prefix)
     }
     chosen = blobids[-20:]
     listing = tmp_path / "names"
     listing.write_text("\n".join(chosen) + "\n\n")
-    restored(site, "--list", str(listing))
+    restored(env, "--list", str(listing))
     absent = "0" * 64
-    found = restored(site, "--blobid", blobids[100], "--blobid", absent, code=7)
+    found = restored(env, "--blobid", blobids[100], "--blobid", absent, code=7)
     assert found["wrong"] == {"remote-missing": 1}
     expected = {one for one in blobids if one.startswith(prefix)} | {*chosen, blobids[100]}
     assert {Path(one).name for one in tree(back)} == expected
     listing.write_text("not a blobid\n")
-    done = site.call("restore", "--to", str(back), "--list", str(listing))
+    done = env.call("restore", "--to", str(back), "--list", str(listing))
     assert done.returncode == 2
     assert "line 1" in done.stderr
 
 
 @pytest.mark.long
-def test_a_killed_restore_leaves_only_right_names_and_continues(site: Site) -> None:
-    site.fill_both(20, size=lambda chance: chance.randrange(1, 200_000))
-    site.fill_both(1, seed=2, size=lambda chance: 90 * MIB)
-    back = site.root / "back"
+def test_a_killed_restore_leaves_only_right_names_and_continues(env: Environment) -> None:
+    env.fill_both(20, size=lambda chance: chance.randrange(1, 200_000))
+    env.fill_both(1, seed=2, size=lambda chance: 90 * MIB)
+    back = env.root / "back"
     partial = back / ".ntt-restore" / "partial"
 
     def some_of_it() -> bool:
         return any(path.stat().st_size > 20 * MIB for path in partial.glob("*"))
 
-    with site.running("restore", "--to", str(back)) as process:
+    with env.running("restore", "--to", str(back)) as process:
         wait_until(some_of_it, "a part of the large blob")
         process.send_signal(signal.SIGKILL)
         process.wait()
-    expected = site.in_store()
+    expected = env.in_store()
     named = {name: data for name, data in tree(back).items() if not name.startswith(".")}
     assert named.items() <= expected.items()
     left = sum(path.stat().st_size for path in partial.glob("*"))
     assert left
 
-    found = restored(site)
+    found = restored(env)
 
     assert found["bytes"] <= sum(map(len, expected.values())) - left
     assert tree(back) == expected
 
 
-def test_a_wrong_partial_file_is_fetched_again(site: Site) -> None:
-    (blobid,) = site.fill_both(1, size=lambda _: 70 * MIB)
-    partial = site.root / "back" / ".ntt-restore" / "partial"
+def test_a_wrong_partial_file_is_fetched_again(env: Environment) -> None:
+    (blobid,) = env.fill_both(1, size=lambda _: 70 * MIB)
+    partial = env.root / "back" / ".ntt-restore" / "partial"
     partial.mkdir(parents=True)
     (partial / blobid).write_bytes(bytes(30 * MIB))
-    assert restored(site)["wrong"] == {}
-    assert tree(site.root / "back") == site.in_store()
+    assert restored(env)["wrong"] == {}
+    assert tree(env.root / "back") == env.in_store()
 
 
-def test_a_link_that_drops_is_waited_out(site: Site, link: Link) -> None:
-    site.fill_both(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
-    site.through(site.sshd.through(link.port))
+def test_a_link_that_drops_is_waited_out(env: Environment, link: Link) -> None:
+    env.fill_both(60, size=lambda chance: chance.randrange(100_000, 1_000_000))
+    env.through(env.sshd.through(link.port))
     link.throttle(3_000_000)
-    back = site.root / "back"
-    with site.running("restore", "--to", str(back), "--workers", "3") as process:
+    back = env.root / "back"
+    with env.running("restore", "--to", str(back), "--workers", "3") as process:
         link.drop_twice()
         link.throttle(None)
-        assert process.wait(PATIENCE) == 0, site.output()
-    assert "remote is away" in site.output()
-    assert tree(back) == site.in_store()
+        assert process.wait(PATIENCE) == 0, env.output()
+    assert "remote is away" in env.output()
+    assert tree(back) == env.in_store()
 
 
-def stand_in_for_ssh(site: Site, script: str) -> Path:
+def stand_in_for_ssh(env: Environment, script: str) -> Path:
     """Have script run before each ssh of the program; the directory where it may leave marks."""
-    tools, marks = site.root / "tools", site.root / "marks"
+    tools, marks = env.root / "tools", env.root / "marks"
     tools.mkdir()
     marks.mkdir()
     real = shutil.which("ssh")
     (tools / "ssh").write_text(f'#!/bin/sh\nmarks={marks}\n{script}\nexec {real} "$@"\n')
     (tools / "ssh").chmod(0o755)
-    site.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
+    env.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
     return marks
 
 
 def test_a_failed_connection_is_retried_where_another_one_works(
-    site: Site,
+    env: Environment,
 ) -> None:
-    site.fill_both(20)
-    stand_in_for_ssh(site, 'mkdir "$marks/failed" 2>/dev/null && exit 255')
-    restored(site, "--workers", "2")
-    assert tree(site.root / "back") == site.in_store()
+    env.fill_both(20)
+    stand_in_for_ssh(env, 'mkdir "$marks/failed" 2>/dev/null && exit 255')
+    restored(env, "--workers", "2")
+    assert tree(env.root / "back") == env.in_store()
 
 
-def test_an_unreachable_remote_ends_the_restore_and_leaves_nothing(site: Site) -> None:
-    site.write_config(remote={"port": 1})
-    done = site.call("restore", "--to", str(site.root / "back"))
+def test_an_unreachable_remote_ends_the_restore_and_leaves_nothing(env: Environment) -> None:
+    env.write_config(remote={"port": 1})
+    done = env.call("restore", "--to", str(env.root / "back"))
     assert done.returncode == 5
     assert "again in" not in done.stderr
-    assert not (site.root / "back").exists()
+    assert not (env.root / "back").exists()
 
 
-def test_no_link_in_the_destination_is_followed(site: Site) -> None:
-    blobids = site.fill_both(20)
-    elsewhere = site.root / "elsewhere"
+def test_no_link_in_the_destination_is_followed(env: Environment) -> None:
+    blobids = env.fill_both(20)
+    elsewhere = env.root / "elsewhere"
     elsewhere.mkdir()
-    back = site.root / "back"
+    back = env.root / "back"
     back.mkdir()
     (back / blobids[0][:2]).symlink_to(elsewhere)
-    done = site.call("restore", "--to", str(back))
+    done = env.call("restore", "--to", str(back))
     assert done.returncode == 6, done.stderr
     assert "links below the destination are not followed" in done.stderr
     assert list(elsewhere.iterdir()) == []
 
 
-def test_an_impossible_destination_is_refused(site: Site) -> None:
-    site.fill_both(3)
-    done = site.call("restore", "--to", str(site.root / "no" / "such"))
+def test_an_impossible_destination_is_refused(env: Environment) -> None:
+    env.fill_both(3)
+    done = env.call("restore", "--to", str(env.root / "no" / "such"))
     assert done.returncode == 6, done.stderr
-    file = site.root / "file"
+    file = env.root / "file"
     file.write_text("x")
-    assert site.call("restore", "--to", str(file)).returncode == 6
+    assert env.call("restore", "--to", str(file)).returncode == 6
     assert file.read_text() == "x"
 
 
-def test_a_second_restore_into_the_same_directory_is_refused(site: Site) -> None:
-    site.fill_both(5)
-    back = site.root / "back"
+def test_a_second_restore_into_the_same_directory_is_refused(env: Environment) -> None:
+    env.fill_both(5)
+    back = env.root / "back"
     scratch = back / ".ntt-restore"
     scratch.mkdir(parents=True)
     fd = os.open(scratch, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        assert site.call("restore", "--to", str(back)).returncode == 3
+        assert env.call("restore", "--to", str(back)).returncode == 3
     finally:
         os.close(fd)
-    assert restored(site)["restored"] == 5
+    assert restored(env)["restored"] == 5
 
 
-def test_a_stopped_restore_leaves_only_right_files(site: Site) -> None:
-    site.fill_both(40, size=lambda chance: MIB + chance.randrange(1000))
-    back = site.root / "back"
-    with site.running("restore", "--to", str(back)) as process:
+def test_a_stopped_restore_leaves_only_right_files(env: Environment) -> None:
+    env.fill_both(40, size=lambda chance: MIB + chance.randrange(1000))
+    back = env.root / "back"
+    with env.running("restore", "--to", str(back)) as process:
         wait_until(back.exists, "the destination")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) in (143, 0)
-    assert tree(back).items() <= site.in_store().items()
-    restored(site)
-    assert tree(back) == site.in_store()
+    assert tree(back).items() <= env.in_store().items()
+    restored(env)
+    assert tree(back) == env.in_store()

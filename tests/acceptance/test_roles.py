@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.environment import Site
+from tests.environment import Environment
 from tests.postgres import Postgres
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-def as_role(site: Site, name: str) -> None:
-    """From here on the site's commands are run by this role of the database."""
-    site.write_config(catalog={"url": make_conninfo(site.url, user=name)})
+def as_role(env: Environment, name: str) -> None:
+    """From here on the environment's commands are run by this role of the database."""
+    env.write_config(catalog={"url": make_conninfo(env.url, user=name)})
 
 
 @pytest.fixture
-def monitor(site: Site, role: Callable[[], str]) -> str:
+def monitor(env: Environment, role: Callable[[], str]) -> str:
     """A role that may read the catalog, and no more."""
     name = role()
     for text in (
@@ -33,18 +33,18 @@ def monitor(site: Site, role: Callable[[], str]) -> str:
         f"grant usage on schema ntt_backup to {name}",
         f"grant select on all tables in schema ntt_backup to {name}",
     ):
-        site.query(text)
+        env.query(text)
     return name
 
 
-def test_who_may_only_read_gets_every_figure(site: Site, monitor: str) -> None:
-    site.fill_both(3)
+def test_who_may_only_read_gets_every_figure(env: Environment, monitor: str) -> None:
+    env.fill_both(3)
     for number in range(2):
-        site.put(b"pending %d" % number)
-    as_role(site, monitor)
+        env.put(b"pending %d" % number)
+    as_role(env, monitor)
 
     status, differences, dry = (
-        site.call(*args)
+        env.call(*args)
         for args in (["status", "--json"], ["reconcile", "--json"], ["run", "--dry-run"])
     )
 
@@ -56,11 +56,13 @@ def test_who_may_only_read_gets_every_figure(site: Site, monitor: str) -> None:
     assert "2 blobs" in dry.stdout
 
 
-def test_who_may_only_read_is_told_by_check_that_it_cannot_run(site: Site, monitor: str) -> None:
-    site.fill(3)
-    as_role(site, monitor)
+def test_who_may_only_read_is_told_by_check_that_it_cannot_run(
+    env: Environment, monitor: str
+) -> None:
+    env.fill(3)
+    as_role(env, monitor)
 
-    done = site.call("check")
+    done = env.call("check")
 
     assert done.returncode == 4
     (refused,) = re.findall(r"^FAILED +(.*)$", done.stdout, re.MULTILINE)
@@ -72,7 +74,7 @@ def test_who_may_only_read_is_told_by_check_that_it_cannot_run(site: Site, monit
 
 
 def test_what_a_role_may_not_do_yet_is_told_with_a_command_that_can_be_pasted(
-    site: Site, role: Callable[[], str]
+    env: Environment, role: Callable[[], str]
 ) -> None:
     name = role()
     for grant in (
@@ -80,68 +82,68 @@ def test_what_a_role_may_not_do_yet_is_told_with_a_command_that_can_be_pasted(
         f"grant all on all tables in schema public, ntt_backup to {name}",
         "create table others (id int)",
     ):
-        site.query(grant)
-    as_role(site, name)
+        env.query(grant)
+    as_role(env, name)
 
-    done = site.call("init-db")
+    done = env.call("init-db")
 
     assert done.returncode == 0
     assert "`dump` (it lacks select on public.others)" in done.stdout
-    assert f"`ntt-backup-remote --config {site.config} init-db --print-sql`" in done.stdout
+    assert f"`ntt-backup-remote --config {env.config} init-db --print-sql`" in done.stdout
 
 
-def test_who_may_only_read_is_refused_what_writes(site: Site, monitor: str) -> None:
-    site.fill(3)
-    as_role(site, monitor)
+def test_who_may_only_read_is_refused_what_writes(env: Environment, monitor: str) -> None:
+    env.fill(3)
+    as_role(env, monitor)
 
     for command in ("requeue", "scan", "run", "dump", "verify", "reconcile --apply"):
-        done = site.run(*command.split())
+        done = env.run(*command.split())
         said = done.stdout + done.stderr
         assert done.returncode == 4, said
         assert f"{monitor} may not do what `{command}` does" in said
         assert "init-db --print-sql" in said
 
 
-def test_transactions_that_only_read_are_told_of(site: Site, role: Callable[[], str]) -> None:
+def test_transactions_that_only_read_are_told_of(env: Environment, role: Callable[[], str]) -> None:
     """The role has every privilege, and its transactions are read-only by default."""
     name = role()
-    site.fill(3)
-    site.query(f"alter role {name} superuser")
-    site.query(f"alter role {name} set default_transaction_read_only = on")
-    as_role(site, name)
+    env.fill(3)
+    env.query(f"alter role {name} superuser")
+    env.query(f"alter role {name} set default_transaction_read_only = on")
+    as_role(env, name)
 
     for command in ("check", "run", "scan", "requeue"):
-        done = site.run(command)
+        done = env.run(command)
         said = done.stdout + done.stderr
         assert done.returncode == 4, said
         assert f"the transactions of {name} are read-only" in said
         assert f'alter role "{name}" set default_transaction_read_only = off;' in said
-    assert not (site.remote.local / "by-hash").exists()
+    assert not (env.remote.local / "by-hash").exists()
 
 
-def test_an_empty_catalog_over_a_full_store_is_not_done(site: Site) -> None:
+def test_an_empty_catalog_over_a_full_store_is_not_done(env: Environment) -> None:
     """Perhaps a wrong database: nothing was backed up, and nobody may believe it was."""
-    site.put_in_store(b"never registered")
+    env.put_in_store(b"never registered")
 
-    ran, checked, dry = (site.run(*args) for args in (["run"], ["check"], ["run", "--dry-run"]))
+    ran, checked, dry = (env.run(*args) for args in (["run"], ["check"], ["run", "--dry-run"]))
 
     assert ran.returncode == checked.returncode == dry.returncode == 2
     for said in (ran.stdout + ran.stderr, checked.stdout, dry.stdout + dry.stderr):
         assert "the catalog knows no blob, and the store has some" in said
         assert "scan" in said
         assert "catalog.url" in said
-    assert site.run("scan").returncode == 0
-    assert site.run("run").returncode == 0
-    site.assert_complete()
+    assert env.run("scan").returncode == 0
+    assert env.run("run").returncode == 0
+    env.assert_complete()
 
 
-def test_a_new_table_is_announced(site: Site) -> None:
-    site.query("drop table blobs")
+def test_a_new_table_is_announced(env: Environment) -> None:
+    env.query("drop table blobs")
 
-    done = site.call("init-db")
+    done = env.call("init-db")
 
     assert done.returncode == 0
-    name = conninfo_to_dict(site.url)["dbname"]
+    name = conninfo_to_dict(env.url)["dbname"]
     assert f"make a new, empty table public.blobs in {name}" in done.stdout
     assert "catalog.url" in done.stdout
 
@@ -156,8 +158,8 @@ def blocks(section: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def owned(site: Site, postgres: Postgres) -> Iterator[Site]:
-    """The site with a database that belongs to nobody of ours: `app` owns the table `blobs`, and
+def owned(env: Environment, postgres: Postgres) -> Iterator[Environment]:
+    """A database that belongs to nobody of ours: `app` owns the table `blobs`, and
     others have tables that are nobody else's business.
     """
     for text in (
@@ -172,35 +174,35 @@ def owned(site: Site, postgres: Postgres) -> Iterator[Site]:
         "create role backup login",
         "create role monitor login",
     ):
-        site.query(text)
-    url = site.settings["catalog"].pop("url")
-    site.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
-    tools = site.root / "bin"
+        env.query(text)
+    url = env.settings["catalog"].pop("url")
+    env.write_config(run={"skip_pgdump": False}, dump={"bin": str(postgres.programs)})
+    tools = env.root / "bin"
     tools.mkdir()
     (tools / "psql").symlink_to(postgres.programs / "psql")
-    program = " ".join(map(shlex.quote, site.argv()))
+    program = " ".join(map(shlex.quote, env.argv()))
     (tools / "ntt-backup-remote").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
     (tools / "ntt-backup-remote").chmod(0o755)
-    yield site
-    site.query("drop owned by backup, monitor, app cascade")
-    site.query("drop role backup, monitor, app")
-    assert url == site.url
+    yield env
+    env.query("drop owned by backup, monitor, app cascade")
+    env.query("drop role backup, monitor, app")
+    assert url == env.url
 
 
-def by(site: Site, user: str, commands: str) -> subprocess.CompletedProcess[str]:
+def by(env: Environment, user: str, commands: str) -> subprocess.CompletedProcess[str]:
     """What a user of this name would get from the commands, in a shell of its own."""
-    given = conninfo_to_dict(site.url)
+    given = conninfo_to_dict(env.url)
     name = str(given["dbname"])
     environment = {
-        **site.environment(),
-        "PATH": f"{site.root / 'bin'}:{os.environ['PATH']}",
+        **env.environment(),
+        "PATH": f"{env.root / 'bin'}:{os.environ['PATH']}",
         "PGHOST": str(given["host"]),
         "PGUSER": user,
         "NTT_DB_URL": f"postgresql:///{name}",
     }
     return subprocess.run(
         ["sh", "-ec", commands.replace("copyjob", name)],
-        cwd=site.root,
+        cwd=env.root,
         env=environment,
         capture_output=True,
         text=True,
@@ -209,7 +211,7 @@ def by(site: Site, user: str, commands: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Site) -> None:
+def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Environment) -> None:
     blobids = {owned.put_in_store(b"blob %d" % number) for number in range(5)}
     early = by(owned, "backup", "ntt-backup-remote init-db --notify")
     assert early.returncode == 4

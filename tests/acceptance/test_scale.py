@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.patience import PATIENCE
 
 ROWS = 300_000
@@ -17,79 +17,79 @@ SESSIONS = "from pg_stat_activity where application_name like 'ntt-backup-remote
 
 
 @pytest.fixture
-def large(site: Site) -> Site:
-    """A site with a few thousand blobs, none of them in the catalog yet."""
+def large(env: Environment) -> Environment:
+    """An environment with a few thousand blobs, none of them in the catalog yet."""
     for number in range(3000):
-        site.put_in_store(number.to_bytes(2) * 50)
-    return site
+        env.put_in_store(number.to_bytes(2) * 50)
+    return env
 
 
-def _insert_rows(site: Site, columns: str, values: str) -> None:
+def _insert_rows(env: Environment, columns: str, values: str) -> None:
     """ROWS rows, their blobids made of SHA-256; built without indexes, which is much faster."""
     primary, partial = (
-        site.query("select pg_get_indexdef(%s::regclass)", name)[0][0]
+        env.query("select pg_get_indexdef(%s::regclass)", name)[0][0]
         for name in ("blobs_pkey", "idx_blobs_remote_pending")
     )
-    site.query("alter table blobs drop constraint blobs_pkey")
-    site.query("drop index idx_blobs_remote_pending")
-    site.query(
+    env.query("alter table blobs drop constraint blobs_pkey")
+    env.query("drop index idx_blobs_remote_pending")
+    env.query(
         f"insert into blobs (blobid, size{columns}) select encode(sha256(n::text::bytea), 'hex'),"
         f" n %% 50000{values} from generate_series(1, %s) as n",
         ROWS,
     )
-    site.query(primary)
-    site.query("alter table blobs add primary key using index blobs_pkey")
-    site.query(partial)
-    site.query("vacuum analyze blobs")
+    env.query(primary)
+    env.query("alter table blobs add primary key using index blobs_pkey")
+    env.query(partial)
+    env.query("vacuum analyze blobs")
 
 
-def test_with_nothing_pending_a_run_reads_nothing(large: Site) -> None:
+def test_with_nothing_pending_a_run_reads_nothing(large: Environment) -> None:
     """Nearly all is copied, the rest failed: neither is looked at row by row."""
-    site = large
-    _insert_rows(site, ", remote_copied, remote_copy_failed", ", n %% 1000 > 0, n %% 1000 = 0")
-    assert site.sshd.run(f"mkdir {site.remote.path}/by-hash").returncode == 0
-    before = _scans(site)
-    result = site.run("run")
+    env = large
+    _insert_rows(env, ", remote_copied, remote_copy_failed", ", n %% 1000 > 0, n %% 1000 = 0")
+    assert env.sshd.run(f"mkdir {env.remote.path}/by-hash").returncode == 0
+    before = _scans(env)
+    result = env.run("run")
     assert result.returncode == 0, result.stderr
     # One row tells that the catalog is not empty.
-    assert _scans(site) == (before[0] + 1, before[1] + 1)
-    (stop,) = site.events("run_stop")
+    assert _scans(env) == (before[0] + 1, before[1] + 1)
+    (stop,) = env.events("run_stop")
     assert (stop["copied"], stop["failed"]) == (0, 0)
-    assert site.events("worker_start") == []
+    assert env.events("worker_start") == []
 
 
-def _scans(site: Site) -> tuple[int, int]:
+def _scans(env: Environment) -> tuple[int, int]:
     """Sequential scans of the catalog, and rows they read, once all sessions have told theirs."""
-    wait_until(lambda: site.query(f"select count(*) {SESSIONS}") == [(0,)], "the sessions to end")
-    return site.query(
+    wait_until(lambda: env.query(f"select count(*) {SESSIONS}") == [(0,)], "the sessions to end")
+    return env.query(
         "select seq_scan, seq_tup_read from pg_stat_user_tables where relname = 'blobs'"
     )[0]
 
 
-def test_memory_does_not_grow_with_what_is_pending(large: Site) -> None:
-    site = large
-    _insert_rows(site, "", "")
-    site.register([path.name for path in site.store.rglob("*") if path.is_file()])
+def test_memory_does_not_grow_with_what_is_pending(large: Environment) -> None:
+    env = large
+    _insert_rows(env, "", "")
+    env.register([path.name for path in env.store.rglob("*") if path.is_file()])
     peaks: dict[int, int] = {}
-    site.write_config(run={"max_failed_share": 1})
-    with site.running("run", "--workers", "3") as run:
+    env.write_config(run={"max_failed_share": 1})
+    with env.running("run", "--workers", "3") as run:
 
         def enough() -> bool:
-            for pid in [run.pid, *(line["pid"] for line in site.events("worker_start"))]:
+            for pid in [run.pid, *(line["pid"] for line in env.events("worker_start"))]:
                 peaks[pid] = max(peaks.get(pid, 0), _peak_kib(pid))
-            return len(peaks) == 4 and len(site.events("batch_complete")) >= 30
+            return len(peaks) == 4 and len(env.events("batch_complete")) >= 30
 
         wait_until(enough, "30 batches, and all workers at work")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143, site.output()
+        assert run.wait(PATIENCE) == 143, env.output()
     assert len(peaks) == 4
     assert all(0 < peak < MEMORY_KIB for peak in peaks.values()), peaks
-    assert 0 < len(site.copied()) < 3000
-    site.assert_nothing_half()
-    pending = site.query("select count(*) from blobs where remote_copy_failed is not true")
-    stop = site.events("run_stop")[-1]
+    assert 0 < len(env.copied()) < 3000
+    env.assert_nothing_half()
+    pending = env.query("select count(*) from blobs where remote_copy_failed is not true")
+    stop = env.events("run_stop")[-1]
     assert stop["failed"] == ROWS + 3000 - pending[0][0]
-    assert site.query("select distinct reason from ntt_backup.failures") == [("missing",)]
+    assert env.query("select distinct reason from ntt_backup.failures") == [("missing",)]
 
 
 def _peak_kib(pid: int) -> int:

@@ -10,109 +10,109 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 
 
-def test_the_first_signal_ends_the_run_after_what_is_in_flight(site: Site) -> None:
+def test_the_first_signal_ends_the_run_after_what_is_in_flight(env: Environment) -> None:
     signum = signal.SIGTERM
-    blobids = site.fill_slowly(600)
-    with site.running("run") as run:
-        site.await_event("batch_complete")
+    blobids = env.fill_slowly(600)
+    with env.running("run") as run:
+        env.await_event("batch_complete")
         run.send_signal(signum)
-        assert run.wait(PATIENCE) == 128 + signum, site.output()
-    assert 0 < len(site.copied()) < len(blobids)
-    assert {Path(name).name for name in site.on_remote()} == site.copied()
-    site.assert_nothing_half()
-    assert site.failures() == {}
-    assert site.litter() == []
-    assert site.processes() == {}
-    stop = site.events("run_stop")[-1]
+        assert run.wait(PATIENCE) == 128 + signum, env.output()
+    assert 0 < len(env.copied()) < len(blobids)
+    assert {Path(name).name for name in env.on_remote()} == env.copied()
+    env.assert_nothing_half()
+    assert env.failures() == {}
+    assert env.litter() == []
+    assert env.processes() == {}
+    stop = env.events("run_stop")[-1]
     assert (stop["outcome"], stop["exit_code"]) == ("stopped", 128 + signum)
-    assert stop["copied"] == len(site.copied())
-    assert site.events("stopping")[0]["signal"] == signum
-    assert len(site.events("worker_stop")) == 2
+    assert stop["copied"] == len(env.copied())
+    assert env.events("stopping")[0]["signal"] == signum
+    assert len(env.events("worker_stop")) == 2
 
 
-def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(site: Site) -> None:
+def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(env: Environment) -> None:
     """A terminal sends SIGINT to a whole process group."""
-    site.wrapper = ["setsid"]
-    site.fill_slowly(600)
-    with site.running("run") as run:
-        site.await_event("batch_complete")
+    env.wrapper = ["setsid"]
+    env.fill_slowly(600)
+    with env.running("run") as run:
+        env.await_event("batch_complete")
         os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(PATIENCE) == 130, site.output()
-    assert site.events("batch_retry") == site.events("outage") == []
-    assert len(site.events("worker_stop")) == 2
-    assert {Path(name).name for name in site.on_remote()} == site.copied()
+        assert run.wait(PATIENCE) == 130, env.output()
+    assert env.events("batch_retry") == env.events("outage") == []
+    assert len(env.events("worker_stop")) == 2
+    assert {Path(name).name for name in env.on_remote()} == env.copied()
 
 
 @pytest.mark.parametrize("command", [["restore", "--to", "{root}/back"], ["reconcile"]])
 def test_ctrl_c_is_no_outage_for_what_reads_the_remote(
-    site: Site, link: Link, command: list[str]
+    env: Environment, link: Link, command: list[str]
 ) -> None:
     """The terminal sends it to a whole process group, with every ssh that is in it."""
-    site.fill_both(60)
-    site.through(site.sshd.through(link.port))
-    site.wrapper = ["setsid"]
+    env.fill_both(60)
+    env.through(env.sshd.through(link.port))
+    env.wrapper = ["setsid"]
     link.stall_after(60_000)
-    with site.running(*(word.format(root=site.root) for word in command)) as reader:
+    with env.running(*(word.format(root=env.root) for word in command)) as reader:
         wait_until(lambda: link.stalled or reader.poll() is not None, "the middle of it")
-        assert reader.poll() is None, site.output()
+        assert reader.poll() is None, env.output()
         os.killpg(reader.pid, signal.SIGINT)
-        assert reader.wait(PATIENCE) == 130, site.output()
-    assert "away" not in site.output()
-    assert site.output().strip().endswith("interrupted")
-    assert site.processes() == {}
+        assert reader.wait(PATIENCE) == 130, env.output()
+    assert "away" not in env.output()
+    assert env.output().strip().endswith("interrupted")
+    assert env.processes() == {}
 
 
-def test_the_second_signal_ends_the_run_at_once(site: Site, link: Link) -> None:
-    site.through(site.sshd.through(link.port))
-    site.fill_slowly(600)
-    with site.running("run") as run:
-        site.await_event("batch_complete")
+def test_the_second_signal_ends_the_run_at_once(env: Environment, link: Link) -> None:
+    env.through(env.sshd.through(link.port))
+    env.fill_slowly(600)
+    with env.running("run") as run:
+        env.await_event("batch_complete")
         link.stall()
         run.send_signal(signal.SIGTERM)
-        site.await_event("stopping")
+        env.await_event("stopping")
         assert run.poll() is None
         run.send_signal(signal.SIGTERM)
         # Nothing goes over the link: it could not end by itself before the stall time-out.
-        assert run.wait(PATIENCE) == 143, site.output()
-        assert site.processes() == {}
+        assert run.wait(PATIENCE) == 143, env.output()
+        assert env.processes() == {}
         link.resume()
-    site.assert_nothing_half()
-    assert site.failures() == {}
-    site.finish()
+    env.assert_nothing_half()
+    assert env.failures() == {}
+    env.finish()
 
 
-def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(site: Site, link: Link) -> None:
-    site.through(site.sshd.through(link.port))
-    site.fill(5)
-    site.write_config(remote={"connect_timeout": 300})
+def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(env: Environment, link: Link) -> None:
+    env.through(env.sshd.through(link.port))
+    env.fill(5)
+    env.write_config(remote={"connect_timeout": 300})
     link.stall()
-    with site.running("run") as run:
-        wait_until(lambda: "ssh" in site.processes().values(), "the preflight's ssh")
+    with env.running("run") as run:
+        wait_until(lambda: "ssh" in env.processes().values(), "the preflight's ssh")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143, site.output()
-    assert site.processes() == {}
-    assert site.events("run_stop")[-1]["outcome"] == "stopped"
-    assert site.copied() == set()
+        assert run.wait(PATIENCE) == 143, env.output()
+    assert env.processes() == {}
+    assert env.events("run_stop")[-1]["outcome"] == "stopped"
+    assert env.copied() == set()
 
 
-def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
-    *_, last = site.fill_slowly()
-    with site.held(last) as release, site.running("run") as run:
-        site.await_event("batch_complete")
-        old = site.log.rename(site.log.with_suffix(".1"))
+def test_hangup_lets_the_log_be_rotated(env: Environment) -> None:
+    *_, last = env.fill_slowly()
+    with env.held(last) as release, env.running("run") as run:
+        env.await_event("batch_complete")
+        old = env.log.rename(env.log.with_suffix(".1"))
         run.send_signal(signal.SIGHUP)
         release()
-        site.await_event("batch_complete")
+        env.await_event("batch_complete")
         before = old.read_bytes()
-        assert run.wait(PATIENCE) == 0, site.output()
+        assert run.wait(PATIENCE) == 0, env.output()
     assert old.read_bytes() == before
-    assert site.events("run_stop")[0]["outcome"] == "done"
-    site.assert_complete()
+    assert env.events("run_stop")[0]["outcome"] == "done"
+    env.assert_complete()
 
 
 # --- other commands -------------------------------------------------------------------------------
@@ -120,38 +120,38 @@ def test_hangup_lets_the_log_be_rotated(site: Site) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_a_check_that_is_stopped_takes_its_trial_blobs_along(
-    site: Site, signum: signal.Signals
+    env: Environment, signum: signal.Signals
 ) -> None:
-    scratch, tools = site.root / "scratch", site.root / "tools"
+    scratch, tools = env.root / "scratch", env.root / "tools"
     scratch.mkdir()
     tools.mkdir()
     (tools / "tar").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tools / "tar").chmod(0o755)
-    site.write_config(run={"strategy": "tar"})
-    site.environ.update({"TMPDIR": str(scratch), "PATH": f"{tools}:{os.environ['PATH']}"})
-    with site.running("check") as check:
+    env.write_config(run={"strategy": "tar"})
+    env.environ.update({"TMPDIR": str(scratch), "PATH": f"{tools}:{os.environ['PATH']}"})
+    with env.running("check") as check:
         wait_until(lambda: list(scratch.glob("ntt-check-*/*")), "the trial blobs")
         check.send_signal(signum)
         assert check.wait(PATIENCE) == 128 + signum
         assert list(scratch.iterdir()) == []
-        assert "Traceback" not in site.output()
-        assert "unforeseen" not in site.output()
+        assert "Traceback" not in env.output()
+        assert "unforeseen" not in env.output()
 
 
-def test_a_hangup_does_not_shorten_the_wait_for_a_remote(site: Site, link: Link) -> None:
-    site.through(site.sshd.through(link.port))
-    site.write_config(run={"backoff_base": 1, "backoff_cap": 1})
-    site.store.joinpath("00").mkdir()
+def test_a_hangup_does_not_shorten_the_wait_for_a_remote(env: Environment, link: Link) -> None:
+    env.through(env.sshd.through(link.port))
+    env.write_config(run={"backoff_base": 1, "backoff_cap": 1})
+    env.store.joinpath("00").mkdir()
     link.cut()
-    with site.running("run", "--watch") as run:
-        site.await_event("outage")
+    with env.running("run", "--watch") as run:
+        env.await_event("outage")
         run.send_signal(signal.SIGHUP)
-        site.await_event("outage", 4)
+        env.await_event("outage", 4)
         run.terminate()
-        assert run.wait(PATIENCE) == 143, site.output()
-    waits = [line["wait_s"] for line in site.events("outage")]
+        assert run.wait(PATIENCE) == 143, env.output()
+    waits = [line["wait_s"] for line in env.events("outage")]
     moments = [
-        datetime.fromisoformat(line["timestamp"]).timestamp() for line in site.events("outage")
+        datetime.fromisoformat(line["timestamp"]).timestamp() for line in env.events("outage")
     ]
     gaps = [after - before for before, after in pairwise(moments)]
     assert [gap for gap, wait in zip(gaps, waits, strict=False) if gap < wait - 0.01] == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.environment import Site
+from tests.environment import Environment
 from tests.hashing import give_b3sum, give_blake3
 from tests.sshd import Sshd
 
@@ -17,62 +17,62 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def hashing(site: Site, remote: Sshd, startup: Path) -> Site:
-    """A site whose remote has BLAKE3."""
+def hashing(env: Environment, remote: Sshd, startup: Path) -> Environment:
+    """An environment whose remote has BLAKE3."""
     give_blake3(remote, startup)
-    return site
+    return env
 
 
-def verified(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
-    done = site.call("verify", "--json", *options)
+def verified(env: Environment, *options: str, code: int = 0) -> dict[str, Any]:
+    done = env.call("verify", "--json", *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def spoil(site: Site, blobids: list[str]) -> dict[str, str]:
+def spoil(env: Environment, blobids: list[str]) -> dict[str, str]:
     """One blob missing, one cut short, one with other content; blobid to the reason to be found."""
     missing, cut, rotten = blobids[:3]
-    site.remote_path(missing).unlink()
-    os.truncate(site.remote_path(cut), site.remote_path(cut).stat().st_size - 1)
-    content = bytearray(site.remote_path(rotten).read_bytes())
+    env.remote_path(missing).unlink()
+    os.truncate(env.remote_path(cut), env.remote_path(cut).stat().st_size - 1)
+    content = bytearray(env.remote_path(rotten).read_bytes())
     content[len(content) // 2] ^= 1
-    site.remote_path(rotten).write_bytes(content)
+    env.remote_path(rotten).write_bytes(content)
     return {missing: "remote-missing", cut: "remote-corrupt", rotten: "remote-corrupt"}
 
 
-def backed_up(site: Site, count: int = 200) -> list[str]:
-    return site.fill_both(count, size=lambda chance: chance.randrange(1, 20_000))
+def backed_up(env: Environment, count: int = 200) -> list[str]:
+    return env.fill_both(count, size=lambda chance: chance.randrange(1, 20_000))
 
 
 @pytest.mark.parametrize("hashed", ["by the module", "by b3sum", "here"])
 def test_wrong_blobs_are_found_and_the_next_run_repairs_them(
-    site: Site, remote: Sshd, request: pytest.FixtureRequest, hashed: str
+    env: Environment, remote: Sshd, request: pytest.FixtureRequest, hashed: str
 ) -> None:
     way = ("--download",) if hashed == "here" else ()
     if not way:
         give = give_b3sum if hashed == "by b3sum" else give_blake3
         give(remote, request.getfixturevalue("startup"))
-    blobids = backed_up(site)
-    site.fill_both(1, seed=7, size=lambda chance: 5 * MIB + 1)
-    assert verified(site, *way)["wrong"] == {}
-    wrong = spoil(site, blobids)
+    blobids = backed_up(env)
+    env.fill_both(1, seed=7, size=lambda chance: 5 * MIB + 1)
+    assert verified(env, *way)["wrong"] == {}
+    wrong = spoil(env, blobids)
 
-    found = verified(site, *way, code=7)
+    found = verified(env, *way, code=7)
 
     assert {one["blobid"]: one["reason"] for one in found["failures"]} == wrong
     assert (found["checked"], found["requeued"], found["complete"]) == (201, 3, True)
-    assert set(blobids) - site.copied() == set(wrong)
-    assert site.failures() == {}
-    reasons = dict(site.query("select blobid, reason from ntt_backup.failures"))
+    assert set(blobids) - env.copied() == set(wrong)
+    assert env.failures() == {}
+    reasons = dict(env.query("select blobid, reason from ntt_backup.failures"))
     assert reasons == wrong
-    assert site.run("run").returncode == 0
-    site.assert_complete()
-    assert site.query("select * from ntt_backup.failures") == []
-    assert verified(site, *way)["wrong"] == {}
+    assert env.run("run").returncode == 0
+    env.assert_complete()
+    assert env.query("select * from ntt_backup.failures") == []
+    assert verified(env, *way)["wrong"] == {}
 
 
-def test_the_text_says_how_many_are_wrong_which_and_what_to_do(hashing: Site) -> None:
+def test_the_text_says_how_many_are_wrong_which_and_what_to_do(hashing: Environment) -> None:
     wrong = spoil(hashing, backed_up(hashing))
     done = hashing.call("verify")
     assert done.returncode == 7, done.stderr
@@ -83,7 +83,7 @@ def test_the_text_says_how_many_are_wrong_which_and_what_to_do(hashing: Site) ->
     assert f"--config {hashing.config} run" in done.stdout
 
 
-def test_the_oldest_check_comes_first_and_is_recorded(hashing: Site) -> None:
+def test_the_oldest_check_comes_first_and_is_recorded(hashing: Environment) -> None:
     blobids = backed_up(hashing, 100)
     old, never = blobids[:10], blobids[10:15]
     set_checked = "update blobs set remote_last_checked = %s where blobid = any(%s)"
@@ -98,7 +98,7 @@ def test_the_oldest_check_comes_first_and_is_recorded(hashing: Site) -> None:
     assert verified(hashing, "--older-than", "30d")["total"] == 0
 
 
-def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Site) -> None:
+def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Environment) -> None:
     blobids = backed_up(hashing)
     prefix = blobids[0][:2]
     expected = len([one for one in blobids if one.startswith(prefix)])
@@ -110,7 +110,7 @@ def test_a_prefix_a_sample_or_a_limited_time_can_be_checked(hashing: Site) -> No
     assert "95 % confidence" in done.stdout
 
 
-def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Site) -> None:
+def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Environment) -> None:
     blobids = backed_up(hashing)
     by_hash = hashing.remote.local / "by-hash"
     by_hash.rename(by_hash.with_name("aside"))
@@ -123,9 +123,9 @@ def test_a_disk_that_is_not_mounted_marks_nothing(hashing: Site) -> None:
     assert hashing.copied() == set(blobids)
 
 
-def test_a_remote_without_blake3_is_refused_with_the_way_out(site: Site) -> None:
-    backed_up(site, 3)
-    done = site.call("verify")
+def test_a_remote_without_blake3_is_refused_with_the_way_out(env: Environment) -> None:
+    backed_up(env, 3)
+    done = env.call("verify")
     if done.returncode == 0:
         pytest.skip("this remote has BLAKE3")
     assert done.returncode == 5
@@ -134,30 +134,30 @@ def test_a_remote_without_blake3_is_refused_with_the_way_out(site: Site) -> None
 
 
 def test_a_remote_without_python_is_refused_with_the_way_out(
-    site: Site, remote: Sshd, startup: Path
+    env: Environment, remote: Sshd, startup: Path
 ) -> None:
     startup.write_text("PATH=/opt/bare\n")
     if remote.run("command -v python3").returncode == 0 or remote.run("tar --help").returncode:
         pytest.skip("this remote has no directory with all programs but Python")
-    site.fill_both(3)
+    env.fill_both(3)
     for way in ([], ["--download"]):
-        done = site.call("verify", *way)
+        done = env.call("verify", *way)
         assert done.returncode == 5, done.stderr
         assert "verify needs Python 3.8" in done.stderr
         assert "rsync" in done.stderr
 
 
-def test_the_store_can_be_checked_and_is_not_changed(site: Site) -> None:
-    blobids = backed_up(site)
-    content = bytearray(site.path(blobids[0]).read_bytes())
+def test_the_store_can_be_checked_and_is_not_changed(env: Environment) -> None:
+    blobids = backed_up(env)
+    content = bytearray(env.path(blobids[0]).read_bytes())
     content[0] ^= 1
-    site.path(blobids[0]).write_bytes(content)
-    site.path(blobids[1]).unlink()
+    env.path(blobids[0]).write_bytes(content)
+    env.path(blobids[1]).unlink()
 
-    found = verified(site, "--local", code=7)
+    found = verified(env, "--local", code=7)
 
     reasons = {one["blobid"]: one["reason"] for one in found["failures"]}
     assert reasons == {blobids[0]: "corrupt-source", blobids[1]: "missing"}
-    assert site.copied() == set(blobids)
-    done = site.call("verify", "--local")
-    assert f"restore --to {site.store} --blobid" in done.stdout
+    assert env.copied() == set(blobids)
+    done = env.call("verify", "--local")
+    assert f"restore --to {env.store} --blobid" in done.stdout

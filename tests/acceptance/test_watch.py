@@ -10,135 +10,141 @@ from contextlib import suppress
 
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
 
 @pytest.fixture
-def watching(site: Site) -> Site:
-    """A site with two workers whose store is not empty and whose catalog has nothing pending."""
-    site.put_in_store(b"not in the catalog")
-    site.write_config(run={"workers": 2})
-    return site
+def watching(env: Environment) -> Environment:
+    """Two workers, a store that is not empty, a catalog in which nothing is pending."""
+    env.put_in_store(b"not in the catalog")
+    env.write_config(run={"workers": 2})
+    return env
 
 
-def test_blobs_that_come_later_are_sent_by_notification(watching: Site) -> None:
-    site = watching
-    assert site.run("init-db", "--notify").returncode == 0
-    site.write_config(run={"poll_interval": 86_400})
-    _send_twice_and_stop(site)
+def test_blobs_that_come_later_are_sent_by_notification(watching: Environment) -> None:
+    env = watching
+    assert env.run("init-db", "--notify").returncode == 0
+    env.write_config(run={"poll_interval": 86_400})
+    _send_twice_and_stop(env)
 
 
-def test_blobs_that_come_later_are_sent_by_polling(watching: Site) -> None:
-    site = watching
-    site.write_config(run={"poll_interval": 0.1})
-    _send_twice_and_stop(site)
+def test_blobs_that_come_later_are_sent_by_polling(watching: Environment) -> None:
+    env = watching
+    env.write_config(run={"poll_interval": 0.1})
+    _send_twice_and_stop(env)
 
 
-def _send_twice_and_stop(site: Site) -> None:
-    with site.running("run", "--watch") as run:
-        wait_until(lambda: len(site.events("worker_start")) == 2, "the workers")
-        assert "the catalog knows no blob" in site.await_event("warning")["reason"]
+def _send_twice_and_stop(env: Environment) -> None:
+    with env.running("run", "--watch") as run:
+        wait_until(lambda: len(env.events("worker_start")) == 2, "the workers")
+        assert "the catalog knows no blob" in env.await_event("warning")["reason"]
         for seed in (1, 2):
-            blobids = set(site.fill(30, seed=seed))
-            site.await_copied(blobids)
+            blobids = set(env.fill(30, seed=seed))
+            env.await_copied(blobids)
         run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE) == 143, site.output()
-    site.assert_nothing_half()
-    assert site.events("run_stop")[-1]["copied"] == len(site.copied())
-    assert site.processes() == {}
-    assert site.litter() == []
+        assert run.wait(PATIENCE) == 143, env.output()
+    env.assert_nothing_half()
+    assert env.events("run_stop")[-1]["copied"] == len(env.copied())
+    assert env.processes() == {}
+    assert env.litter() == []
 
 
-def test_a_daemon_waits_for_a_remote_that_is_away_at_the_start(watching: Site, link: Link) -> None:
-    site = watching
-    site.through(site.sshd.through(link.port))
+def test_a_daemon_waits_for_a_remote_that_is_away_at_the_start(
+    watching: Environment, link: Link
+) -> None:
+    env = watching
+    env.through(env.sshd.through(link.port))
     link.cut()
-    blobid = site.put(b"patience")
-    with site.running("run", "--watch") as run:
-        assert site.await_event("outage", 2)["what"] == "preflight"
+    blobid = env.put(b"patience")
+    with env.running("run", "--watch") as run:
+        assert env.await_event("outage", 2)["what"] == "preflight"
         link.restore()
-        site.await_copied({blobid})
+        env.await_copied({blobid})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
-    assert site.failures() == {}
+    assert env.failures() == {}
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty"])
-def test_a_daemon_waits_for_a_store_that_is_not_mounted_at_the_start(site: Site, kind: str) -> None:
+def test_a_daemon_waits_for_a_store_that_is_not_mounted_at_the_start(
+    env: Environment, kind: str
+) -> None:
     """For longer than a run would wait; a run ends as before."""
-    site.write_config(run={"outage_timeout": 0, "backoff_cap": 0.1})
-    blobid = site.put(b"patience")
-    mounted, aside = site.store, site.root / "aside"
+    env.write_config(run={"outage_timeout": 0, "backoff_cap": 0.1})
+    blobid = env.put(b"patience")
+    mounted, aside = env.store, env.root / "aside"
     mounted.rename(aside)
     if kind == "empty":
         mounted.mkdir()
     if kind == "missing":
-        assert site.run("run").returncode == 2
-    before = len(site.events("outage"))
-    with site.running("run", "--watch") as run:
-        said = site.await_event("outage", before + 3)
+        assert env.run("run").returncode == 2
+    before = len(env.events("outage"))
+    with env.running("run", "--watch") as run:
+        said = env.await_event("outage", before + 3)
         assert said["what"] == "preflight"
-        assert str(site.store) in said["reason"]
+        assert str(env.store) in said["reason"]
         if kind == "empty":
             mounted.rmdir()
         aside.rename(mounted)
-        site.await_copied({blobid})
+        env.await_copied({blobid})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
-    assert site.failures() == {}
+    assert env.failures() == {}
 
 
-def test_a_daemon_that_waits_for_the_store_ends_when_told_to_stop(site: Site) -> None:
-    site.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
-    with site.running("run", "--watch") as run:
-        site.await_event("outage")
+def test_a_daemon_that_waits_for_the_store_ends_when_told_to_stop(env: Environment) -> None:
+    env.write_config(run={"backoff_base": 60, "backoff_cap": 3600})
+    with env.running("run", "--watch") as run:
+        env.await_event("outage")
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
-    assert str(site.store) in site.output()
-    assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
+    assert str(env.store) in env.output()
+    assert [line["outcome"] for line in env.events("run_stop")] == ["stopped"]
 
 
-def test_a_daemon_waits_for_a_catalog_that_is_away(watching: Site, postgres: Postgres) -> None:
+def test_a_daemon_waits_for_a_catalog_that_is_away(
+    watching: Environment, postgres: Postgres
+) -> None:
     """At the start, and again later, for longer than a run would wait."""
-    site = watching
-    site.write_config(run={"outage_timeout": 0, "poll_interval": 0.1})
-    first = site.put(b"before")
+    env = watching
+    env.write_config(run={"outage_timeout": 0, "poll_interval": 0.1})
+    first = env.put(b"before")
     postgres.stop()
-    with site.running("run", "--watch") as run:
-        assert site.await_event("outage", 2)["what"] == "preflight"
+    with env.running("run", "--watch") as run:
+        assert env.await_event("outage", 2)["what"] == "preflight"
         postgres.start()
-        site.await_copied({first})
+        env.await_copied({first})
         postgres.stop()
-        wait_until(lambda: len(_outages(site, "catalog")) > 3, "the workers to miss it")
+        wait_until(lambda: len(_outages(env, "catalog")) > 3, "the workers to miss it")
         postgres.start()
-        second = site.put(b"after")
-        site.await_copied({first, second})
+        second = env.put(b"after")
+        env.await_copied({first, second})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143
-    assert site.failures() == {}
-    assert site.events("worker_restart") == []
+    assert env.failures() == {}
+    assert env.events("worker_restart") == []
 
 
-def _outages(site: Site, what: str) -> list[object]:
-    return [line for line in site.events("outage") if line["what"] == what]
+def _outages(env: Environment, what: str) -> list[object]:
+    return [line for line in env.events("outage") if line["what"] == what]
 
 
 @pytest.fixture
-def systemd(site: Site) -> Iterator[socket.socket]:
+def systemd(env: Environment) -> Iterator[socket.socket]:
     """The socket on which a service says how it is."""
     path = f"\0ntt-backup-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
         service.bind(path)
         service.settimeout(30)
-        site.environ["NOTIFY_SOCKET"] = "@" + path[1:]
+        env.environ["NOTIFY_SOCKET"] = "@" + path[1:]
         yield service
 
 
 def test_systemd_is_told_that_the_daemon_is_ready_alive_and_stopping(
-    watching: Site, systemd: socket.socket
+    watching: Environment, systemd: socket.socket
 ) -> None:
     with watching.running("run", "--watch") as run:
         _hear_until(systemd, "READY=1")
@@ -150,7 +156,7 @@ def test_systemd_is_told_that_the_daemon_is_ready_alive_and_stopping(
 
 
 def test_systemd_is_told_that_the_daemon_waits_for_the_remote(
-    watching: Site, link: Link, systemd: socket.socket
+    watching: Environment, link: Link, systemd: socket.socket
 ) -> None:
     """A remote that is away must not look like a service that hangs."""
     watching.through(watching.sshd.through(link.port))
@@ -168,23 +174,23 @@ def test_systemd_is_told_that_the_daemon_waits_for_the_remote(
 
 @pytest.mark.long
 def test_a_frozen_catalog_does_not_keep_a_daemon_from_ending(
-    watching: Site, postgres: Postgres, systemd: socket.socket
+    watching: Environment, postgres: Postgres, systemd: socket.socket
 ) -> None:
     """Nothing breaks and nothing answers, as when the server's disk hangs."""
-    site = watching
-    site.write_config(log={"progress_interval": 1})
-    with site.running("run", "--watch") as run:
-        site.await_event("worker_start", 2)
+    env = watching
+    env.write_config(log={"progress_interval": 1})
+    with env.running("run", "--watch") as run:
+        env.await_event("worker_start", 2)
         with postgres.frozen():
             _forget_what_was_said(systemd)
             for _ in range(2):
                 _hear_until(systemd, "WATCHDOG=1")
             run.send_signal(signal.SIGTERM)
-            site.await_event("stopping")
+            env.await_event("stopping")
             run.send_signal(signal.SIGTERM)
             assert run.wait(PATIENCE) == 143
-    assert site.processes() == {}
-    assert [line["outcome"] for line in site.events("run_stop")] == ["stopped"]
+    assert env.processes() == {}
+    assert [line["outcome"] for line in env.events("run_stop")] == ["stopped"]
 
 
 def _forget_what_was_said(service: socket.socket) -> None:

@@ -118,12 +118,12 @@ def _batches(environment: FaultEnvironment) -> list[dict[str, Any]]:
 def _round(
     environment: FaultEnvironment, names: list[str], number: int, tally: Tally, model: Model
 ) -> list[str]:
-    chance, site = environment.chance, environment.site
+    chance, env = environment.chance, environment.env
     before = _copied(environment)
     environment.add(_NEW_BLOBS)
     again = chance.sample(sorted(environment.blobs), 5)
-    site.query("update blobs set remote_copied = false where blobid = any(%s)", again)
-    site.write_config(run={"skip_pgdump": number % _DUMP_EVERY != 0})
+    env.query("update blobs set remote_copied = false where blobid = any(%s)", again)
+    env.write_config(run={"skip_pgdump": number % _DUMP_EVERY != 0})
     undone: list[Undo] = []
     strikes = []
     for name in names:
@@ -134,7 +134,7 @@ def _round(
             moment = (chance.randrange(700_000), chance.uniform(0.0, 1.2))
             strikes.append(_Strike(name, when, *moment, chance.uniform(0.05, 0.8)))
     try:
-        with site.running("run") as run:
+        with env.running("run") as run:
             environment.run = run
             status = _play(environment, strikes, tally, undone)
     finally:
@@ -145,7 +145,7 @@ def _round(
         environment.link.restore()
     if status is None:
         tally.faults["kill everything"] += 1
-    output = site.output()
+    output = env.output()
     tally.endings["killed" if status is None or status < 0 else f"exit code {status}"] += 1
     environment.await_catalog()
     environment.await_quiet()
@@ -207,18 +207,18 @@ def _is_due(strike: _Strike, progress: Mapping[str, float]) -> bool:
 
 def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> list[str]:
     """Put everything right; then one run must make all complete, and nothing may be lost."""
-    site = environment.site
+    env = environment.env
     environment.put_right()
-    site.register(sorted(environment.deleted))
-    site.write_config(run={"skip_pgdump": False})
-    site.run("requeue")
-    site.run("run")
+    env.register(sorted(environment.deleted))
+    env.write_config(run={"skip_pgdump": False})
+    env.run("requeue")
+    env.run("run")
     altered = alter_remote(environment, 2)
     tally.faults["alter remote"] += len(altered)
-    found = site.run("verify", "--download")
+    found = env.run("verify", "--download")
     if altered and found.returncode != 7:
         return [f"verify ended with {found.returncode} over {altered}: {found.stdout[-500:]}"]
-    done = site.run("run")
+    done = env.run("run")
     if done.returncode != 0:
         return [f"the clean run ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr}"]
     tally.blobs += len(environment.blobs)

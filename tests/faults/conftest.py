@@ -1,4 +1,4 @@
-"""The environment of a campaign: a site that faults may strike."""
+"""The environment of a campaign: an environment that faults may strike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import Site
+from tests.environment import Environment
 from tests.faults.environment import Disk, FaultEnvironment
 from tests.link import Link
 from tests.postgres import Postgres
@@ -18,23 +18,23 @@ from tests.sshd import Sshd
 @pytest.fixture
 def environment(
     request: pytest.FixtureRequest,
-    site: Site,
+    env: Environment,
     postgres: Postgres,
     remote: Sshd,
     link: Link,
     tmp_path: Path,
 ) -> Iterator[FaultEnvironment]:
-    """A site whose remote lies on a small disk of its own, behind a link that can fail."""
+    """An environment whose remote lies on a small disk of its own, behind a link that can fail."""
     small = True
     try:
-        site.remote = remote.full_directory()
+        env.remote = remote.full_directory()
     except pytest.skip.Exception:
         small = False
-    disk = Disk(site.remote.local, small)
+    disk = Disk(env.remote.local, small)
     tools = tmp_path / "tools"
     tools.mkdir()
-    site.write_config(
-        remote={"path": site.remote.path, "connect_timeout": 5},
+    env.write_config(
+        remote={"path": env.remote.path, "connect_timeout": 5},
         run={
             "strategy": request.param,
             "workers": 2,
@@ -45,11 +45,11 @@ def environment(
         },
         dump={"bin": str(postgres.programs), "keep_daily": 0, "keep_weekly": 0},
     )
-    site.through(remote.through(link.port))
+    env.through(remote.through(link.port))
     chance = random.Random(0)  # a campaign sets its own
-    made = FaultEnvironment(site, postgres, remote, link, disk, tools, request.param, chance)
+    made = FaultEnvironment(env, postgres, remote, link, disk, tools, request.param, chance)
     made.add(2)
-    first = site.run("run")  # from here on by-hash is there, and its absence means trouble
+    first = env.run("run")  # from here on by-hash is there, and its absence means trouble
     assert first.returncode == 0, first.stdout
     yield made
     disk.remount("rw")

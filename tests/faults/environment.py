@@ -1,4 +1,4 @@
-"""What a fault may touch: one site, its database, its remote's disk, and the link between.
+"""What a fault may touch: one environment, its database, its remote's disk, and the link between.
 
 Everything is reused from round to round. Blobs are few and small, because the remote's disk is: a
 file system of 16 MiB, where privileges allow, that can be filled and made read-only. After some
@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.environment import Site, wait_until
+from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.postgres import Postgres
 from tests.sshd import FULL_SIZE, Sshd
@@ -66,7 +66,7 @@ class Disk:
 class FaultEnvironment:
     """chance decides everything that is decided. damaged: what stood in blobs that were altered."""
 
-    site: Site
+    env: Environment
     postgres: Postgres
     remote: Sshd
     link: Link
@@ -88,16 +88,16 @@ class FaultEnvironment:
         made = []
         for _ in range(count):
             content = self.chance.randbytes(self.chance.choice(sizes))
-            blobid = self.site.put_in_store(content)
+            blobid = self.env.put_in_store(content)
             self.blobs[blobid] = content
             made.append(blobid)
         if register:
-            self.site.register(sorted(set(made)))
+            self.env.register(sorted(set(made)))
         return made
 
     def alter(self, blobid: str) -> None:
         """Flip a bit of a blob in the store, cut it, or take it away."""
-        path, content = self.site.path(blobid), self.blobs[blobid]
+        path, content = self.env.path(blobid), self.blobs[blobid]
         self.damaged[blobid] = content
         self.ever_damaged.add(blobid)
         way = self.chance.choice(("flip", "flip", "cut", "remove"))
@@ -112,7 +112,7 @@ class FaultEnvironment:
 
     def put_right(self) -> None:
         for blobid, content in self.damaged.items():
-            self.site.path(blobid).write_bytes(content)
+            self.env.path(blobid).write_bytes(content)
         self.damaged.clear()
 
     def await_catalog(self) -> None:
@@ -121,7 +121,7 @@ class FaultEnvironment:
 
         def answers() -> bool:
             with suppress(psycopg.Error):
-                self.site.query("select 1")
+                self.env.query("select 1")
                 return True
             return False
 
@@ -134,7 +134,7 @@ class FaultEnvironment:
         if self.run is None:
             return []
         return sorted(
-            pid for pid in self.site.children(self.run.pid) if _name(pid).startswith("ntt-worker")
+            pid for pid in self.env.children(self.run.pid) if _name(pid).startswith("ntt-worker")
         )
 
     def kill(self, pids: list[int]) -> bool:
@@ -148,9 +148,9 @@ class FaultEnvironment:
 
     def events(self) -> list[dict[str, Any]]:
         """The log's lines; the last one may be torn, after a kill."""
-        if not self.site.log.exists():
+        if not self.env.log.exists():
             return []
-        lines = self.site.log.read_text().splitlines()
+        lines = self.env.log.read_text().splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     # --- eras
@@ -158,19 +158,19 @@ class FaultEnvironment:
     def begin_era(self) -> None:
         """An empty store, an empty catalog, an empty remote. by-hash itself stays, as its disk."""
         self.disk.free()
-        for top in (self.site.store, self.site.remote.local / "by-hash"):
+        for top in (self.env.store, self.env.remote.local / "by-hash"):
             for entry in top.iterdir() if top.exists() else ():
                 shutil.rmtree(entry)
         for left in ("pgdump", ".ntt-check-*"):
-            for entry in self.site.remote.local.glob(left):
+            for entry in self.env.remote.local.glob(left):
                 shutil.rmtree(entry, ignore_errors=True)
-        self.site.query("truncate blobs, ntt_backup.failures, ntt_backup.dumps")
+        self.env.query("truncate blobs, ntt_backup.failures, ntt_backup.dumps")
         for known in (self.blobs, self.damaged, self.ever_damaged, self.deleted):
             known.clear()
 
     def await_quiet(self) -> None:
         """Until nothing of the run is left here; what it left there has lost its connection."""
-        wait_until(lambda: self.site.processes() == {}, "the end of all processes")
+        wait_until(lambda: self.env.processes() == {}, "the end of all processes")
         self.remote.kill_sessions()
 
     def litter(self) -> list[str]:
@@ -181,7 +181,7 @@ class FaultEnvironment:
         expected = ("pgdump", BALLAST, ".ntt-check-")
 
         def found() -> list[str]:
-            return [name for name in self.site.litter() if not name.startswith(expected)]
+            return [name for name in self.env.litter() if not name.startswith(expected)]
 
         with suppress(pytest.fail.Exception):
             wait_until(lambda: found() == [], "the last receivers to clear up", 10.0)

@@ -68,7 +68,7 @@ def _child(name: str) -> Callable[[FaultEnvironment], None]:
             and environment.run is not None
             and environment.run.poll() is None
         ):
-            of_workers = [environment.site.children(worker) for worker in environment.workers()]
+            of_workers = [environment.env.children(worker) for worker in environment.workers()]
             found = [pid for some in of_workers for pid, comm in some.items() if comm == name]
             if environment.kill(sorted(found)):
                 return
@@ -93,14 +93,14 @@ echo $n
 
 
 def _receiver(environment: FaultEnvironment) -> None:
-    said = environment.remote.run(_RECEIVER.format(path=environment.site.remote.path)).stdout
+    said = environment.remote.run(_RECEIVER.format(path=environment.env.remote.path)).stdout
     _must(said.strip() not in (b"", b"0"))
 
 
 def _backend(environment: FaultEnvironment) -> None:
     """PostgreSQL ends all its sessions when one of its processes is killed."""
     with suppress(psycopg.Error):
-        rows = environment.site.query(
+        rows = environment.env.query(
             "select pid from pg_stat_activity where application_name like 'ntt-backup-remote/%'"
         )
         _must(environment.kill(sorted(pid for (pid,) in rows)))
@@ -124,7 +124,7 @@ def _insert_rows(environment: FaultEnvironment) -> None:
 def _delete_rows(environment: FaultEnvironment) -> None:
     victims = environment.chance.sample(sorted(environment.blobs), min(5, len(environment.blobs)))
     with suppress(psycopg.Error):
-        environment.site.query("delete from blobs where blobid = any(%s)", victims)
+        environment.env.query("delete from blobs where blobid = any(%s)", victims)
         environment.deleted.update(victims)
         return
     raise Missed
@@ -171,8 +171,8 @@ def _flip_in_flight(environment: FaultEnvironment) -> Undo:
     ssh = environment.tools / "ssh"
     ssh.write_text(_FLIPPER.format(project=PROJECT, python=sys.executable, book=book))
     ssh.chmod(0o755)
-    environment.site.environ["PATH"] = f"{environment.tools}:{os.environ['PATH']}"
-    return lambda: environment.site.environ.pop("PATH", None)
+    environment.env.environ["PATH"] = f"{environment.tools}:{os.environ['PATH']}"
+    return lambda: environment.env.environ.pop("PATH", None)
 
 
 # --- the remote's disk ----------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def _move_clock(environment: FaultEnvironment) -> Undo:
         "FAKETIME": f"{days:+d}d",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    environment.site.environ.update(faked)
-    return lambda: [environment.site.environ.pop(name, None) for name in faked]
+    environment.env.environ.update(faked)
+    return lambda: [environment.env.environ.pop(name, None) for name in faked]
 
 
 def _clock_library() -> Path | None:
@@ -293,7 +293,7 @@ def choose(chance: random.Random, possible: list[str]) -> list[str]:
 
 def alter_remote(environment: FaultEnvironment, count: int) -> list[str]:
     """Flip a bit in files below by-hash; for when `verify` is to find and mend them."""
-    top = environment.site.remote.local / "by-hash"
+    top = environment.env.remote.local / "by-hash"
     there = sorted(path for path in top.rglob("*") if path.is_file() and path.stat().st_size)
     victims = environment.chance.sample(there, min(count, len(there)))
     for path in victims:

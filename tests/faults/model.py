@@ -47,22 +47,22 @@ class Model:
 
     def complete(self, environment: FaultEnvironment) -> list[str]:
         """Everything that is not as it must be, after a clean run without trouble."""
-        site = environment.site
+        env = environment.env
         found = []
         ours = environment.blobs
-        there = {Path(name).name: content for name, content in site.on_remote().items()}
+        there = {Path(name).name: content for name, content in env.on_remote().items()}
         if missing := ours.keys() - there.keys():
             found.append(f"{len(missing)} blobs are lost, such as {min(missing)}")
         if more := there.keys() - ours.keys():
             found.append(f"{len(more)} files are of no blob, such as {min(more)}")
         if wrong := [name for name in ours.keys() & there.keys() if ours[name] != there[name]]:
             found.append(f"{len(wrong)} files differ, such as {min(wrong)}")
-        store = {Path(name).name: content for name, content in site.in_store().items()}
+        store = {Path(name).name: content for name, content in env.in_store().items()}
         if store != ours:
             found.append("the source has changed")
-        if unmarked := ours.keys() - site.copied():
+        if unmarked := ours.keys() - env.copied():
             found.append(f"{len(unmarked)} blobs are not marked, such as {min(unmarked)}")
-        if failed := site.failures():
+        if failed := env.failures():
             found.append(f"{len(failed)} blobs are failed: {sorted(set(failed.values()))}")
         if litter := environment.litter():
             found.append(f"there is litter: {litter}")
@@ -72,7 +72,7 @@ class Model:
         """Whatever has a name is whole and right, and what had one still has it."""
         found = []
         names = set()
-        for path, content in environment.site.on_remote().items():
+        for path, content in environment.env.on_remote().items():
             name = Path(path).name
             names.add(name)
             if blake3(content).hexdigest() != name:
@@ -87,9 +87,9 @@ class Model:
     def _ledger(self, environment: FaultEnvironment) -> list[str]:
         """What is recorded as copied is there; what failed was bad."""
         found = []
-        if unfounded := environment.site.copied() - self.named:
+        if unfounded := environment.env.copied() - self.named:
             found.append(f"{len(unfounded)} blobs are marked and not there: {min(unfounded)}")
-        failed = environment.site.failures()
+        failed = environment.env.failures()
         if wronged := failed.keys() - environment.ever_damaged:
             reasons = sorted({failed[blobid] for blobid in wronged})
             found.append(f"{len(wronged)} good blobs are failed: {reasons}, such as {min(wronged)}")
@@ -98,7 +98,7 @@ class Model:
     def _dumps(self, environment: FaultEnvironment) -> list[str]:
         """A dump that has its name has its record, and is what the record says."""
         found = []
-        place = environment.site.remote.local / "pgdump"
+        place = environment.env.remote.local / "pgdump"
         for dump in sorted(place.glob("2*.dump")):
             record = dump.with_name(f"{dump.name}.json")
             if not record.exists():

@@ -87,16 +87,6 @@ def test_the_receiver_as_one_file_runs_on_its_own(tmp_path: Path) -> None:
     assert receiver.stat().st_mode & 0o777 == 0o755
 
 
-def test_the_file_holds_the_modules_word_for_word() -> None:
-    import ntt_backup.receiver
-
-    text = standalone()
-    for path in Path(ntt_backup.receiver.__file__).parent.glob("*.py"):
-        if path.name != "__init__.py":
-            assert f"r'''{path.read_text('utf-8')}'''" in text
-            assert "'''" not in path.read_text("utf-8")
-
-
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         write_receiver(tmp_path / "missing" / "file")

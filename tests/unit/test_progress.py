@@ -71,13 +71,6 @@ def test_workers_are_active_while_they_send_or_wait_for_answers() -> None:
     assert tuple(one.state for one in shown.workers) == states
 
 
-def test_a_worker_that_was_started_again_is_starting_and_keeps_its_sum(progress: Progress) -> None:
-    for message in (begin(5), complete(5), START):
-        progress.take(0, message, 1.0)
-    worker = progress.snapshot(3.0).workers[0]
-    assert (worker.state, worker.copied, worker.batch) == ("starting", 5, "0.3")
-
-
 @pytest.mark.parametrize(
     ("end", "state"), [(STALL_END, "waiting"), (DIED, "stopped"), (START, "starting")]
 )
@@ -88,17 +81,6 @@ def test_a_stalled_worker_is_not_active(progress: Progress, end: Message, state:
     assert (shown.workers[0].state, shown.active_workers) == ("stalled", 0)
     progress.take(0, end, 80.0)
     assert progress.snapshot(80.0).workers[0].state == state
-
-
-def test_speeds_are_in_megabytes_and_blobs_a_second(progress: Progress) -> None:
-    for second in range(30):
-        progress.take(0, tick("sending", 3_000_000), float(second))
-        progress.take(1, tick("sending", 1_000_000), float(second))
-        progress.take(0, complete(50), float(second))
-    shown = progress.snapshot(29.0)
-    assert shown.mb_per_s == pytest.approx(4.0, rel=0.1)
-    assert shown.blobs_per_s == pytest.approx(50, rel=0.1)
-    assert shown.workers[0].mb_per_s == pytest.approx(3.0, rel=0.15)
 
 
 # --- what is pending ------------------------------------------------------------------------------
@@ -148,16 +130,6 @@ def test_an_estimate_is_marked_until_a_count_replaces_it(progress: Progress) -> 
     assert (shown.pending, shown.estimated) == (40_999_000, False)
 
 
-def test_an_estimate_that_was_too_low_says_nothing_any_more(progress: Progress) -> None:
-    progress.take(0, tick("sending"), 0.0)
-    progress.found(PendingEstimate(10, 0, 0, exact=False))
-    progress.take(0, complete(10), 2.0)
-    shown = progress.snapshot(2.0)
-    assert (shown.pending, shown.eta_s, shown.share, shown.estimated) == (None, None, None, False)
-    progress.found(PendingEstimate(30, 0, 0, exact=False))
-    assert progress.pending == 30
-
-
 def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
     progress: Progress,
 ) -> None:
@@ -172,14 +144,6 @@ def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
     progress.take(0, complete(8), 3.0)
     assert not progress.out_of_date
     progress.take(0, begin(5), 4.0)
-    assert progress.out_of_date
-
-
-def test_pending_that_others_hold_is_out_of_date_when_our_work_ends() -> None:
-    progress = Progress(0.0, workers=1)
-    progress.found(PendingEstimate(8, 0, 0, exact=True))
-    progress.take(0, tick("sending"), 2.0)
-    progress.take(0, tick("idle"), 3.0)
     assert progress.out_of_date
 
 
@@ -219,36 +183,6 @@ def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: Progress, end: 
     assert (shown.sent, shown.share) == (0, 0.0)
 
 
-def test_share_is_below_one_before_the_last_answer(progress: Progress) -> None:
-    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
-    progress.take(0, tick("waiting", content=10_000), 1.0)
-    assert (progress.snapshot(2.0).share or 0) < 1
-    progress.take(0, complete(100, size=10_000), 3.0)
-    assert progress.snapshot(3.0).share == 1.0
-
-
-def test_blobs_of_unknown_size_are_taken_to_be_like_those_begun(progress: Progress) -> None:
-    progress.found(PendingEstimate(1_000, 0, 1_000, exact=True))
-    progress.take(0, begin(100, 50_000), 1.0)
-    progress.take(0, tick("sending", content=25_000), 1.0)
-    assert progress.snapshot(1.0).share == pytest.approx(0.05)
-
-
-def test_blobs_without_content_are_counted(progress: Progress) -> None:
-    progress.found(PendingEstimate(100, 0, 0, exact=True))
-    progress.take(0, tick("sending"), 0.0)
-    progress.take(0, complete(20, failed=5), 10.0)
-    shown = progress.snapshot(10.0)
-    assert (shown.share, shown.eta_s) == (0.25, 30.0)
-
-
-def test_failed_blobs_are_done(progress: Progress) -> None:
-    progress.found(PendingEstimate(100, 10_000, 0, exact=True))
-    progress.take(0, begin(100, 10_000), 1.0)
-    progress.take(0, complete(0, failed=50), 2.0)
-    assert progress.snapshot(2.0).share == 0.5
-
-
 def test_there_is_no_eta_while_nothing_moves(progress: Progress) -> None:
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", 5_000, content=5_000), 1.0)
@@ -274,12 +208,6 @@ def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Prog
     progress.take(1, complete(copied=50), 30_010.0)
     shown = progress.snapshot(30_010.0)
     assert [shown.eta_s, shown.done, shown.share] == pytest.approx([20.0, 50, 1 / 3])
-
-
-def test_a_run_without_work_has_no_share(progress: Progress) -> None:
-    progress.take(0, DRAINED, 1.0)
-    shown = progress.snapshot(2.0)
-    assert (shown.pending, shown.share) == (0, None)
 
 
 # --- what is worth a line -------------------------------------------------------------------------
