@@ -134,11 +134,28 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPack:
+    """A pack in a bucket. checksum: the SHA-256 that the server keeps, see `objects.bucket`.
+
+    pack_id has 32 hex digits; low and high are its smallest and largest blobid; size is in bytes.
+    """
+
+    pack_id: str
+    key: str
+    low: str
+    high: str
+    blobs: int
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """The answer for a batch: one verdict a blob, given once what is stored is on stable storage.
 
     stored carries the sizes that were sent, in bytes. wire_bytes is what was handed to the
-    transport for this batch. duration_s runs from the batch's start to the answer.
+    transport for this batch. duration_s runs from the batch's start to the answer. packs: those
+    that hold the stored blobs, where the target is a bucket.
     """
 
     batch: Batch
@@ -146,6 +163,7 @@ class Receipt:
     failed: tuple[Failure, ...]
     wire_bytes: int
     duration_s: float
+    packs: tuple[StoredPack, ...] = ()
 
     @property
     def stored_bytes(self) -> int:

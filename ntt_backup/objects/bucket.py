@@ -1,0 +1,116 @@
+"""The contract of a bucket: the few requests that the program makes of an object store.
+
+A key is relative to the prefix of the target's URL. What is written is checked by SHA-256 on its
+way, and is visible all at once or not at all. Nothing is overwritten: a key that is taken stays as
+it is.
+
+Any method may raise RemoteUnreachable (retryable: a time-out, a 5xx, a clock that is wrong for
+now), RemoteDenied (no right, no such bucket, wrong credentials) or RemoteCannotStore (full, or the
+server has stored something else than was sent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ObjectExists(Exception):
+    """The key is taken already."""
+
+
+class ObjectMissing(Exception):
+    """There is no object of that key."""
+
+
+class ObjectArchived(Exception):
+    """The object lies in an archive class: the service must thaw it before it can be read."""
+
+
+class UploadGone(Exception):
+    """The upload was completed or aborted before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object. size in bytes. checksum: the SHA-256 that the server keeps, as it writes it
+    (`base64`, or `base64-N` over the sums of N parts); "" where it keeps none or does not say.
+    """
+
+    key: str
+    size: int
+    checksum: str = ""
+    modified: datetime | None = None
+    storage_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that was taken. number counts from 1; sha256 is of its bytes, 32 of them."""
+
+    number: int
+    etag: str
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload in parts that was not completed. begun: when, as the server says."""
+
+    key: str
+    upload_id: str
+    begun: datetime
+
+
+class Bucket(Protocol):
+    """One prefix of one bucket. It may be used by several threads at once."""
+
+    def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
+        """Stores a small object. Raises ObjectExists."""
+        ...
+
+    def create_upload(self, key: str) -> str:
+        """Begins an upload in parts; returns its id."""
+        ...
+
+    def put_part(self, key: str, upload_id: str, number: int, data: Buffer, sha256: bytes) -> Part:
+        """Stores a part: all but the last have the same size. Raises UploadGone."""
+        ...
+
+    def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
+        """Makes the object of its parts. Raises ObjectExists, and UploadGone where an earlier
+        answer may have been lost: `head` tells.
+        """
+        ...
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Removes the parts of an upload; one that is gone is no error."""
+        ...
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """Yields the uploads that were begun and not ended."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Returns the object with its checksum; None where there is none."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Returns bytes of an object, fewer at its end. start below 0 counts from the end, and
+        asks for all from there. Raises ObjectMissing and ObjectArchived.
+        """
+        ...
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        """Yields the objects below prefix in the order of keys, those behind `after`."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Removes an object: a dump or a snapshot past its retention, never a pack or a blob. One
+        that is gone is no error. Raises RemoteDenied where the bucket is append-only.
+        """
+        ...

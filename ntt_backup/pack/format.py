@@ -1,0 +1,209 @@
+"""The bytes of a pack: the table, the trailer, and what bounds them.
+
+A pack is an ustar archive whose last member, `.ntt/index`, is a table of its blobs and a trailer of
+512 bytes. After it come the two zero blocks that end an archive, so the trailer always begins 1536
+bytes before the end of the file. Larger blobs are members of their own, `by-hash/aa/bb/<blobid>`;
+small ones lie back to back in members `.ntt/dense`, each as it is or compressed. A dictionary for
+these is the member `.ntt/dict`.
+
+Everything that comes from a pack may be hostile: each length is bounded before it is believed, and
+the table holds digests and no names, so nothing in it can lead out of a directory. See
+`docs/pack-format.md`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+VERSION: Final = 1
+BLOCK: Final = 512
+DIGEST_BYTES: Final = 32
+ID_BYTES: Final = 16
+# The trailer and the two zero blocks that end the archive.
+TAIL_BYTES: Final = 3 * BLOCK
+MAX_ENTRIES: Final = 1 << 20
+MAX_PACK: Final = 1 << 44
+# Of a compressed blob, before compression. Larger blobs are stored as they are.
+MAX_RAW: Final = 1 << 26
+MAX_DICTIONARY: Final = 1 << 20
+
+# The codecs of an entry.
+RAW: Final = 0
+ZSTD: Final = 1
+ZSTD_DICTIONARY: Final = 2
+
+INDEX_MEMBER: Final = ".ntt/index"
+DENSE_MEMBER: Final = ".ntt/dense"
+DICTIONARY_MEMBER: Final = ".ntt/dict"
+
+_MAGIC: Final = b"NTTPACK\n"
+# magic, version, codecs' highest number, entries, table's offset and bytes, dictionary's offset and
+# bytes, BLAKE3 of the table, pack id, store id
+_TRAILER: Final = struct.Struct("!8sHHIQQQQ32s16s16s")
+_ENTRY: Final = struct.Struct("!32sHIBIIB")
+ENTRY_BYTES: Final = _ENTRY.size
+_SELF_AT: Final = BLOCK - DIGEST_BYTES
+
+
+class PackError(Exception):
+    """The bytes are no pack, or no whole one. The text is one line for the operator."""
+
+
+class Entry(NamedTuple):
+    """A blob in a pack. digest: its blobid in binary. offset and stored: where its bytes lie, and
+    how many; raw: how many they are once decompressed. codec: RAW, ZSTD or ZSTD_DICTIONARY.
+    """
+
+    digest: bytes
+    offset: int
+    stored: int
+    raw: int
+    codec: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """The last block of a pack's index. Offsets and sizes are in bytes.
+
+    dictionary_bytes is 0 where there is none. table_sum is the BLAKE3 of the table.
+    """
+
+    entries: int
+    table_offset: int
+    dictionary_offset: int
+    dictionary_bytes: int
+    table_sum: bytes
+    pack_id: bytes
+    store_id: bytes
+
+    @property
+    def table_bytes(self) -> int:
+        return self.entries * ENTRY_BYTES
+
+
+def pack_id(store_id: bytes, digests: Iterable[bytes]) -> bytes:
+    """Returns the id of the pack of these blobs: 16 bytes, known before a blob is read.
+
+    The same blobs of the same store always give the same id, in whichever order they come.
+    """
+    whole = blake3(b"ntt-pack %d\n" % VERSION + store_id)
+    for digest in sorted(digests):
+        whole.update(digest)
+    return whole.digest(length=ID_BYTES)
+
+
+def write_table(entries: Iterable[Entry]) -> bytes:
+    """Returns the table: the entries in the order of their digests."""
+    return b"".join(
+        _ENTRY.pack(
+            one.digest,
+            one.offset >> 32,
+            one.offset & 0xFFFFFFFF,
+            one.stored >> 32,
+            one.stored & 0xFFFFFFFF,
+            0 if one.codec == RAW else one.raw,
+            one.codec,
+        )
+        for one in sorted(entries)
+    )
+
+
+def write_trailer(trailer: Trailer) -> bytes:
+    """Returns the block that `read_trailer` reads."""
+    head = _TRAILER.pack(
+        _MAGIC,
+        VERSION,
+        ZSTD_DICTIONARY,
+        trailer.entries,
+        trailer.table_offset,
+        trailer.table_bytes,
+        trailer.dictionary_offset,
+        trailer.dictionary_bytes,
+        trailer.table_sum,
+        trailer.pack_id,
+        trailer.store_id,
+    ).ljust(_SELF_AT, b"\0")
+    return head + blake3(head).digest()
+
+
+def read_trailer(tail: bytes, size: int) -> Trailer:
+    """Returns the trailer of a pack of that size, whose last bytes, TAIL_BYTES at least, are tail.
+
+    Raises PackError. What it returns is consistent: all it points to lies within the pack, before
+    the trailer.
+    """
+    if len(tail) < TAIL_BYTES or not TAIL_BYTES <= size <= MAX_PACK:
+        raise PackError("it is too short, or too long, for a pack")
+    block = bytes(tail[len(tail) - TAIL_BYTES :][:BLOCK])
+    magic, version, codecs, entries, table, table_bytes, words, words_bytes, *sums = (
+        _TRAILER.unpack_from(block)
+    )
+    if magic != _MAGIC:
+        raise PackError("no trailer: it is no pack, or its end is missing")
+    if blake3(block[:_SELF_AT]).digest() != block[_SELF_AT:]:
+        raise PackError("its trailer was altered")
+    if version != VERSION or codecs > ZSTD_DICTIONARY:
+        raise PackError(f"it has version {version} of the format; this program reads {VERSION}")
+    trailer = Trailer(entries, table, words, words_bytes, *sums)
+    end = size - TAIL_BYTES
+    if entries > MAX_ENTRIES or table_bytes != trailer.table_bytes or table + table_bytes > end:
+        raise PackError("its trailer contradicts itself")
+    if words_bytes > MAX_DICTIONARY or words + words_bytes > table:
+        raise PackError("its trailer contradicts itself")
+    return trailer
+
+
+class Table:
+    """The entries of a pack, in the order of their digests; nothing is unpacked before it is asked
+    for.
+    """
+
+    def __init__(self, data: bytes, trailer: Trailer) -> None:
+        """Raises PackError for a table that is not the trailer's, is not sorted, or points outside
+        of the pack's members.
+        """
+        if len(data) != trailer.table_bytes or blake3(data).digest() != trailer.table_sum:
+            raise PackError("its table was altered")
+        self._data = data
+        previous = b""
+        for one in self:
+            if one.digest <= previous:
+                raise PackError("its table is not in order")
+            if one.codec > ZSTD_DICTIONARY or (one.codec != RAW and one.raw > MAX_RAW):
+                raise PackError(f"its table has an entry that no pack may have, {one.digest.hex()}")
+            if one.offset + one.stored > trailer.table_offset:
+                raise PackError(f"its table leads outside of it, at {one.digest.hex()}")
+            previous = one.digest
+
+    def __len__(self) -> int:
+        return len(self._data) // ENTRY_BYTES
+
+    def __getitem__(self, number: int) -> Entry:
+        return _entry(_ENTRY.unpack_from(self._data, number * ENTRY_BYTES))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(_entry, _ENTRY.iter_unpack(self._data))
+
+    def find(self, digest: bytes) -> Entry | None:
+        """Returns the entry of a blob, None where the pack does not have it."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            at = middle * ENTRY_BYTES
+            if self._data[at : at + DIGEST_BYTES] < digest:
+                low = middle + 1
+            else:
+                high = middle
+        found = self[low] if low < len(self) else None
+        return found if found is not None and found.digest == digest else None
+
+
+def _entry(values: tuple[bytes, int, int, int, int, int, int]) -> Entry:
+    digest, offset_high, offset, stored_high, stored, raw, codec = values
+    stored |= stored_high << 32
+    return Entry(digest, offset_high << 32 | offset, stored, stored if codec == RAW else raw, codec)
