@@ -71,7 +71,7 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     return [
         f"would send {amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
         + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),
-        f"from {settings.source.root} to {settings.remote.host}:{settings.remote.path}/by-hash",
+        f"from {settings.source.root} to {settings.remote.where}/by-hash",
         f"in about {batches} of at most {many(run.batch_size, 'blob')} and {size(run.batch_bytes)}",
         f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",
     ]

@@ -46,6 +46,7 @@ def load(
     in_file, others = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
     layer = in_file | in_environment | sources.from_flags(flags or {})
+    layer = sources.from_aws(environ, layer) | layer
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
     settings, problems = _validated(model, layer, target, table)
     # A variable would send the blobs of another target to the place of `remote`.
@@ -57,7 +58,7 @@ def load(
                 "unset it to work on this target",
             )
             for key in sources.PLACE
-            if key in in_environment
+            if key in in_environment and (key in in_file or key != "remote.endpoint")
         ]
     for other in others:
         problems += _validated(CatalogConfig, other, target, "remote", complete=False)[1]

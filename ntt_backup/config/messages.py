@@ -2,7 +2,7 @@
 
 A sentence names the value's origin, shows the value, and says what is needed. What may hold a
 password is not shown: neither `catalog.url` nor anything that looks like a database URL, since that
-is easily put under a wrong name.
+is easily put under a wrong name. A target's URL is shown if it can hold none.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from pydantic_core import ErrorDetails
 
 from ntt_backup.config.models import ENVIRONMENT, TABLES
 from ntt_backup.config.sources import Layer
+from ntt_backup.config.target_url import FORMS
 from ntt_backup.config.values import needed
 
 _SHOWN_LENGTH = 80
 _MAY_HOLD_A_PASSWORD = re.compile(r"://|passw|:[^:@]+@", re.IGNORECASE)
+_TARGET_URL = re.compile(
+    r"'(ssh://([\w.-]+@)?|file://|s3://)[\w.-]*(:\d{1,5})?(/[^@:?&=]*)?'", re.IGNORECASE
+)
+_SECRET = re.compile(r"access_?key|secret|token|credential|passw", re.IGNORECASE)
+_CHAIN = (
+    "give them as AWS programs take them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
+    " ~/.aws/credentials, or the role of the machine"
+)
 
 
 class Problem(NamedTuple):
@@ -30,7 +39,7 @@ class Problem(NamedTuple):
 
 
 def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
-    """Yields the problems of an error of pydantic. table: has the target's host and path."""
+    """Yields the problems of an error of pydantic. table: names the target."""
 
     def origin_of(key: str) -> str:
         origin = layer[key].origin if key in layer else key
@@ -41,31 +50,52 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
     key = f"{section}.{name}"
     origin = origin_of(key)
     if error["type"] == "missing":
-        required = [known for known, field in fields.items() if field.is_required()]
-        for one in [name] if name else required:
-            yield _missing(f"{section}.{one}", table if section == "remote" else section, one)
+        if section == "remote":
+            yield _no_place(layer, table)
+        else:
+            required = [known for known, field in fields.items() if field.is_required()]
+            yield from (_missing(f"{section}.{one}", section) for one in required)
+    elif error["type"] == "extra_forbidden" and _SECRET.search(name):
+        yield Problem(f"{origin} is not a setting: credentials stand in no file of ours", _CHAIN)
     elif error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, fields, n=1)
         guess = f": did you mean {near[0]}?" if near else ""
         yield Problem(f"{origin} is not a setting{guess}", f"{section} has {', '.join(fields)}")
+    elif error["type"] == "places":
+        other = origin_of(f"remote.{error['ctx']['name']}")
+        text = f"{origin_of('remote.url')} and {other} name different places"
+        yield Problem(text, "keep one of them")
     elif error["type"] == "contradiction":
         low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
         text = f"{origin_of(low)} is above {origin_of(high)}"
         yield Problem(text, "set both, the first not above the second")
     else:
-        yield Problem(
-            f"{origin} is {_shown(key, error['input'])}: {needed(fields[name])} is needed"
-        )
+        own = error.get("ctx", {}).get("reason")
+        needs = own or f"{needed(fields[name])} is needed"
+        yield Problem(f"{origin} is {_shown(key, error['input'])}: {needs}")
 
 
-def _missing(key: str, table: str, name: str) -> Problem:
+def _no_place(layer: Layer, table: str) -> Problem:
+    """Returns the problem of a target without a place, or with half of one."""
+    given = {name for name in ("host", "path") if f"remote.{name}" in layer}
+    if len(given) == 1:
+        (absent,) = {"host", "path"} - given
+        problem = _missing(f"remote.{absent}", table)
+        return problem._replace(hint=f"{problem.hint}, or name the whole place by remote.url")
+    problem = _missing("remote.url", table)
+    return problem._replace(hint=f"{problem.hint}: {FORMS}")
+
+
+def _missing(key: str, table: str) -> Problem:
     variables = [variable for variable, known in ENVIRONMENT.items() if known == key]
-    ways = [*variables, f"{name} under [{table}] in the configuration file"]
+    ways = [*variables, f"{key.partition('.')[2]} under [{table}] in the configuration file"]
     return Problem(f"{key} is not set", "set " + " or ".join(ways))
 
 
 def _shown(key: str, value: object) -> str:
     text = repr(value)
+    if key == "remote.url" and _TARGET_URL.fullmatch(text):
+        return text
     if key == "catalog.url" or _MAY_HOLD_A_PASSWORD.search(text):
         return "(not shown, it may hold a password)"
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."

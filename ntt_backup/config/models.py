@@ -9,19 +9,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from ntt_backup.config.target_url import Endpoint, Kind, Place, TargetUrl, parse
 from ntt_backup.config.values import (
     Count,
     Host,
     LocalPath,
     LockPath,
     Rate,
+    Region,
     RemotePath,
     Seconds,
     Share,
     Size,
+    StorageClass,
     Url,
     WholeSeconds,
 )
@@ -51,10 +62,15 @@ class SourceSettings(_Section):
 
 
 class RemoteSettings(_Section):
-    """The target. `by-hash/` lies below path."""
+    """The target: a place, and how it is reached.
 
-    host: Host
-    path: RemotePath
+    The place is set by url, or by host, port and path; each then has its part of it, and what has
+    no part in it is empty. `by-hash/` lies below path. model_fields_set holds what was set.
+    """
+
+    url: TargetUrl = ""
+    host: Host = ""
+    path: RemotePath = ""
     port: Count | None = Field(default=None, ge=1, le=65535)
     identity_file: LocalPath | None = None
     ssh_config: LocalPath | None = None
@@ -62,6 +78,47 @@ class RemoteSettings(_Section):
     connect_timeout: WholeSeconds = Field(default=15, ge=1, le=600)
     alive_interval: WholeSeconds = Field(default=15, ge=1, le=600)
     alive_count: Count = Field(default=4, ge=1, le=100)
+    endpoint: Endpoint | None = None
+    region: Region | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    storage_class: StorageClass | None = None
+    part_size: Size = Field(default=32 * 1024**2, ge=5 * 1024**2, le=5 * 1024**3)
+    ca_bundle: LocalPath | None = None
+
+    _place: Place = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if not self.url and not (self.host and self.path):
+            raise PydanticCustomError("missing", "the place is missing")
+        place = parse(self.url) if self.url else Place("ssh", self.host, self.port, self.path)
+        for name in ("host", "port", "path"):
+            if name in self.model_fields_set and getattr(self, name) != getattr(place, name):
+                raise PydanticCustomError("places", "{name} differs", {"name": name})
+        self._place = place
+        # What is validated is frozen for everybody else.
+        self.__dict__.update(url=str(place), host=place.host, port=place.port, path=place.path)
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """What the target is: an account on the remote, a local directory, or a bucket."""
+        return self._place.kind
+
+    @property
+    def where(self) -> str:
+        """The place in events and messages: host:path, or the URL of what has no host."""
+        return f"{self.host}:{self.path}" if self.kind == "ssh" else self.url
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self._place.bucket
+
+    @property
+    def prefix(self) -> str:
+        """What begins all keys in the bucket, without slashes at its ends; may be empty."""
+        return self._place.prefix
 
 
 class RunSettings(_Section):
@@ -136,12 +193,14 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_DB_URL": "catalog.url",
     "NTT_SOURCE_ROOT": "source.root",
     "NTT_READ_ORDER": "source.read_order",
+    "NTT_REMOTE_URL": "remote.url",
     "NTT_REMOTE_HOST": "remote.host",
     "NTT_REMOTE_PORT": "remote.port",
     "NTT_REMOTE_PATH": "remote.path",
     "NTT_SSH_KEY": "remote.identity_file",
     "NTT_SSH_CONFIG": "remote.ssh_config",
     "NTT_KNOWN_HOSTS": "remote.known_hosts",
+    "NTT_S3_ENDPOINT": "remote.endpoint",
     "NTT_WORKERS": "run.workers",
     "NTT_BATCH_SIZE": "run.batch_size",
     "NTT_BATCH_BYTES": "run.batch_bytes",

@@ -29,7 +29,7 @@ CONFIG_VARIABLE = "NTT_CONFIG"
 # The former names of settings: files that were written then are still valid.
 _RENAMED: Mapping[str, str] = {"dump.refresh": "dump.max_age"}
 # A target that names one of these must not inherit the others from elsewhere.
-PLACE = ("remote.host", "remote.port", "remote.path")
+PLACE = ("remote.url", "remote.host", "remote.port", "remote.path", "remote.endpoint")
 _TARGET_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _TARGET_HINT = "a target's name is lowercase letters, digits and _, at most 31, a letter first"
 
@@ -67,6 +67,15 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
     return {
         key: Setting(environ[name], name) for name, key in ENVIRONMENT.items() if environ.get(name)
     }
+
+
+def from_aws(environ: Mapping[str, str], layer: Layer) -> Layer:
+    """Returns what the variables of AWS say, below all of ours, about the bucket of a layer."""
+    name = next(filter(environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")), None)
+    url = layer["remote.url"].value if "remote.url" in layer else None
+    if name is None or not str(url).lower().startswith("s3:"):
+        return {}
+    return {"remote.endpoint": Setting(environ[name], name)}
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
@@ -108,7 +117,7 @@ def from_file(
         raise ConfigError(
             f"target {target!r} is not in {path}",
             detail=f"its targets are {', '.join(remotes)}",
-            hint=f"add a table [targets.{target}] with host and path",
+            hint=f"add a table [targets.{target}] with url",
         )
     layer = remotes.pop(target)
     for section, table in tables.items():
@@ -148,7 +157,7 @@ def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(targets, dict) or not all(isinstance(one, dict) for one in targets.values()):
         raise ConfigError(
             f"targets in {path} must hold tables",
-            hint="write [targets.NAME], then host = ... and path = ... on lines below it",
+            hint="write [targets.NAME], then url = ... on a line below it",
         )
     for name in targets:
         if not _TARGET_NAME.fullmatch(name):

@@ -81,14 +81,16 @@ def parse_duration(value: object) -> float:
     return float(match[1]) * _UNITS[match[2].lower()]
 
 
-def _line(text: str) -> str:
+def check_line(text: str) -> str:
+    """Returns text. Raises ValueError for control characters, and for what is not Unicode."""
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise ValueError("a control character")
     text.encode()
     return text
 
 
-def _host(text: str) -> str:
+def check_host(text: str) -> str:
+    """Returns a host as ssh takes it. Raises ValueError for what ssh or a shell could misread."""
     # Brackets around an IPv6 address are for URLs: ssh itself takes it without them.
     bare = text.removeprefix("ssh://")
     if bare == text:
@@ -107,7 +109,7 @@ def _local_path(value: object) -> object:
 
 
 def _absolute(path: Path) -> Path:
-    _line(str(path))
+    check_line(str(path))
     if not path.is_absolute():
         raise ValueError("not absolute")
     return path
@@ -119,7 +121,8 @@ def _lock_path(path: Path) -> Path:
     return path
 
 
-def _remote_path(text: str) -> str:
+def check_remote_path(text: str) -> str:
+    """Returns an absolute path in its shortest form. Raises ValueError for others, `/` and `..`."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not text.startswith("/") or not parts or ".." in parts:
         raise ValueError("not a directory of its own")
@@ -133,7 +136,7 @@ WholeSeconds = Annotated[int, BeforeValidator(parse_duration), Needs(_A_DURATION
 Share = Annotated[float, BeforeValidator(_number), Needs("a share")]
 Size = Annotated[int, BeforeValidator(parse_size), Needs("a size (256MiB, 1.5GB, bytes)")]
 Rate = Annotated[int, BeforeValidator(parse_size), Needs("a rate (12MB/s, bytes a second)")]
-Line = Annotated[str, AfterValidator(_line)]
+Line = Annotated[str, AfterValidator(check_line)]
 Url = Annotated[
     Line,
     Field(min_length=1),
@@ -141,16 +144,22 @@ Url = Annotated[
 ]
 Host = Annotated[
     Line,
-    AfterValidator(_host),
+    AfterValidator(check_host),
     Needs("a host as ssh takes it (user@host, host or a Host alias; the port is remote.port)"),
 ]
 RemotePath = Annotated[
     Line,
-    AfterValidator(_remote_path),
+    AfterValidator(check_remote_path),
     Needs("an absolute path on the remote, below / and without .."),
 ]
 LocalPath = Annotated[
     Path, BeforeValidator(_local_path), AfterValidator(_absolute), Needs("an absolute path")
+]
+Region = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$"), Needs("a region's name such as eu-central-1")
+]
+StorageClass = Annotated[
+    str, Field(pattern=r"^[A-Z0-9_]{1,32}$"), Needs("a storage class such as STANDARD_IA")
 ]
 LockPath = Annotated[
     LocalPath,

@@ -103,7 +103,7 @@ class _Run:
                 workers=settings.run.workers,
                 watch=self._watch,
                 source=str(settings.source.root),
-                remote=f"{settings.remote.host}:{settings.remote.path}",
+                remote=settings.remote.where,
             )
         )
         try:

@@ -221,8 +221,10 @@ def test_a_problem_names_the_flag_variable_or_key_that_was_set(file: Path) -> No
 def test_every_variable_sets_its_own_key() -> None:
     values = {
         "NTT_DB_URL": "postgresql:///other",
+        "NTT_REMOTE_URL": "ssh://vault:23/NTT_REMOTE_PATH",
         "NTT_REMOTE_HOST": "vault",
         "NTT_REMOTE_PORT": "23",
+        "NTT_S3_ENDPOINT": "https://s3.example.org:9000",
         "NTT_WORKERS": "23",
         "NTT_BATCH_SIZE": "23",
         "NTT_BATCH_BYTES": "23 kB",
@@ -246,8 +248,9 @@ def test_an_empty_variable_counts_as_not_set(file: Path) -> None:
 
 def test_a_missing_setting_is_reported_with_the_ways_to_set_it(file: Path) -> None:
     error = refused("[source]\nroot = '/data'\n", path=file)
-    assert error.message == "remote.host is not set; remote.path is not set"
-    assert "NTT_REMOTE_HOST or host under [remote]" in error.hint
+    assert error.message == "remote.url is not set"
+    assert "NTT_REMOTE_URL or url under [remote]" in error.hint
+    assert "file:///path" in error.hint
 
 
 def test_catalog_commands_need_neither_store_nor_remote() -> None:
@@ -335,6 +338,7 @@ def test_a_target_inherits_no_part_of_its_place(file: Path) -> None:
     error = refused(NAS.replace('path = "/volume"\n', ""), path=file, target="nas")
     assert error.message == "remote.path is not set"
     assert "path under [targets.nas]" in error.hint
+    assert "remote.url" in error.hint
 
 
 @pytest.mark.parametrize("variable", ["NTT_REMOTE_HOST", "NTT_REMOTE_PATH", "NTT_REMOTE_PORT"])
@@ -384,6 +388,14 @@ URL = f"postgresql://copyjob:{SECRET}@db/catalog"
         {"NTT_REMOTE_HOST": URL},
         {"NTT_REMOTE_HOST": f"copyjob:{SECRET}@db"},
         {"NTT_REMOTE_PATH": URL},
+        {"NTT_REMOTE_URL": URL},
+        {"NTT_REMOTE_URL": f"ssh://copyjob:{SECRET}@vault/storage"},
+        {"NTT_REMOTE_URL": f"ssh://copyjob%3A{SECRET}@vault/storage"},
+        {"NTT_REMOTE_URL": f"s3://AKIA:{SECRET}@bucket/prefix"},
+        {"NTT_REMOTE_URL": f"s3://{SECRET}@bucket/prefix"},
+        {"NTT_REMOTE_URL": f"s3://AKIA:{SECRET}/prefix"},
+        {"NTT_REMOTE_URL": f"s3://bucket/?secret={SECRET}"},
+        {"NTT_S3_ENDPOINT": f"https://AKIA:{SECRET}@s3.example.org"},
         {"NTT_WORKERS": f"host=db PASSWORD={SECRET}"},
         {"NTT_SOURCE_ROOT": URL},
         {"NTT_STRATEGY": f"https://db/?token={SECRET}"},
@@ -391,7 +403,9 @@ URL = f"postgresql://copyjob:{SECRET}@db/catalog"
     ],
 )
 def test_no_error_shows_a_password(file: Path, environ: dict[str, str]) -> None:
-    error = refused(GOOD + "[run]\nworkers = 0\n", path=file, environ=environ)
+    good = GOOD.replace('host = "vault"\npath = "/storage"\n', "url = 'file:///storage'\n")
+    text = good if "NTT_REMOTE_URL" in environ else GOOD
+    error = refused(text + "[run]\nworkers = 0\n", path=file, environ=environ)
     chain = f"{error!r} {error} {error.detail} {error.hint} {error.__cause__!s}"
     assert SECRET not in chain + " ".join(misspelt(environ))
 

@@ -1,0 +1,199 @@
+"""A target's URL: what it names, its one form, and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import PydanticCustomError
+
+from ntt_backup.config import RemoteConfig, RemoteSettings, load
+from ntt_backup.config.target_url import Place, parse
+from ntt_backup.errors import ConfigError
+
+SECRET = "hunter2"
+
+
+def remote(url: str, **more: str) -> RemoteSettings:
+    """The target that NTT_REMOTE_URL and more of the environment name."""
+    return load(RemoteConfig, environ={"NTT_REMOTE_URL": url, **more}).remote
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "form"),
+    [
+        ("ssh://vault/srv", Place("ssh", "vault", None, "/srv"), ""),
+        ("ssh://me@vault:22/srv", Place("ssh", "me@vault", 22, "/srv"), ""),
+        ("SSH://vault:/srv//x/./", Place("ssh", "vault", None, "/srv/x"), "ssh://vault/srv/x"),
+        ("ssh://vault/a b", Place("ssh", "vault", None, "/a b"), "ssh://vault/a%20b"),
+        ("ssh://me@[::1]:22/srv", Place("ssh", "me@::1", 22, "/srv"), ""),
+        ("ssh://[fe80::1%25eth0]/srv", Place("ssh", "fe80::1%eth0", None, "/srv"), ""),
+        ("ssh://DOMAIN%5Cme@vault/srv", Place("ssh", "DOMAIN\\me@vault", None, "/srv"), ""),
+        ("ssh://a%40b@vault/srv", Place("ssh", "a@b@vault", None, "/srv"), ""),
+        ("file:///mnt/usb", Place("file", path="/mnt/usb"), ""),
+        ("file:///mnt/usb%20disk/", Place("file", path="/mnt/usb disk"), "file:///mnt/usb%20disk"),
+        ("file:///100%25%20%23%3F", Place("file", path="/100% #?"), ""),
+        ("file:///médias", Place("file", path="/médias"), "file:///m%C3%A9dias"),
+        ("s3://bucket", Place("s3", bucket="bucket"), "s3://bucket/"),
+        ("s3://bucket/a//b/", Place("s3", bucket="bucket", prefix="a/b"), "s3://bucket/a/b"),
+    ],
+)
+def test_a_url_names_a_place_and_has_one_form(url: str, place: Place, form: str) -> None:
+    assert parse(url) == place
+    assert str(place) == (form or url)
+
+
+@pytest.mark.parametrize(
+    ("url", "needed"),
+    [
+        ("/mnt/usb", "file:///path"),
+        ("vault:/srv", "ssh://"),
+        ("https://bucket.example.org", "s3://"),
+        ("file:/mnt/usb", "file:///path"),
+        ("file://mnt/usb", "three slashes"),
+        ("file://localhost/mnt/usb", "three slashes"),
+        ("file:///", "below /"),
+        ("file:///mnt/../..", r"without \.\."),
+        ("file:///mnt/%2e%2E/x", r"without \.\."),
+        ("file:///mnt/100%", "%25"),
+        ("file:///mnt/a?b", "%3F"),
+        ("file:///mnt/a#b", "%23"),
+        ("file:///mnt/a%00b", "control characters"),
+        ("file:///mnt/a%0Ab", "control characters"),
+        ("file:///mnt/%ff", "UTF-8"),
+        ("ssh://vault", "an absolute path"),
+        ("ssh:///srv", "a host"),
+        ("ssh://@vault/srv", "a host"),
+        ("ssh://-oProxyCommand=x/srv", "a host"),
+        ("ssh://va%20ult/srv", "a host"),
+        ("ssh://va%0ault/srv", "a host"),
+        ("ssh://va%3Ault/srv", "a host"),
+        ("ssh://::1/srv", "a host"),
+        ("ssh://[vault]/srv", "a host"),
+        ("ssh://vault:0/srv", "a port"),
+        ("ssh://vault:65536/srv", "a port"),
+        ("ssh://vault:ssh/srv", "a host"),
+        (f"ssh://me:{SECRET}@vault/srv", "without credentials"),
+        (f"s3://{SECRET}@bucket/x", "without credentials"),
+        (f"file://me:{SECRET}@/x", "without credentials"),
+        ("s3:///prefix", "a bucket"),
+        ("s3://b", "a bucket"),
+        ("s3://a..b/x", "a bucket"),
+        ("s3://bucket:9000/x", "remote.endpoint"),
+        ("s3://bucket/../x", r"a prefix without \. and \.\."),
+        ("s3://bucket/" + "x" * 801, "at most 800 bytes"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_is_needed(url: str, needed: str) -> None:
+    with pytest.raises(ConfigError, match=f"^NTT_REMOTE_URL is .*{needed}.* needed") as caught:
+        remote(url)
+    assert SECRET not in f"{caught.value} {caught.value.hint}"
+    assert str(caught.value).isprintable()
+
+
+words = st.text(
+    st.characters(min_codepoint=33, exclude_characters="/\x7f", codec="utf-8"), min_size=1
+)
+paths = st.lists(words.filter(lambda word: word not in (".", "..")), min_size=1, max_size=4)
+hosts = st.one_of(
+    st.from_regex(r"\A[a-z0-9][a-z0-9._+-]{0,20}\Z"),
+    st.ip_addresses(v=6).map(str),
+    st.ip_addresses(v=6).map(lambda address: f"{address}%eth0"),
+)
+places = st.one_of(
+    st.builds(
+        lambda user, host, port, path: Place("ssh", user + host, port, "/" + "/".join(path)),
+        st.one_of(st.just(""), st.from_regex(r"\A[a-z][a-z0-9_.\\@%-]{0,8}\Z").map("{}@".format)),
+        hosts,
+        st.none() | st.integers(1, 65535),
+        paths,
+    ),
+    paths.map(lambda path: Place("file", path="/" + "/".join(path))),
+    st.builds(
+        lambda bucket, path: Place("s3", bucket=bucket, prefix="/".join(path)),
+        st.from_regex(r"\A[a-z0-9][a-z0-9-]{1,60}[a-z0-9]\Z"),
+        st.just([]) | paths.filter(lambda path: len("/".join(path).encode()) <= 800),
+    ),
+)
+
+
+@given(places)
+def test_a_place_is_the_one_that_its_url_names(place: Place) -> None:
+    assert parse(str(place)) == place
+    assert str(place).isascii()
+
+
+@given(
+    st.sampled_from(["ssh://", "file://", "s3://"]), st.text(st.characters(exclude_characters="\0"))
+)
+def test_any_url_names_a_place_or_is_refused(scheme: str, rest: str) -> None:
+    with suppress(PydanticCustomError):
+        form = str(parse(scheme + rest))
+        assert str(parse(form)) == form
+        assert form.isascii()
+
+
+# --- as a setting ---------------------------------------------------------------------------------
+
+
+def test_host_port_and_path_are_the_same_place_as_their_url() -> None:
+    parts = {"NTT_REMOTE_HOST": "me@vault", "NTT_REMOTE_PORT": "23", "NTT_REMOTE_PATH": "/srv/"}
+    by_parts, by_url = load(RemoteConfig, environ=parts).remote, remote("ssh://me@vault:23/srv")
+    assert by_parts == by_url == remote("ssh://me@vault:23/srv", **parts)
+    assert (by_url.kind, by_url.where) == ("ssh", "me@vault:/srv")
+
+
+@pytest.mark.parametrize("name", ["NTT_REMOTE_HOST", "NTT_REMOTE_PORT", "NTT_REMOTE_PATH"])
+@pytest.mark.parametrize("url", ["ssh://vault:22/srv", "file:///srv/x", "s3://bucket/srv"])
+def test_a_url_and_another_place_are_refused_by_both_names(url: str, name: str) -> None:
+    value = {"NTT_REMOTE_PORT": "23"}.get(name, "/other")
+    value = "other" if name == "NTT_REMOTE_HOST" else value
+    with pytest.raises(ConfigError) as caught:
+        remote(url, **{name: value})
+    assert caught.value.message == f"NTT_REMOTE_URL and {name} name different places"
+
+
+def test_a_target_with_a_url_inherits_no_part_of_another_place(tmp_path: Path) -> None:
+    file = tmp_path / "backup.toml"
+    file.write_text(
+        '[remote]\nurl = "ssh://vault:23/srv"\nendpoint = "https://s3.example.org"\n'
+        'connect_timeout = 5\n[targets.usb]\nurl = "file:///mnt/usb"\n'
+        '[targets.nas]\nhost = "nas"\npath = "/volume"\n'
+    )
+    usb = load(RemoteConfig, environ={}, file=file, target="usb").remote
+    assert (usb.kind, usb.where, usb.path) == ("file", "file:///mnt/usb", "/mnt/usb")
+    assert (usb.host, usb.port, usb.endpoint, usb.connect_timeout) == ("", None, None, 5)
+    assert load(RemoteConfig, environ={}, file=file, target="nas").remote.url == "ssh://nas/volume"
+    with pytest.raises(ConfigError, match=r"^NTT_REMOTE_URL is set, but targets\.usb\.url in "):
+        load(RemoteConfig, environ={"NTT_REMOTE_URL": "file:///x"}, file=file, target="usb")
+    load(RemoteConfig, environ={"NTT_S3_ENDPOINT": "https://x"}, file=file, target="usb")
+
+
+def test_the_server_of_a_bucket_is_ours_before_that_of_aws() -> None:
+    aws = {"AWS_ENDPOINT_URL": "https://all", "AWS_ENDPOINT_URL_S3": "https://s3/"}
+    assert remote("s3://bucket", **aws).endpoint == "https://s3"
+    assert remote("s3://bucket", **aws, NTT_S3_ENDPOINT="http://[::1]:9000").endpoint == (
+        "http://[::1]:9000"
+    )
+    assert remote("s3://bucket", AWS_ENDPOINT_URL="https://all").endpoint == "https://all"
+    assert remote("file:///mnt", **aws).endpoint is None
+    assert remote("s3://bucket").endpoint is None
+
+
+@pytest.mark.parametrize(
+    "key", ["access_key", "aws_secret_access_key", "session_token", "password"]
+)
+def test_credentials_in_the_file_are_refused_with_where_they_belong(
+    tmp_path: Path, key: str
+) -> None:
+    file = tmp_path / "backup.toml"
+    file.write_text(f'[remote]\nurl = "s3://bucket"\n{key} = "{SECRET}"\n')
+    with pytest.raises(
+        ConfigError, match=rf"^remote\.{key} in .* is not a setting: cred"
+    ) as caught:
+        load(RemoteConfig, environ={}, file=file)
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+    assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.hint}"
