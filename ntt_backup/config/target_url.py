@@ -75,7 +75,9 @@ def parse(text: str) -> Place:
     if scheme == "ssh":
         return Place("ssh", _host(user + at, name), _port(port), _path(path))
     if port is not None:
-        raise _refused("a bucket is needed, and remote.endpoint for its server")
+        raise _refused(
+            "s3://bucket/prefix, and remote.endpoint for a server and its port, is needed"
+        )
     return Place("s3", bucket=_bucket(name), prefix=_prefix(path))
 
 
@@ -87,7 +89,7 @@ def _host(user: str, name: str) -> str:
     # In brackets % begins a zone, and only %25 is an escape.
     bare = name[1:-1].replace("%25", "%") if name.startswith("[") else unquote(name)
     try:
-        if (":" in bare) != name.startswith("["):
+        if user == "@" or (":" in bare) != name.startswith("["):
             raise ValueError("not one host")
         return check_host(check_line(unquote(user, errors="strict") + bare))
     except ValueError:
