@@ -20,14 +20,19 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
+from ntt_backup.pack.ustar import BLOCK
+
 VERSION: Final = 1
-BLOCK: Final = 512
 DIGEST_BYTES: Final = 32
 ID_BYTES: Final = 16
 # The trailer and the two zero blocks that end the archive.
 TAIL_BYTES: Final = 3 * BLOCK
 MAX_ENTRIES: Final = 1 << 20
 MAX_PACK: Final = 1 << 44
+# Smaller blobs are dense, unless they are written in pieces. A dense member is written when its
+# blobs have so many bytes together, before compression.
+DENSE_BELOW: Final = 1 << 14
+DENSE_MEMBER_BYTES: Final = 1 << 22
 # Of a compressed blob, before compression. Larger blobs are stored as they are.
 MAX_RAW: Final = 1 << 26
 MAX_DICTIONARY: Final = 1 << 20

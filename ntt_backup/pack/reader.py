@@ -1,0 +1,102 @@
+"""Reads a pack from wherever ranges of it can be read: a file, or an object in a bucket.
+
+A pack may be hostile: what is read and what is decompressed is bounded by what its own size allows,
+and no content is given out before its BLAKE3 is its name, except by `content`, which says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Final
+
+import zstandard
+from blake3 import blake3
+
+from ntt_backup.pack.format import (
+    RAW,
+    ZSTD_DICTIONARY,
+    Entry,
+    PackError,
+    Table,
+    read_trailer,
+)
+
+# One request brings the trailer, and the table of up to 1,300 blobs.
+_FIRST_READ: Final = 1 << 16
+
+
+class PackReader:
+    """A pack of that size. read(start, length) returns these bytes of it, and raises whatever its
+    owner raises; fewer bytes are a damaged pack.
+
+    Raises PackError for what is no pack, or has a table that is damaged.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read = read
+        begin = max(0, size - _FIRST_READ)
+        tail = self.range(begin, size - begin)
+        self.trailer = read_trailer(tail, size)
+        start, length = self.trailer.table_offset, self.trailer.table_bytes
+        if start >= begin:
+            table = tail[start - begin :][:length]
+        else:
+            table = self.range(start, min(length, begin - start)) + tail[: start + length - begin]
+        self.table = Table(table, self.trailer)
+
+    def range(self, start: int, length: int) -> bytes:
+        """Returns these bytes, all of them. Raises PackError."""
+        data = self._read(start, length) if length else b""
+        if len(data) != length:
+            raise PackError(f"{len(data)} bytes instead of {length} at {start}: it is cut off")
+        return data
+
+    def content(self, entry: Entry, stored: bytes) -> bytes:
+        """Returns a blob from its stored bytes, decompressed and of the right length, but not
+        compared with its name. Raises PackError.
+        """
+        if entry.codec == RAW:
+            raw = stored
+        else:
+            try:
+                # A frame that states its length makes the library allocate it.
+                stated = zstandard.frame_content_size(stored)
+                if entry.raw == 0 or stated not in (-1, entry.raw):
+                    raise PackError(_not_its_length(entry))
+                decompressor = (
+                    self._with_dictionary if entry.codec == ZSTD_DICTIONARY else self._plain
+                )
+                raw = decompressor.decompress(
+                    stored, max_output_size=entry.raw, allow_extra_data=False
+                )
+            except zstandard.ZstdError as problem:
+                raise PackError(f"{entry.digest.hex()} cannot be decompressed: {problem}") from None
+        if len(raw) != entry.raw:
+            raise PackError(_not_its_length(entry))
+        return raw
+
+    def read_blob(self, entry: Entry) -> bytes:
+        """Returns a blob whose content is its name's. Raises PackError. It is held in memory."""
+        content = self.content(entry, self.range(entry.offset, entry.stored))
+        if blake3(content).digest() != entry.digest:
+            raise PackError(f"{entry.digest.hex()} has other content than its name says")
+        return content
+
+    @cached_property
+    def _plain(self) -> zstandard.ZstdDecompressor:
+        return zstandard.ZstdDecompressor()
+
+    @cached_property
+    def _with_dictionary(self) -> zstandard.ZstdDecompressor:
+        trailer = self.trailer
+        if not trailer.dictionary_bytes:
+            raise PackError("its table names a dictionary, and it has none")
+        words = self.range(trailer.dictionary_offset, trailer.dictionary_bytes)
+        return zstandard.ZstdDecompressor(
+            dict_data=zstandard.ZstdCompressionDict(words, dict_type=zstandard.DICT_TYPE_FULLDICT)
+        )
+
+
+def _not_its_length(entry: Entry) -> str:
+    return f"{entry.digest.hex()} has not the {entry.raw} bytes that the table says"

@@ -1,0 +1,225 @@
+"""Packs are written and read: the same bytes again, an archive for tar, and every blob right."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.pack.format import RAW, ZSTD, ZSTD_DICTIONARY, PackError, pack_id
+from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.writer import PackWriter
+
+STORE = bytes(range(16))
+WORDS = [bytes(random.Random(n).choices(b"abcdefghij", k=n % 9 + 3)) for n in range(2000)]
+
+
+def text(seed: int, size: int) -> bytes:
+    """Content that compresses, alike among blobs."""
+    chance = random.Random(seed)
+    return b" ".join(chance.choices(WORDS, k=size // 5))[:size]
+
+
+def noise(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def pack(contents: Sequence[bytes], *, compress: bool = True) -> bytes:
+    blobs = sorted((blake3(one).digest(), one) for one in contents)
+    file = io.BytesIO()
+    identity = pack_id(STORE, [digest for digest, _ in blobs])
+    writer = PackWriter(file.write, STORE, identity, compress=compress)
+    for digest, content in blobs:
+        writer.add(digest, memoryview(content))
+    entries = writer.close()
+    assert writer.size == file.tell()
+    assert [one.digest for one in entries] == [digest for digest, _ in blobs]
+    return file.getvalue()
+
+
+def reader(data: bytes) -> PackReader:
+    return PackReader(lambda start, length: data[start : start + length], len(data))
+
+
+def codecs(data: bytes) -> set[int]:
+    return {one.codec for one in reader(data).table}
+
+
+MIX = (
+    b"",
+    b"x",
+    *(text(n, n * 37 % 9000) for n in range(1, 900)),
+    *(noise(n, n) for n in (1, 511, 512, 513, 16383, 16384, 16385, 100_000)),
+)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("contents", [(), (b"",), (b"x",), (noise(0, 1 << 20),), MIX])
+def test_what_was_packed_is_read(contents: Sequence[bytes], compress: bool) -> None:
+    data = pack(contents, compress=compress)
+    found = reader(data)
+    assert {found.read_blob(one) for one in found.table} == set(contents)
+    assert len(found.table) == len(set(contents))
+    assert found.trailer.store_id == STORE
+    for content in contents:
+        entry = found.table.find(blake3(content).digest())
+        assert entry is not None
+        assert found.read_blob(entry) == content
+    assert found.table.find(blake3(b"not in it").digest()) is None
+
+
+def test_the_same_blobs_give_the_same_bytes() -> None:
+    assert pack(MIX) == pack(MIX)
+
+
+def test_a_pack_is_an_archive_of_its_larger_blobs(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(pack(MIX))
+    listed = subprocess.run(["tar", "tf", path], capture_output=True, check=True)
+    assert listed.stderr == b""
+    large = {f"by-hash/{relative_path(blake3(c).hexdigest())}": c for c in MIX if len(c) >= 16384}
+    names = listed.stdout.decode().split()
+    assert set(names) - set(large) == {".ntt/dict", ".ntt/dense", ".ntt/index"}
+    assert names.index(".ntt/dict") < names.index(".ntt/dense")
+    assert names[-1] == ".ntt/index"
+    (tmp_path / "to").mkdir()
+    done = subprocess.run(["tar", "xf", path, "-C", tmp_path / "to"], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = [one for one in (tmp_path / "to/by-hash").rglob("*") if one.is_file()]
+    assert {str(one.relative_to(tmp_path / "to")): one.read_bytes() for one in found} == large
+    assert {one.stat().st_mode & 0o7777 for one in found} == {0o444}
+
+
+def test_a_blob_may_come_in_pieces_of_any_length() -> None:
+    content = noise(1, 200_000)
+    file = io.BytesIO()
+    writer = PackWriter(file.write, STORE, bytes(16))
+    writer.begin(blake3(content).digest(), len(content))
+    for at in range(0, len(content), 7777):
+        writer.more(content[at : at + 7777])
+    writer.close()
+    assert file.getvalue()[: 3 * 512] == pack([content])[: 3 * 512]
+    (entry,) = reader(file.getvalue()).table
+    assert reader(file.getvalue()).read_blob(entry) == content
+
+
+def test_a_blob_of_another_length_than_announced_is_a_mistake() -> None:
+    writer = PackWriter(lambda _: None, STORE, bytes(16))
+    writer.begin(bytes(32), 5)
+    writer.more(b"1234")
+    with pytest.raises(ValueError, match="longer"):
+        writer.more(b"56")
+    with pytest.raises(ValueError, match="shorter"):
+        writer.close()
+
+
+def test_a_blob_that_comes_twice_is_a_mistake() -> None:
+    writer = PackWriter(lambda _: None, STORE, bytes(16))
+    writer.add(bytes(32), b"x")
+    with pytest.raises(ValueError, match="already"):
+        writer.add(bytes(32), b"x")
+
+
+def test_a_blob_of_more_than_eight_gigabytes_has_a_place() -> None:
+    size = 9 << 30
+    written = bytearray()
+    length = 0
+
+    def write(data: bytes | bytearray | memoryview) -> None:
+        nonlocal length
+        length += len(data)
+        if len(data) < 1 << 20:
+            written.extend(data)
+
+    writer = PackWriter(write, STORE, bytes(16))
+    writer.begin(bytes(32), size)
+    piece = bytes(1 << 30)
+    for _ in range(9):
+        writer.more(piece)
+    (entry,) = writer.close()
+    assert (entry.offset, entry.stored) == (512, size)
+    listed = subprocess.run(["tar", "tvf", "-"], input=written[:512], capture_output=True)
+    assert f"{size}".encode() in listed.stdout
+
+    def read(start: int, wanted: int) -> bytes:
+        at = start - (length - len(written))
+        return bytes(-at) + written[max(at, 0) : at + wanted]
+
+    assert list(PackReader(read, length).table) == [entry]
+
+
+@pytest.mark.parametrize(
+    ("contents", "codec"),
+    [
+        ([text(n, 1500) for n in range(2000)], ZSTD_DICTIONARY),
+        ([text(n, 8000) for n in range(8)], ZSTD),
+        ([noise(n, 1500) for n in range(2000)], RAW),
+    ],
+    ids=["alike and many", "few", "noise"],
+)
+def test_a_sample_decides_how_small_blobs_are_compressed(
+    contents: Sequence[bytes], codec: int
+) -> None:
+    data = pack(contents)
+    assert codecs(data) == {codec}
+    assert len(data) <= len(pack(contents, compress=False))
+
+
+def test_dense_members_stay_small() -> None:
+    lengths = []
+    writer = PackWriter(lambda data: lengths.append(len(data)), STORE, bytes(16), compress=False)
+    for number in range(1000):
+        writer.add(number.to_bytes(32, "big"), bytes(15_000))
+    writer.close()
+    assert max(lengths) < (4 << 20) + 15_000
+    assert writer.size > 15_000_000
+
+
+def test_one_read_finds_a_small_table() -> None:
+    data = pack([noise(n, 20_000) for n in range(100)])
+    asked = []
+
+    def read(start: int, length: int) -> bytes:
+        asked.append((start, length))
+        return data[start : start + length]
+
+    PackReader(read, len(data))
+    assert asked == [(len(data) - 65536, 65536)]
+
+
+@pytest.mark.parametrize("count", [1300, 1400, 65536])
+def test_a_large_table_is_read_whole(count: int) -> None:
+    digests = sorted(blake3(b"%d" % n).digest() for n in range(count))
+    file = io.BytesIO()
+    writer = PackWriter(file.write, STORE, pack_id(STORE, digests))
+    for digest in digests:
+        writer.add(digest, b"")
+    writer.close()
+    found = reader(file.getvalue())
+    assert [one.digest for one in found.table] == digests
+    assert found.trailer.pack_id == pack_id(STORE, reversed(digests))
+
+
+def test_a_pack_that_is_cut_off_says_so() -> None:
+    data = pack(MIX)
+    with pytest.raises(PackError, match="cut off"):
+        PackReader(lambda start, length: data[start : start + length - 1], len(data))
+    found = reader(data)
+    entry = found.table[0]
+    with pytest.raises(PackError, match=found.table[0].digest.hex()):
+        found.content(entry, b"")
+
+
+def test_other_content_than_the_name_says_is_refused() -> None:
+    content = noise(3, 30_000)
+    data = bytearray(pack([content]))
+    data[600] ^= 1
+    (entry,) = reader(bytes(data)).table
+    with pytest.raises(PackError, match="other content"):
+        reader(bytes(data)).read_blob(entry)
