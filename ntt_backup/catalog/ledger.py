@@ -16,10 +16,11 @@ from typing import Any, Final
 from psycopg import Cursor
 
 from ntt_backup.catalog.connection import WHO_KEEPS_ROWS, Connection, configure, translated
+from ntt_backup.catalog.packs import insert_packs
 from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.errors import CatalogRefused
-from ntt_backup.model import Blob, Failure
+from ntt_backup.model import Blob, Failure, StoredPack
 
 _REQUEUE_BATCH: Final = 5000
 _DETAIL_LENGTH: Final = 1000
@@ -39,9 +40,14 @@ class Ledger:
         with translated("set up the ledger"):
             configure(conn, "synchronous_commit", "off")
 
-    def record(self, stored: Sequence[Blob], failed: Sequence[Failure]) -> None:
-        """Commits the verdicts about a batch, all or none. Blobs gone from the catalog are no
-        error.
+    def record(
+        self,
+        stored: Sequence[Blob],
+        failed: Sequence[Failure],
+        packs: Sequence[StoredPack] = (),
+    ) -> None:
+        """Commits the verdicts about a batch, and the packs that hold what is stored, all or none.
+        Blobs gone from the catalog are no error.
 
         stored: with the sizes sent; their earlier failures are forgotten. failed: each counts as
         one more attempt. When CatalogUnavailable is raised the commit may or may not have happened;
@@ -55,6 +61,7 @@ class Ledger:
                 self._mark_copied(sizes)
             if found := [failure for one, failure in failures.items() if one in locked]:
                 self._mark_failed(found)
+            insert_packs(self._conn, self._target, packs)
 
     def _mark_copied(self, sizes: dict[str, int | None]) -> None:
         """Marks all rows but those that are gone.

@@ -20,6 +20,12 @@ _CHECKED: Final = (
     "update .copied .last_checked .copy_failed",
     "select insert update failures marks",
 )
+_RUN: Final = (
+    "update .size .copied .last_checked .copy_failed",
+    "select insert update delete failures",
+    "select insert update runs marks",
+    "select insert dumps",
+)
 # What each command does besides: verbs, then our own tables, or columns of `blobs` with a dot (a
 # target's by their last words).
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -31,16 +37,14 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "bench": (),
     "status": ("select failures runs dumps",),
     "scan": ("insert .blobid .size", "select insert update scans", "temporary database"),
-    "run": (
-        "update .size .copied .last_checked .copy_failed",
-        "select insert update delete failures",
-        "select insert update runs marks",
-        "select insert dumps",
-    ),
+    "run": _RUN,
+    "run on a bucket": (*_RUN, "select insert update packs"),
     "dump": ("select insert dumps", "select marks"),
     "requeue": ("update .copy_failed", "select delete failures", "select insert update marks"),
     "verify": _CHECKED,
+    "verify on a bucket": (*_CHECKED, "select update delete packs"),
     "reconcile --apply": _CHECKED,
+    "reconcile --apply on a bucket": (*_CHECKED, "select insert update delete packs"),
 }
 MONITORING: Final = ("check", "status", "reconcile")
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
@@ -59,6 +63,17 @@ class Lack(NamedTuple):
     def __str__(self) -> str:
         columns = f" ({', '.join(self.columns)})" if self.columns else ""
         return f"{self.privilege}{columns} on {self.on}"
+
+
+def of(command: str, *, bucket: bool) -> str:
+    """Returns the name in `NEEDS` of a command for a target that is, or is not, a bucket."""
+    special = f"{command} on a bucket"
+    return special if bucket and special in NEEDS else command
+
+
+def tables(command: str) -> frozenset[str]:
+    """Returns those of our own tables that the command works with."""
+    return frozenset(name for kind, _, name in needs(command) if kind == "table")
 
 
 def needs(command: str) -> list[tuple[str, str, str]]:

@@ -20,7 +20,9 @@ from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.errors import CatalogRefused
 
 SCHEMA_VERSION = 1
-OWN_TABLES = frozenset({"dumps", "failures", "marks", "runs", "scans", "schema_version"})
+OWN_TABLES = frozenset({"dumps", "failures", "marks", "packs", "runs", "scans", "schema_version"})
+# They came later, and are needed by those commands alone that use them.
+LATER_TABLES = frozenset({"packs"})
 PRINT_SQL = (
     "`ntt-backup-remote init-db --print-sql` prints the SQL, a script for each who must run it"
 )
@@ -100,7 +102,8 @@ def verify_schema(conn: Connection, target: str, command: str = "run") -> list[s
         table = existing_table(conn, target)
         if absent := [name for name in our_columns(target) if name not in table.columns]:
             raise CatalogRefused(f"the table blobs lacks {', '.join(absent)}", hint=INIT_DB)
-        if absent := sorted(OWN_TABLES - own_tables(conn)):
+        unused = LATER_TABLES - privileges.tables(command)
+        if absent := sorted(OWN_TABLES - unused - own_tables(conn)):
             raise CatalogRefused(f"the schema ntt_backup lacks {', '.join(absent)}", hint=INIT_DB)
         verify_rights(conn, target, command)
         version, _ = own_version(conn)

@@ -26,6 +26,7 @@ from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.pending import columns, index_names, read_indexes
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.schema_check import (
+    LATER_TABLES,
     OWN_TABLES,
     SCHEMA_VERSION,
     Table,
@@ -190,13 +191,18 @@ class _Planner:
             version, serves = own_version(self._conn)
         noted = {"version": sql.Literal(SCHEMA_VERSION), "schema": sql.Literal(self._schema)}
         note = shown("set_version", **noted)
-        if own_tables(self._conn) >= OWN_TABLES and version == SCHEMA_VERSION:
+        absent = OWN_TABLES - own_tables(self._conn)
+        if not absent and version == SCHEMA_VERSION:
             text = f"note that the table blobs is in the schema {self._schema} now"
             moved = Step(self._own_maker, text, (note,), needed=False)
             return [] if serves == self._schema else [moved]
         create = [] if self._around.own_owner else [shown("create_schema")]
         text = "make the schema ntt_backup and its tables"
-        return [Step(self._own_maker, text, (*create, shown("create_own_tables"), note))]
+        needed = version != SCHEMA_VERSION or not absent <= LATER_TABLES
+        if not needed:
+            text = f"add to ntt_backup the tables {', '.join(sorted(absent))}"
+        statements = (*create, shown("create_own_tables"), note)
+        return [Step(self._own_maker, text, statements, needed=needed)]
 
     def _columns(self) -> list[Step]:
         who = self._who(self._table.owner)

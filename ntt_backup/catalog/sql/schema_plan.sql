@@ -118,6 +118,22 @@ create table if not exists ntt_backup.dumps (
     primary key (target, started_at)
 );
 
+-- The packs in buckets, a row each. key: the object's. low and high: its smallest and largest blobid.
+-- checksum: the SHA-256 that the server keeps. Which blobs are in it, the pack itself says.
+create table if not exists ntt_backup.packs (
+    target text not null,
+    pack_id text not null,
+    key text not null,
+    low text not null,
+    high text not null,
+    blobs integer not null,
+    size bigint not null,
+    checksum text not null,
+    sealed_at timestamptz not null default now(),
+    checked_at timestamptz,
+    primary key (target, pack_id)
+);
+
 -- How many rows of blobs we have updated ourselves, in all: the sum over the slots. A session has one
 -- of a few slots, so that workers do not wait for each other to count.
 create table if not exists ntt_backup.marks (
