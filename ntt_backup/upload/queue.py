@@ -13,9 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from ntt_backup.model import Batch, Blob
+from ntt_backup.model import Batch, Blob, total_size
 from ntt_backup.upload.batching import cut
+
+# A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
+STEP: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,16 @@ class SendQueue:
         self._max_blobs = max_blobs
         self._max_bytes = max_bytes
         self._claimed: deque[tuple[Blob, int]] = deque()
+        self._size = 0
         self._delayed: list[_Delayed] = []
         self._put_off: dict[int, float] = {}
         self._batches = 0
 
     @property
     def missing(self) -> int:
-        """The number of blobs that a full batch still lacks."""
-        return max(0, self._max_blobs - len(self._claimed))
+        """The number of blobs to claim next; 0 where a full batch is here."""
+        full = self._size >= self._max_bytes
+        return 0 if full else min(STEP, max(0, self._max_blobs - len(self._claimed)))
 
     @property
     def next_due(self) -> float | None:
@@ -59,7 +65,9 @@ class SendQueue:
 
     def add(self, claimed: Iterable[tuple[Blob, int]]) -> None:
         """Appends blobs, each with its range's index."""
-        self._claimed.extend(claimed)
+        some = list(claimed)
+        self._claimed.extend(some)
+        self._size += total_size(blob for blob, _ in some)
 
     def delay(self, batches: Iterable[Batch], due: float = 0.0) -> None:
         """Takes back batches, to be handed out again from that time on; 0: at once."""
@@ -89,14 +97,17 @@ class SendQueue:
             return None
         front = [self._claimed.popleft() for _ in range(count)]
         self._batches += 1
-        return Batch(
+        batch = Batch(
             f"{self._name}.{self._batches}",
             tuple(blob for blob, _ in front),
             frozenset(index for _, index in front),
         )
+        self._size -= batch.size
+        return batch
 
     def forget(self) -> None:
         """Forgets everything: it is still pending in the catalog."""
         self._claimed.clear()
+        self._size = 0
         self._delayed.clear()
         self._put_off.clear()

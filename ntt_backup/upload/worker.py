@@ -41,7 +41,7 @@ from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rej
 from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
-from ntt_backup.upload.queue import SendQueue
+from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.upload.suspicion import Judge
 
@@ -150,13 +150,15 @@ class Worker:
     def _next_batch(self) -> Batch | None:
         if (batch := self._queue.pop_due(time.monotonic())) is not None:
             return batch
-        if missing := self._queue.missing:
-            more = (self._ahead.batches - 1) * self._run.batch_size
-            taken = self._open_catalog().claims.take(missing + more)
+        while missing := self._queue.missing:
+            wanted = missing + (self._ahead.batches - 1) * min(self._run.batch_size, STEP)
+            taken = self._open_catalog().claims.take(wanted)
             self._outages.back("catalog")
             taken = self._ahead.arranged(taken)
             sized = self._store.measure([blob for blob, _ in taken])
             self._queue.add(zip(sized, (index for _, index in taken), strict=True))
+            if len(taken) < wanted:
+                break
         return self._queue.pop_new()
 
     def _send(self, batch: Batch) -> None:
@@ -272,7 +274,7 @@ class Worker:
         """Commits the receipts, oldest first, emits their events, and frees their ranges."""
         while self._receipts:
             receipt = self._receipts[0]
-            self._open_catalog().ledger.record(receipt.stored, receipt.failed)
+            self._open_catalog().ledger.record(receipt.stored, receipt.failed, receipt.packs)
             self._outages.back("catalog")
             self._receipts.popleft()
             for failure in receipt.failed:

@@ -20,7 +20,7 @@ from ntt_backup.errors import (
     RemoteUnreachable,
 )
 from ntt_backup.events import BlobFailed
-from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt
+from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
 from ntt_backup.process.messages import Message
 from ntt_backup.upload.strategies.session import Rejection
 
@@ -142,7 +142,9 @@ class FakeCatalogSession:
         except BlockingIOError:
             return False
 
-    def record(self, stored: Sequence[Blob], failed: Sequence[Failure]) -> None:
+    def record(
+        self, stored: Sequence[Blob], failed: Sequence[Failure], packs: Sequence[StoredPack]
+    ) -> None:
         self._work("record")
         assert self._catalog.remote is not None
         for blob in stored:
