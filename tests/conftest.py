@@ -13,7 +13,13 @@ from hypothesis import settings
 
 from tests.parallel import memory, processes
 
-pytest_plugins = ["tests.postgres", "tests.sshd", "tests.environment", "tests.link"]
+pytest_plugins = [
+    "tests.postgres",
+    "tests.sshd",
+    "tests.s3_servers",
+    "tests.environment",
+    "tests.link",
+]
 
 # Where pytest keeps the tests' directories, as long as --basetemp does not say so.
 if place := memory():

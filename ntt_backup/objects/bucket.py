@@ -11,9 +11,11 @@ server has stored something else than was sent).
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256 as new_sha256
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -55,6 +57,7 @@ class Part:
     number: int
     etag: str
     sha256: bytes
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,24 @@ class Upload:
     key: str
     upload_id: str
     begun: datetime
+
+
+class Pace(Protocol):
+    """Says how much may be sent now; see `client.throttle.Pace`."""
+
+    def allowance(self) -> int: ...
+    def delay(self) -> float: ...
+    def spend(self, sent: int) -> None: ...
+
+
+def checksum(sha256: bytes) -> str:
+    """Returns a SHA-256 as a server writes it."""
+    return b64encode(sha256).decode()
+
+
+def composite(parts: Sequence[Part]) -> str:
+    """Returns the checksum that a server keeps for an object of these parts."""
+    return f"{checksum(new_sha256(b''.join(part.sha256 for part in parts)).digest())}-{len(parts)}"
 
 
 class Bucket(Protocol):
@@ -107,6 +128,12 @@ class Bucket(Protocol):
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         """Yields the objects below prefix in the order of keys, those behind `after`."""
+        ...
+
+    def overwrite(self, key: str, data: Buffer, sha256: bytes) -> None:
+        """Stores a small object in the place of another: the trial of what a bucket refuses. Raises
+        RemoteDenied, or ObjectExists, where the bucket is append-only.
+        """
         ...
 
     def delete(self, key: str) -> None:

@@ -1,0 +1,23 @@
+"""The way to a bucket from the settings. boto3, which takes a while to load, is loaded for it."""
+
+from __future__ import annotations
+
+from ntt_backup.config.models import RemoteSettings
+from ntt_backup.errors import ConfigError
+from ntt_backup.objects.bucket import Bucket, Pace
+
+
+def open_bucket(remote: RemoteSettings, pace: Pace | None = None) -> Bucket:
+    """Returns the bucket of the settings; asks it nothing yet. pace: of all that is sent.
+
+    Raises ConfigError where boto3 is missing, or the settings or AWS's own files cannot be used.
+    """
+    try:
+        from ntt_backup.objects.s3_bucket import S3Bucket, make_client
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "a bucket needs boto3, which is not installed",
+            detail=str(error),
+            hint="pip install 'ntt-backup[s3]'",
+        ) from error
+    return S3Bucket(make_client(remote), remote, pace)

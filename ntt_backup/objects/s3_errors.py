@@ -1,0 +1,257 @@
+"""The errors of an object store and of the way to it, translated once.
+
+A code is the word in the answer's XML. An answer to HEAD has none; another request is made to be
+told, see `Translator.untold`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from ntt_backup.errors import (
+    BackupError,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteUnreachable,
+    Unsupported,
+)
+from ntt_backup.format import duration
+from ntt_backup.objects.bucket import ObjectArchived, ObjectExists, ObjectMissing, UploadGone
+
+# What botocore raises for a request.
+FAILURES: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
+_SHOWN: Final = 300
+_CHAIN: Final = (
+    "they are looked for as by the AWS tools: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
+    " AWS_PROFILE and ~/.aws, SSO, the role of the machine"
+)
+
+
+class BehindTheEnd(Exception):
+    """The object ends before the range that was asked for."""
+
+
+class Passing(RemoteUnreachable):
+    """The store asks for time, or one request was damaged: the same one may pass in a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An error and the codes that it is recognized by."""
+
+    codes: str
+    error: type[BackupError]
+    message: str
+    hint: str = ""
+
+
+_CASES: Final = (
+    Case(
+        "InvalidAccessKeyId SignatureDoesNotMatch InvalidSecurity Unauthorized AuthFailure"
+        " UnrecognizedClientException",
+        RemoteDenied,
+        "the object store does not accept the credentials",
+        f"look at key and secret; {_CHAIN}",
+    ),
+    Case(
+        "ExpiredToken ExpiredTokenException TokenRefreshRequired InvalidToken RequestExpired",
+        RemoteDenied,
+        "the credentials have expired",
+        "fetch new ones (aws sso login), or use a role or a key that lasts",
+    ),
+    Case(
+        "NoSuchBucket",
+        RemoteDenied,
+        "there is no such bucket",
+        "make it once, it is never made for you; look at remote.url and remote.endpoint",
+    ),
+    Case(
+        "InvalidStorageClass",
+        RemoteDenied,
+        "the object store does not know the storage class",
+        "look at remote.storage_class",
+    ),
+    Case(
+        "EntityTooSmall EntityTooLarge InvalidPartOrder",
+        RemoteDenied,
+        "the object store refuses parts of this size",
+        "look at remote.part_size: most stores want 5 MiB to 5 GiB",
+    ),
+    Case(
+        "InsufficientStorage XMinioStorageFull QuotaExceeded XMinioAdminBucketQuotaExceeded"
+        " StorageFull 507",
+        RemoteCannotStore,
+        "the object store is full",
+        "free space in it, or raise the bucket's quota; nothing is lost",
+    ),
+    Case(
+        "NotImplemented 501",
+        Unsupported,
+        "the object store does not support a request",
+    ),
+    Case(
+        "BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch IncompleteBody",
+        Passing,
+        "content was damaged on its way to the object store",
+        "if it goes on: memory or network of this machine, or a proxy before the store",
+    ),
+    Case("InvalidPart", RemoteUnreachable, "the object store has lost a part"),
+    Case(
+        "SlowDown ServiceUnavailable RequestLimitExceeded Throttling ThrottlingException"
+        " TooManyRequests RequestTimeout OperationAborted ConditionalRequestConflict 429 409",
+        Passing,
+        "the object store is busy",
+    ),
+)
+_BY_CODE: Final = {code: case for case in _CASES for code in case.codes.split()}
+# What needs which right: an operator grants rights, not requests.
+_RIGHTS: Final = {
+    "put_object": ("store an object", "s3:PutObject"),
+    "create_multipart_upload": ("begin an upload", "s3:PutObject"),
+    "upload_part": ("store a part", "s3:PutObject"),
+    "complete_multipart_upload": ("complete an upload", "s3:PutObject"),
+    "abort_multipart_upload": ("abort an upload", "s3:AbortMultipartUpload"),
+    "list_multipart_uploads": ("list uploads", "s3:ListBucketMultipartUploads"),
+    "head_object": ("read an object", "s3:GetObject and s3:ListBucket"),
+    "get_object": ("read an object", "s3:GetObject and s3:ListBucket"),
+    "list_objects_v2": ("list objects", "s3:ListBucket"),
+    "delete_object": ("remove an object", "s3:DeleteObject"),
+}
+
+
+class Translator:
+    """Translates what botocore raises for requests of one bucket."""
+
+    def __init__(self, bucket: str, endpoint: str) -> None:
+        self._bucket = bucket
+        self._endpoint = endpoint
+
+    def translated(self, failure: Exception, operation: str, key: str) -> Exception:
+        """Returns the error for a failed request."""
+        if isinstance(failure, boto.ClientError):
+            return self._answered(failure, operation, key)
+        return self._unanswered(failure)
+
+    def _answered(self, failure: boto.ClientError, operation: str, key: str) -> Exception:
+        response: Any = failure.response
+        said = response.get("Error", {})
+        code = str(said.get("Code", ""))
+        meta = response.get("ResponseMetadata", {})
+        status = int(meta.get("HTTPStatusCode", 0))
+        headers = meta.get("HTTPHeaders", {})
+        if code == "NoSuchKey" or (status == 404 and operation == "head_object"):
+            return ObjectMissing(key)
+        if code == "InvalidRange" or status == 416:
+            return BehindTheEnd(key)
+        if code == "NoSuchUpload":
+            return UploadGone(key)
+        if code == "PreconditionFailed" or status == 412:
+            return ObjectExists(key)
+        if code == "InvalidObjectState":
+            return ObjectArchived(key)
+        detail = f"{self._bucket}/{key}: {code}: {said.get('Message', '')}"[:_SHOWN]
+        if code == "RequestTimeTooSkewed":
+            return RemoteUnreachable(
+                f"the clocks of this machine and of the object store differ{_by(headers)}",
+                detail=detail,
+                hint="set this machine's clock (timedatectl, chronyc tracking)",
+            )
+        region = said.get("Region") or headers.get("x-amz-bucket-region")
+        if region and (status in (301, 307) or code == "AuthorizationHeaderMalformed"):
+            return RemoteDenied(
+                f"the bucket is in the region {region}",
+                detail=detail,
+                hint=f'set remote.region = "{region}"',
+            )
+        if case := _BY_CODE.get(code) or _BY_CODE.get(str(status)):
+            return case.error(case.message, detail=detail, hint=case.hint)
+        if status >= 500:
+            return Passing("the object store reports an error of its own", detail=detail)
+        does, right = _RIGHTS[operation]
+        if status in (401, 403):
+            return RemoteDenied(
+                f"the object store refuses to {does}",
+                detail=detail,
+                hint=f"give the credentials the right {right} (docs/object-stores.md)",
+            )
+        return RemoteDenied(
+            f"the object store cannot {does}",
+            detail=detail,
+            hint="is remote.endpoint an S3-compatible store, and remote.url a bucket of it?",
+        )
+
+    def _unanswered(self, failure: Exception) -> BackupError:
+        detail = " ".join(str(failure).split())[:_SHOWN]
+        match failure:
+            case boto.NoCredentialsError() | boto.PartialCredentialsError():
+                return RemoteDenied("there are no credentials", detail=detail, hint=_CHAIN)
+            case (
+                boto.CredentialRetrievalError()
+                | boto.TokenRetrievalError()
+                | boto.SSOError()
+                | boto.ProfileNotFound()
+            ):
+                return RemoteDenied(
+                    "the credentials cannot be fetched", detail=detail, hint="aws sso login"
+                )
+            case boto.SSLError():
+                return self._tls(detail)
+            case boto.ConnectTimeoutError():
+                return RemoteUnreachable("the object store does not answer", detail=detail)
+            case boto.EndpointConnectionError():
+                unknown = re.search(
+                    r"name or service not known|name resolution|nodename|no address associated",
+                    f"{detail} {failure.__cause__} {failure.kwargs.get('error')}",
+                    re.IGNORECASE,
+                )
+                why = "its name is not known" if unknown else "nothing answers at its endpoint"
+                return RemoteUnreachable(
+                    f"the object store cannot be reached: {why}",
+                    detail=f"{self._endpoint}: {failure.kwargs.get('error', detail)}"[:_SHOWN],
+                    hint="look at remote.endpoint, and at the network",
+                )
+            case boto.ReadTimeoutError():
+                return RemoteUnreachable("the object store has stopped to answer", detail=detail)
+            case (
+                boto.HTTPClientError() | boto.IncompleteReadError() | boto.ResponseStreamingError()
+            ):
+                return Passing("the connection to the object store broke", detail=detail)
+            case ResponseParserError():
+                return RemoteDenied(
+                    "what answers is no object store",
+                    detail=detail,
+                    hint="look at remote.endpoint, and at proxies on the way",
+                )
+        return RemoteDenied("a request cannot be made", detail=detail)
+
+    def _tls(self, detail: str) -> BackupError:
+        if "CERTIFICATE_VERIFY_FAILED" in detail:
+            return RemoteDenied(
+                "the object store's certificate is not trusted",
+                detail=detail,
+                hint="set remote.ca_bundle to the certificate of its authority",
+            )
+        if "WRONG_VERSION_NUMBER" in detail or "record layer" in detail:
+            return RemoteDenied(
+                "the object store does not speak TLS",
+                detail=detail,
+                hint="is its endpoint http:// and not https://?",
+            )
+        return RemoteUnreachable("TLS to the object store failed", detail=detail)
+
+
+def _by(headers: dict[str, str]) -> str:
+    """Returns by how much our clock differs from the one of an answer, in words."""
+    try:
+        remote = parsedate_to_datetime(headers["date"])
+    except (KeyError, ValueError):
+        return ""
+    seconds = (datetime.now(UTC) - remote).total_seconds()
+    return f" by {duration(abs(seconds))}: ours is {'ahead' if seconds > 0 else 'behind'}"

@@ -1,0 +1,197 @@
+"""A bucket in memory: the contract of `objects.bucket`, faults on request, and a count of requests.
+
+    bucket = FakeBucket()
+    bucket.before = lambda verb, key: ...     # may raise: the request did not arrive
+    bucket.after = lambda verb, key: ...      # may raise: the answer was lost
+    bucket.requests["put_part"]               # how many were made
+    bucket.append_only = True                 # nothing may be overwritten or deleted
+
+`FakeBucket(weak=True)` keeps no checksums and overwrites what is there, as a weak server does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256 as new_sha256
+from threading import RLock
+
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
+from ntt_backup.objects.bucket import (
+    Buffer,
+    ObjectArchived,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    Part,
+    Upload,
+    UploadGone,
+    checksum,
+    composite,
+)
+
+Hook = Callable[[str, str], object]
+SMALLEST_PART = 5 * 1024**2
+
+
+@dataclass
+class _Pending:
+    upload: Upload
+    parts: dict[int, tuple[Part, bytes]] = field(default_factory=dict)
+
+
+def _nothing(verb: str, key: str) -> None: ...
+
+
+class FakeBucket:
+    """See the module. objects: the content by key, which a test may change as it likes.
+
+    archived: keys that must be thawed first.
+    """
+
+    def __init__(self, *, weak: bool = False) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.archived: set[str] = set()
+        self.append_only = False
+        self.requests: Counter[str] = Counter()
+        self.before: Hook = _nothing
+        self.after: Hook = _nothing
+        self._weak = weak
+        self._infos: dict[str, ObjectInfo] = {}
+        self._uploads: dict[str, _Pending] = {}
+        self._numbers = itertools.count(1)
+        self._lock = RLock()
+
+    def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
+        with self._request("put", key):
+            return self._store(key, self._checked(data, sha256), checksum(sha256))
+
+    def overwrite(self, key: str, data: Buffer, sha256: bytes) -> None:
+        with self._request("overwrite", key):
+            if self.append_only and key in self.objects:
+                raise RemoteDenied("the object store refuses to store an object")
+            self.objects.pop(key, None)
+            self._store(key, self._checked(data, sha256), checksum(sha256))
+
+    def create_upload(self, key: str) -> str:
+        with self._request("create_upload", key):
+            upload_id = f"upload-{next(self._numbers)}"
+            upload = Upload(key, upload_id, datetime.now(UTC))
+            self._uploads[upload_id] = _Pending(upload)
+            return upload_id
+
+    def put_part(self, key: str, upload_id: str, number: int, data: Buffer, sha256: bytes) -> Part:
+        with self._request("put_part", key):
+            content = self._checked(data, sha256)
+            part = Part(number, f'"{upload_id}-{number}"', sha256, len(content))
+            self._pending(key, upload_id).parts[number] = part, content
+            return part
+
+    def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
+        with self._request("complete", key):
+            pending = self._pending(key, upload_id)
+            kept = [pending.parts.get(part.number, (None, b"")) for part in parts]
+            sizes = {len(content) for _, content in kept[:-1]}
+            if [part for part, _ in kept] != list(parts) or len(sizes) > 1:
+                raise RemoteDenied("the object store refuses the parts")
+            if sizes and min(sizes) < SMALLEST_PART:
+                raise RemoteDenied("the object store refuses parts of this size")
+            content = b"".join(content for _, content in kept)
+            info = self._store(key, content, composite(parts))
+            del self._uploads[upload_id]
+            return info
+
+    def abort(self, key: str, upload_id: str) -> None:
+        with self._request("abort", key):
+            self._uploads.pop(upload_id, None)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        with self._request("uploads", prefix):
+            found = [pending.upload for pending in self._uploads.values()]
+        yield from sorted(
+            (upload for upload in found if upload.key.startswith(prefix)), key=lambda one: one.key
+        )
+
+    def head(self, key: str) -> ObjectInfo | None:
+        with self._request("head", key):
+            content = self.objects.get(key)
+            return None if content is None else self._info(key, content)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if start >= 0 and not length:
+            return b""
+        with self._request("get_range", key):
+            if key not in self.objects:
+                raise ObjectMissing(key)
+            if key in self.archived:
+                raise ObjectArchived(key)
+            content = self.objects[key]
+            return content[start:] if start < 0 else content[start : start + length]
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
+        for first in range(0, max(1, len(keys)), 1000):
+            with self._request("list", prefix):
+                page = [(key, self.objects[key]) for key in keys[first : first + 1000]]
+            for key, content in page:
+                yield replace(self._info(key, content), checksum="")
+
+    def delete(self, key: str) -> None:
+        with self._request("delete", key):
+            if self.append_only:
+                raise RemoteDenied("the object store refuses to remove an object")
+            self.objects.pop(key, None)
+
+    def begun(self, upload_id: str, when: datetime) -> None:
+        """Lets an upload have begun at another time."""
+        pending = self._uploads[upload_id]
+        pending.upload = replace(pending.upload, begun=when)
+
+    def _request(self, verb: str, key: str) -> _Request:
+        return _Request(self, verb, key)
+
+    def _checked(self, data: Buffer, sha256: bytes) -> bytes:
+        content = bytes(data)
+        if not self._weak and new_sha256(content).digest() != sha256:
+            raise RemoteUnreachable("content was damaged on its way to the object store")
+        return content
+
+    def _store(self, key: str, content: bytes, summed: str) -> ObjectInfo:
+        if key in self.objects and not self._weak:
+            raise ObjectExists(key)
+        self.objects[key] = content
+        said = "" if self._weak else summed
+        self._infos[key] = ObjectInfo(key, len(content), said, datetime.now(UTC))
+        return self._infos[key]
+
+    def _pending(self, key: str, upload_id: str) -> _Pending:
+        pending = self._uploads.get(upload_id)
+        if pending is None or pending.upload.key != key:
+            raise UploadGone(key)
+        return pending
+
+    def _info(self, key: str, content: bytes) -> ObjectInfo:
+        """Returns what was noted when the object was stored; its size is that of its content."""
+        return replace(self._infos.get(key) or ObjectInfo(key, 0), size=len(content))
+
+
+@dataclass
+class _Request:
+    """One request at a time, counted, with the bucket's hooks before and after it."""
+
+    bucket: FakeBucket
+    verb: str
+    key: str
+
+    def __enter__(self) -> None:
+        self.bucket.before(self.verb, self.key)
+        self.bucket._lock.acquire()
+        self.bucket.requests[self.verb] += 1
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.bucket._lock.release()
+        if kind is None:
+            self.bucket.after(self.verb, self.key)
