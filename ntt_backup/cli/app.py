@@ -36,12 +36,14 @@ _COMMANDS = {
     "dump": "Dump the catalog to the remote, and remove old dumps.",
     "init-db": "Create the catalog, or add what an existing one lacks.",
     "install-receiver": "Prepare an ssh key that can only back up.",
+    "pack": "Pack blobs into one file, or look into one.",
     "reconcile": "Compare catalog, store and remote by name and size.",
     "requeue": "Make failed blobs pending again.",
     "restore": "Restore blobs, or the catalog, from the remote.",
     "run": "Send the pending blobs to the remote.",
     "scan": "Register in the catalog what only the store has.",
     "status": "Show what is pending, copied and failed, and who works.",
+    "unpack": "Unpack pack files into a directory.",
     "verify": "Check the blobs on the remote by their hashes.",
 }
 

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import ConfigError
+from ntt_backup.format import printable
 from ntt_backup.model import DEFAULT_TARGET
 
 if TYPE_CHECKING:
@@ -103,3 +105,19 @@ def writing(path: Path, hint: str = "name another file") -> Iterator[None]:
         raise ConfigError(
             f"cannot write {path}", detail=error.strerror or str(error), hint=hint
         ) from error
+
+
+def read_blobids(names: TextIO) -> Iterator[str]:
+    """Yields the blobids of a file, one a line. Raises click.UsageError for anything else."""
+    stripped = ((number, line.strip()) for number, line in enumerate(names, 1))
+    return require_blobids(
+        ((number, line) for number, line in stripped if line), f"{names.name}, line"
+    )
+
+
+def require_blobids(names: Iterable[tuple[int, str]], where: str) -> Iterator[str]:
+    """Yields numbered names. Raises click.UsageError for one that is no blobid."""
+    for number, name in names:
+        if not is_blobid(name):
+            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is not a blobid")
+        yield name

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 import click
 
-from ntt_backup.blobdir.layout import is_blobid
-from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
+from ntt_backup.cli.common import (
+    Common,
+    prefix_option,
+    read_blobids,
+    require_blobids,
+    result_options,
+    sessions_option,
+)
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
-from ntt_backup.format import duration, many, printable, size
+from ntt_backup.format import duration, many, size
 from ntt_backup.restore.restore import Restored, chosen, everything
 from ntt_backup.restore.restore import restore as restore_blobs
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
@@ -89,9 +94,9 @@ def restore(
         raise click.UsageError("give only one of --prefix, --list and --blobid")
     wanted = everything(prefix)
     if names is not None:
-        wanted = chosen(_read(names))
+        wanted = chosen(read_blobids(names))
     elif blobids:
-        wanted = chosen(_require(enumerate(blobids, 1), "--blobid"))
+        wanted = chosen(require_blobids(enumerate(blobids, 1), "--blobid"))
     settings = common.load(RemoteConfig)
     with ProgressLine(sys.stderr, quiet=quiet) as line:
         done = restore_blobs(
@@ -146,15 +151,3 @@ def lines(done: Restored, destination: Path) -> list[str]:
         said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
         said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
     return said
-
-
-def _read(names: TextIO) -> Iterator[str]:
-    stripped = ((number, line.strip()) for number, line in enumerate(names, 1))
-    return _require(((number, line) for number, line in stripped if line), f"{names.name}, line")
-
-
-def _require(names: Iterable[tuple[int, str]], where: str) -> Iterator[str]:
-    for number, name in names:
-        if not is_blobid(name):
-            raise click.UsageError(f"{where} {number}: {printable(name[:80])} is not a blobid")
-        yield name

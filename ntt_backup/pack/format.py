@@ -169,21 +169,24 @@ class Table:
     """
 
     def __init__(self, data: bytes, trailer: Trailer) -> None:
-        """Raises PackError for a table that is not the trailer's, is not sorted, or points outside
-        of the pack's members.
+        """Raises PackError for a table that is not the trailer's, is not sorted, points outside of
+        the pack's members, or has more in them than they can hold.
         """
         if len(data) != trailer.table_bytes or blake3(data).digest() != trailer.table_sum:
             raise PackError("its table was altered")
         self._data = data
-        previous = b""
+        previous, room = b"", trailer.table_offset
         for one in self:
-            if one.digest <= previous:
+            digest, offset, stored, raw, codec = one
+            if digest <= previous:
                 raise PackError("its table is not in order")
-            if one.codec > ZSTD_DICTIONARY or (one.codec != RAW and one.raw > MAX_RAW):
-                raise PackError(f"its table has an entry that no pack may have, {one.digest.hex()}")
-            if one.offset + one.stored > trailer.table_offset:
-                raise PackError(f"its table leads outside of it, at {one.digest.hex()}")
-            previous = one.digest
+            if codec != RAW and not (codec <= ZSTD_DICTIONARY and stored < raw <= MAX_RAW):
+                raise PackError(f"its table has an entry that no pack may have, {digest.hex()}")
+            if offset + stored > trailer.table_offset:
+                raise PackError(f"its table leads outside of it, at {digest.hex()}")
+            previous, room = digest, room - stored
+        if room < 0:
+            raise PackError("blobs in its table overlap")
 
     def __len__(self) -> int:
         return len(self._data) // ENTRY_BYTES

@@ -6,9 +6,11 @@ and no content is given out before its BLAKE3 is its name, except by `content`, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 import zstandard
 from blake3 import blake3
@@ -24,6 +26,9 @@ from ntt_backup.pack.format import (
 
 # One request brings the trailer, and the table of up to 1,300 blobs.
 _FIRST_READ: Final = 1 << 16
+# Larger blobs that are not compressed need not be held in memory. A compressed one is no larger
+# than MAX_RAW.
+_PIECE: Final = 1 << 23
 
 
 class PackReader:
@@ -62,7 +67,7 @@ class PackReader:
             try:
                 # A frame that states its length makes the library allocate it.
                 stated = zstandard.frame_content_size(stored)
-                if entry.raw == 0 or stated not in (-1, entry.raw):
+                if stated not in (-1, entry.raw):
                     raise PackError(_not_its_length(entry))
                 decompressor = (
                     self._with_dictionary if entry.codec == ZSTD_DICTIONARY else self._plain
@@ -80,8 +85,20 @@ class PackReader:
         """Returns a blob whose content is its name's. Raises PackError. It is held in memory."""
         content = self.content(entry, self.range(entry.offset, entry.stored))
         if blake3(content).digest() != entry.digest:
-            raise PackError(f"{entry.digest.hex()} has other content than its name says")
+            raise PackError(other_content(entry.digest))
         return content
+
+    def check(self, entry: Entry) -> None:
+        """Reads a blob of any length, and raises PackError where its content is not its name's."""
+        if entry.stored <= _PIECE:
+            self.read_blob(entry)
+            return
+        hasher = blake3()
+        end = entry.offset + entry.stored
+        for at in range(entry.offset, end, _PIECE):
+            hasher.update(self.range(at, min(_PIECE, end - at)))
+        if hasher.digest() != entry.digest:
+            raise PackError(other_content(entry.digest))
 
     @cached_property
     def _plain(self) -> zstandard.ZstdDecompressor:
@@ -96,6 +113,38 @@ class PackReader:
         return zstandard.ZstdDecompressor(
             dict_data=zstandard.ZstdCompressionDict(words, dict_type=zstandard.DICT_TYPE_FULLDICT)
         )
+
+
+class PackFile(PackReader):
+    """A pack in a file. Raises OSError, and PackError as any pack."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.open()
+        try:
+            super().__init__(lambda start, length: os.pread(self.fd, length, start), self.size)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self) -> None:
+        """Opens the file: once more in a copy of this process, which has no descriptors."""
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self.fd).st_size
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def other_content(digest: bytes) -> str:
+    """Returns the words for a blob that is not what its name says."""
+    return f"{digest.hex()} has other content than its name says"
 
 
 def _not_its_length(entry: Entry) -> str:

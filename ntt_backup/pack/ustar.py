@@ -41,10 +41,12 @@ def write_header(name: str, size: int) -> bytes:
 
 def read_header(block: bytes) -> Member | None:
     """Returns what a header says; None for a block that is none."""
+    if block[_MAGIC] != b"ustar\0":
+        return None
     summed = bytearray(block)
     summed[_CHECKSUM] = b" " * 8
     try:
-        if block[_MAGIC] != b"ustar\0" or _octal(block[_CHECKSUM]) != sum(summed):
+        if _octal(block[_CHECKSUM]) != sum(summed):
             return None
         written = block[_SIZE]
         base_256 = written[0] == _BASE_256

@@ -37,7 +37,7 @@ class PackWriter:
     buffer when it returns. At most two dense members are held in memory.
 
     The caller has compared each blob with its digest. One that is added twice is a ValueError.
-    size: the bytes that were written so far.
+    size: the bytes that were written so far. pack_id may be set anew until the end.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PackWriter:
     ) -> None:
         self._write = write
         self._store_id = store_id
-        self._pack_id = pack_id
+        self.pack_id = pack_id
         self._dense = Dense(compress=compress)
         self._entries: dict[bytes, Entry] = {}
         self._dictionary_at = 0
@@ -101,7 +101,7 @@ class PackWriter:
             dictionary_offset=self._dictionary_at,
             dictionary_bytes=len(self._dictionary),
             table_sum=blake3(table).digest(),
-            pack_id=self._pack_id,
+            pack_id=self.pack_id,
             store_id=self._store_id,
         )
         self._put(table)

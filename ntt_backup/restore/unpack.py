@@ -1,0 +1,231 @@
+"""Unpacks pack files into a directory, in several processes.
+
+It needs no catalog and no remote. Each process has a slice of a pack's table, which is in the order
+of blobids, and a stage of its own in the scratch space of the target directory; what is staged is
+synced before it is published. So every name that is seen is complete, and a call that was
+interrupted is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ntt_backup.blobdir.open import open_below
+from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError, DestinationError, WorkerFailed
+from ntt_backup.model import Failure, Failures, Reason
+from ntt_backup.pack.format import Entry, PackError
+from ntt_backup.pack.reader import PackFile
+from ntt_backup.pack.salvage import Salvage
+from ntt_backup.pack.unpack import Unpacked, Unpacker
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.pipeline import wait_for
+from ntt_backup.restore.target_dir import SCRATCH, RestoreTarget, destination
+
+# What is published at once.
+_STEP_BLOBS: Final = 1 << 15
+_STEP_BYTES: Final = 1 << 30
+# Opening a file takes as long as writing so many bytes.
+_COST_OF_A_BLOB: Final = 1 << 16
+_FEWEST_A_PROCESS: Final = 256
+
+Pack = PackFile | Salvage
+Slice = Sequence[Entry]
+
+
+@dataclass(slots=True)
+class UnpackedAll:
+    """What was unpacked so far. right: blobs that the directory had. bytes: what was written.
+    damaged: packs that are damaged as a whole, in words. part: of the work, from 0 to 1.
+    """
+
+    unpacked: int = 0
+    right: int = 0
+    bytes: int = 0
+    part: float | None = None
+    duration_s: float = 0.0
+    wrong: Failures = field(default_factory=Failures)
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.wrong or self.damaged else 0
+
+
+def unpack(
+    files: Sequence[Path],
+    to: Path,
+    *,
+    jobs: int,
+    verify: bool,
+    on_progress: Callable[[UnpackedAll], None],
+) -> UnpackedAll:
+    """Unpacks all files. Raises ConfigError for one that cannot be read, DestinationError, and
+    LockHeld.
+    """
+    began = time.monotonic()
+    done = UnpackedAll()
+    with closing(RestoreTarget(to)) as target:
+        for number, path in enumerate(files):
+            with ExitStack() as stack:
+                pack, entries = _open(path, done)
+                stack.callback(pack.close)
+                slices = list(_slices(entries, jobs))
+                checked = verify or isinstance(pack, Salvage)
+                settled = 0
+                for step in _work(target, pack, slices, checked):
+                    done.unpacked += step.unpacked
+                    done.right += step.right
+                    done.bytes += step.size
+                    for digest, text in step.wrong:
+                        done.wrong.add(Failure(digest.hex(), Reason.CORRUPT_SOURCE, text))
+                    settled += step.unpacked + step.right + len(step.wrong)
+                    done.part = (number + settled / max(len(entries), 1)) / len(files)
+                    done.duration_s = time.monotonic() - began
+                    on_progress(done)
+        target.sync()
+    done.duration_s = time.monotonic() - began
+    return done
+
+
+def _open(path: Path, done: UnpackedAll) -> tuple[Pack, Slice]:
+    """Returns a pack and its blobs; those that can still be found where it is damaged."""
+    try:
+        try:
+            pack = PackFile(path)
+            return pack, list(pack.table)
+        except PackError as error:
+            salvage = Salvage(path)
+            found = salvage.entries()
+            done.damaged.append(f"{path}: {error}")
+            return salvage, found
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}", detail=error.strerror or str(error), hint="name a pack file"
+        ) from error
+
+
+def _slices(entries: Slice, jobs: int) -> Iterator[Slice]:
+    """Yields as many parts as there are processes, which take about equally long."""
+    jobs = max(1, min(jobs, len(entries) // _FEWEST_A_PROCESS))
+    share = sum(_COST_OF_A_BLOB + one.raw for one in entries) / jobs
+    start, cost = 0, 0
+    for number, one in enumerate(entries, 1):
+        cost += _COST_OF_A_BLOB + one.raw
+        if cost >= share and number < len(entries):
+            yield entries[start:number]
+            start, cost = number, 0
+    yield entries[start:]
+
+
+def _work(
+    target: RestoreTarget, pack: Pack, slices: Sequence[Slice], verify: bool
+) -> Iterator[Unpacked]:
+    """Yields what was done, step by step. A single slice takes no other process."""
+    for number in range(len(slices)):
+        os.close(target.stage(str(number)))
+    if len(slices) == 1:
+        yield from _steps(target, pack, 0, slices[0], verify)
+        return
+    with ExitStack() as stack:
+        helpers: list[_Helper] = []
+        for number, entries in enumerate(slices):
+            helper = _Helper(partial(_be_helper, target, pack, number, entries, verify))
+            stack.callback(helper.release)
+            stack.callback(helper.kill)
+            helpers.append(helper)
+        while helpers:
+            wait_for(reading=[fd for one in helpers for fd in one.fds], timeout=None)
+            for helper in list(helpers):
+                for message in helper.hear():
+                    if message is None:
+                        helpers.remove(helper)
+                    else:
+                        yield message
+
+
+def _steps(
+    target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool
+) -> Iterator[Unpacked]:
+    with destination(target.root), ExitStack() as stack:
+        root = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, root)
+        scratch = open_below(root, SCRATCH)
+        stack.callback(os.close, scratch)
+        stage = open_below(scratch, str(number))
+        stack.callback(os.close, stage)
+        unpacker = Unpacker(pack.fd, pack.content, root, stage, verify=verify)
+        stack.callback(unpacker.close)
+        for step in _cut(entries):
+            done = unpacker.stage(step)
+            target.sync()
+            refused = unpacker.publish()
+            done.unpacked -= len(refused)
+            done.wrong += refused
+            yield done
+        os.rmdir(str(number), dir_fd=scratch)
+
+
+def _cut(entries: Slice) -> Iterator[Slice]:
+    start, size = 0, 0
+    for number, one in enumerate(entries, 1):
+        size += one.raw
+        if number - start == _STEP_BLOBS or size >= _STEP_BYTES:
+            yield entries[start:number]
+            start, size = number, 0
+    if start < len(entries):
+        yield entries[start:]
+
+
+class _Helper(Fork):
+    """A process that unpacks a slice. Its messages are lines of JSON: one a step, and an end."""
+
+    def __init__(self, body: Callable[[], int]) -> None:
+        super().__init__(body, "ntt-unpack")
+        self._said = b""
+
+    def hear(self) -> Iterator[Unpacked | None]:
+        """Yields its messages that have come; None after the last. Raises what it raised."""
+        self.drain_stderr()
+        data = self.read()
+        if data == b"":
+            status = self.wait(1.0)
+            last = self.stderr.text.splitlines()[-1:] or [f"it ended with status {status}"]
+            raise WorkerFailed("a process that unpacks died", detail=last[0])
+        *lines, self._said = (self._said + (data or b"")).split(b"\n")
+        for line in lines:
+            said: dict[str, Any] = json.loads(line)
+            if "message" in said:
+                raise DestinationError(**said)
+            if not said:
+                yield None
+                return
+            said["wrong"] = [(bytes.fromhex(name), text) for name, text in said["wrong"]]
+            yield Unpacked(**said)
+
+
+def _be_helper(target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool) -> int:
+    try:
+        pack.open()
+        target.fd = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for step in _steps(target, pack, number, entries, verify):
+            said = asdict(step)
+            said["wrong"] = [(digest.hex(), text) for digest, text in step.wrong]
+            _say(said)
+    except BackupError as error:
+        _say(error.fields)
+    else:
+        _say({})
+    return 0
+
+
+def _say(message: dict[str, Any]) -> None:
+    with os.fdopen(1, "wb", closefd=False) as output:
+        output.write(json.dumps(message).encode() + b"\n")

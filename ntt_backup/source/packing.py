@@ -1,0 +1,170 @@
+"""Packs blobs of the store into one file, each compared with its name while it is read.
+
+The file appears whole, or not at all: it is written under another name beside its place, made
+durable, and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from blake3 import blake3
+
+from ntt_backup.blobdir.layout import Stray, StrayKind
+from ntt_backup.blobdir.syscalls import rename_new
+from ntt_backup.errors import SOME_FAILED, ConfigError
+from ntt_backup.model import Blob, Failure, Failures
+from ntt_backup.pack.format import MAX_ENTRIES, pack_id
+from ntt_backup.pack.writer import PackWriter
+from ntt_backup.source.inspection import Store
+from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.source.tree import SourceTree
+
+# A pack that is made by hand belongs to no bucket.
+_NO_STORE: Final = bytes(16)
+_BUFFER: Final = 1 << 23
+
+
+@dataclass(slots=True)
+class Packed:
+    """What was packed so far. bytes: content; size: of the file. part: of the work, from 0 to 1."""
+
+    pack_id: str = ""
+    blobs: int = 0
+    bytes: int = 0
+    size: int = 0
+    part: float | None = None
+    duration_s: float = 0.0
+    wrong: Failures = field(default_factory=Failures)
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.wrong else 0
+
+
+def list_store(root: Path, prefix: str) -> Iterator[str]:
+    """Yields the blobids below root that begin so, in order. Raises SourceError, and what cannot
+    be listed as ConfigError.
+    """
+    first, last = prefix[:4].ljust(4, "0"), prefix[:4].ljust(4, "f")
+    with SourceTree(root) as tree:
+        for directory in tree.directories(
+            first=f"{first[:2]}/{first[2:]}", last=f"{last[:2]}/{last[2:]}"
+        ):
+            found = [directory] if isinstance(directory, Stray) else tree.entries(directory)
+            names = []
+            for one in found:
+                if isinstance(one, str):
+                    names.append(one)
+                elif one.kind is StrayKind.UNREADABLE:
+                    raise ConfigError(
+                        f"cannot list {root / one.path}",
+                        detail=one.detail,
+                        hint="let this user read it",
+                    )
+            yield from sorted(name for name in names if name.startswith(prefix))
+
+
+def pack_blobs(
+    root: Path,
+    blobids: Sequence[str],
+    to: Path,
+    *,
+    compress: bool,
+    replace: bool,
+    on_progress: Callable[[Packed], None],
+) -> Packed:
+    """Packs blobs, which are sorted and all different. One that is missing or wrong is left out,
+    and reported. replace: a file that is there is replaced at the end, else a ConfigError. Raises
+    SourceError, ConfigError, and OSError for what is about the file.
+    """
+    if len(blobids) > MAX_ENTRIES:
+        raise ConfigError(
+            f"a pack has at most {MAX_ENTRIES:,} blobs, and these are {len(blobids):,}",
+            hint="make one for each --prefix",
+        )
+    began = time.monotonic()
+    done = Packed()
+    buffer = memoryview(bytearray(_BUFFER))
+    store = Store(root)
+    with _whole_file(to, replace=replace) as file, Reader(store) as reader:
+        digests: list[bytes] = []
+        writer = PackWriter(file.write, _NO_STORE, b"", compress=compress)
+        for number, blobid in enumerate(blobids, 1):
+            found = reader.read(Blob(blobid), buffer)
+            if isinstance(found, TooLarge):
+                found = _add_large(reader, writer, found.blob, buffer)
+            elif not isinstance(found, Failure):
+                writer.add(bytes.fromhex(blobid), buffer[:found])
+            if isinstance(found, Failure):
+                done.wrong.add(found)
+            else:
+                digests.append(bytes.fromhex(blobid))
+                done.blobs += 1
+                done.bytes += found
+            done.part = number / len(blobids)
+            done.duration_s = time.monotonic() - began
+            on_progress(done)
+        # Known only now: what is wrong is not in it.
+        writer.pack_id = pack_id(_NO_STORE, digests)
+        writer.close()
+        done.pack_id, done.size = writer.pack_id.hex(), writer.size
+    done.duration_s = time.monotonic() - began
+    return done
+
+
+def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryview) -> int | Failure:
+    """Packs a blob that is not held in memory. It is read twice: what is written stays."""
+    examined = reader.examine(blob, verify=True)
+    if isinstance(examined, Failure):
+        return examined
+    sized = examined[0]
+    assert sized.size is not None
+    hasher = blake3()
+    missing = sized.size
+    with reader.opened(sized) as fd:
+        writer.begin(bytes.fromhex(blob.blobid), missing)
+        while missing and (count := os.readv(fd, [buffer[: min(missing, len(buffer))]])):
+            hasher.update(buffer[:count])
+            writer.more(buffer[:count])
+            missing -= count
+    if missing or hasher.hexdigest() != blob.blobid:
+        raise ConfigError(
+            f"{blob.blobid} was changed while it was packed", hint="pack again when nobody writes"
+        )
+    return sized.size
+
+
+@contextmanager
+def _whole_file(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
+    """Gives a file that gets its name at the end of the block, unless that raises."""
+    if not replace and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "it is there already; --force replaces it", str(path))
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    name = f".{path.name[:200]}.{secrets.token_hex(4)}"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(name, flags, 0o644, dir_fd=directory), "wb", _BUFFER) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                if replace:
+                    os.rename(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+                else:
+                    rename_new(directory, os.fsencode(name), directory, os.fsencode(path.name))
+                os.fsync(directory)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=directory)
+                raise
+    finally:
+        os.close(directory)
