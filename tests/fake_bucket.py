@@ -19,9 +19,11 @@ from datetime import UTC, datetime
 from hashlib import sha256 as new_sha256
 from threading import RLock
 
-from ntt_backup.errors import RemoteDenied, RemoteUnreachable
+from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects.bucket import (
+    BucketFacts,
     Buffer,
+    ContentDamaged,
     ObjectArchived,
     ObjectExists,
     ObjectInfo,
@@ -64,6 +66,10 @@ class FakeBucket:
         self._uploads: dict[str, _Pending] = {}
         self._numbers = itertools.count(1)
         self._lock = RLock()
+
+    def facts(self) -> BucketFacts:
+        with self._request("facts", ""):
+            return BucketFacts("a bucket in memory", 0.0)
 
     def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
         with self._request("put", key):
@@ -156,7 +162,7 @@ class FakeBucket:
     def _checked(self, data: Buffer, sha256: bytes) -> bytes:
         content = bytes(data)
         if not self._weak and new_sha256(content).digest() != sha256:
-            raise RemoteUnreachable("content was damaged on its way to the object store")
+            raise ContentDamaged("content was damaged on its way to the object store")
         return content
 
     def _store(self, key: str, content: bytes, summed: str) -> ObjectInfo:

@@ -18,6 +18,8 @@ from datetime import datetime
 from hashlib import sha256 as new_sha256
 from typing import Protocol
 
+from ntt_backup.errors import RemoteUnreachable
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -31,6 +33,10 @@ class ObjectMissing(Exception):
 
 class ObjectArchived(Exception):
     """The object lies in an archive class: the service must thaw it before it can be read."""
+
+
+class ContentDamaged(RemoteUnreachable):
+    """What arrived at the object store is not what was sent; it was not stored."""
 
 
 class UploadGone(Exception):
@@ -69,6 +75,18 @@ class Upload:
     begun: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class BucketFacts:
+    """What a bucket says about itself. versioning and lock: `on`, `off`, or "" where it does not
+    say. skew_s: by how much its clock differs from ours.
+    """
+
+    server: str
+    skew_s: float
+    versioning: str = ""
+    lock: str = ""
+
+
 class Pace(Protocol):
     """Says how much may be sent now; see `client.throttle.Pace`."""
 
@@ -89,6 +107,10 @@ def composite(parts: Sequence[Part]) -> str:
 
 class Bucket(Protocol):
     """One prefix of one bucket. It may be used by several threads at once."""
+
+    def facts(self) -> BucketFacts:
+        """Returns what the bucket says about itself."""
+        ...
 
     def put(self, key: str, data: Buffer, sha256: bytes) -> ObjectInfo:
         """Stores a small object. Raises ObjectExists."""

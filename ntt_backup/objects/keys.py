@@ -17,6 +17,7 @@ BLOBS: Final = "blobs/"
 INDEX: Final = "index/"
 DUMPS: Final = "pgdump/"
 SNAPSHOTS: Final = "snapshots/"
+TRIALS: Final = "trial/"
 
 _PACK: Final = re.compile(
     r"packs/([0-9a-f]{2})/(\1[0-9a-f]{14})-([0-9a-f]{16})-([0-9a-f]{32})\.tar"

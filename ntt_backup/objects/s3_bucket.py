@@ -16,13 +16,15 @@ from typing import Any, Final
 
 from botocore.client import BaseClient
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import get_session
 
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import ConfigError, ProtocolViolation, RemoteCannotStore
 from ntt_backup.objects.bucket import (
+    BucketFacts,
     Buffer,
+    ContentDamaged,
     ObjectInfo,
     ObjectMissing,
     Pace,
@@ -33,7 +35,7 @@ from ntt_backup.objects.bucket import (
     composite,
 )
 from ntt_backup.objects.keys import BLOBS, PACKS
-from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Translator
+from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Translator, moment_of
 
 # Keys of a listing that come with one answer; stores give no more.
 PAGE = 1000
@@ -43,6 +45,8 @@ _ANSWER_SECONDS: Final = 120
 # So long is waited, in all, for a store that asks for time.
 _PATIENCE: Final = 15.0
 _LONGEST_WAIT: Final = 4.0
+# So often content is sent that is damaged on its way.
+_ATTEMPTS: Final = 3
 # A time limit holds for each of these, whatever the part's size.
 _SHARE: Final = 256 * 1024
 
@@ -216,7 +220,7 @@ class S3Bucket:
                     detail=f"{key}: {wanted}, and it sends {size} bytes",
                     hint="does it, or a proxy before it, support ranges?",
                 )
-            content: bytes = body.read()
+            content = _body(answer)
             place, _, total = answer.get("ContentRange", "").removeprefix("bytes ").partition("/")
             if total and place != _place(start, length, int(total)):
                 raise ProtocolViolation(
@@ -230,6 +234,26 @@ class S3Bucket:
         except BehindTheEnd:
             return b""
         return content
+
+    def facts(self) -> BucketFacts:
+        before = time.time()
+        page = self._ask("list_objects_v2", "", Prefix=self._prefix, MaxKeys=1)
+        after = time.time()
+        headers = page["ResponseMetadata"]["HTTPHeaders"]
+        clock = moment_of(headers)
+        # A server's clock is told in whole seconds.
+        skew = 0.0 if clock is None else max(0.0, before - clock - 1, clock - after)
+        versioning = self._told("get_bucket_versioning", "Status")
+        lock = self._told("get_object_lock_configuration", "ObjectLockConfiguration")
+        return BucketFacts(headers.get("server", "unknown server"), skew, versioning, lock)
+
+    def _told(self, operation: str, name: str) -> str:
+        """Returns whether something of the bucket is on; "" where the credentials may not ask."""
+        try:
+            answer = getattr(self._client, operation)(Bucket=self._bucket)
+        except FAILURES as failure:
+            return "off" if "NotFound" in str(failure) else ""
+        return "on" if answer.get(name) not in (None, "Suspended") else "off"
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         following = {"StartAfter": self._prefix + after} if after else {}
@@ -290,7 +314,7 @@ class S3Bucket:
         """Makes a request, and returns what `read` makes of its answer; see `_ask`."""
         if not operation.startswith("list_"):
             arguments["Key"] = self._prefix + key
-        waited = 0.0
+        waited, damaged = 0.0, 0
         wait = 0.25
         while True:
             if body := arguments.get("Body"):
@@ -298,13 +322,29 @@ class S3Bucket:
             try:
                 return read(getattr(self._client, operation)(Bucket=self._bucket, **arguments))
             except FAILURES as failure:
+                if operation == "head_object" and _is_mute(failure):
+                    self._ask_and_read(_body, "get_object", key, Range="bytes=0-0")
                 error = self._errors.translated(failure, operation, key)
-                if not isinstance(error, Passing) or waited >= self.patience:
+                damaged += isinstance(error, ContentDamaged)
+                again = isinstance(error, Passing) and waited < self.patience
+                if not again and not 0 < damaged < _ATTEMPTS:
                     raise error from failure
             pause = wait * (0.1 + 0.9 * random.random())
             time.sleep(pause)
             waited += pause
             wait = min(_LONGEST_WAIT, 2 * wait)
+
+
+def _is_mute(failure: Exception) -> bool:
+    """Returns whether a HEAD was refused without a word: another request is told why."""
+    if not isinstance(failure, ClientError):
+        return False
+    return failure.response["ResponseMetadata"]["HTTPStatusCode"] in (400, 403)
+
+
+def _body(answer: Any) -> bytes:
+    content: bytes = answer["Body"].read()
+    return content
 
 
 def _place(start: int, length: int, total: int) -> str:

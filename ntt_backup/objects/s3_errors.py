@@ -1,14 +1,13 @@
 """The errors of an object store and of the way to it, translated once.
 
-A code is the word in the answer's XML. An answer to HEAD has none; another request is made to be
-told, see `Translator.untold`.
+A code is the word in the answer's XML. The answer to a HEAD has none, but its status.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -23,7 +22,13 @@ from ntt_backup.errors import (
     Unsupported,
 )
 from ntt_backup.format import duration
-from ntt_backup.objects.bucket import ObjectArchived, ObjectExists, ObjectMissing, UploadGone
+from ntt_backup.objects.bucket import (
+    ContentDamaged,
+    ObjectArchived,
+    ObjectExists,
+    ObjectMissing,
+    UploadGone,
+)
 
 # What botocore raises for a request.
 FAILURES: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
@@ -39,7 +44,7 @@ class BehindTheEnd(Exception):
 
 
 class Passing(RemoteUnreachable):
-    """The store asks for time, or one request was damaged: the same one may pass in a moment."""
+    """The store asks for time, or a connection broke: the same request may pass in a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ _CASES: Final = (
     ),
     Case(
         "BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch IncompleteBody",
-        Passing,
+        ContentDamaged,
         "content was damaged on its way to the object store",
         "if it goes on: memory or network of this machine, or a proxy before the store",
     ),
@@ -174,7 +179,7 @@ class Translator:
             return case.error(case.message, detail=detail, hint=case.hint)
         if status >= 500:
             return Passing("the object store reports an error of its own", detail=detail)
-        does, right = _RIGHTS[operation]
+        does, right = _RIGHTS.get(operation, ("tell about itself", "s3:GetBucket*"))
         if status in (401, 403):
             return RemoteDenied(
                 f"the object store refuses to {does}",
@@ -247,11 +252,17 @@ class Translator:
         return RemoteUnreachable("TLS to the object store failed", detail=detail)
 
 
+def moment_of(headers: dict[str, str]) -> float | None:
+    """Returns when an answer was written, by the clock of its server; None where it is not told."""
+    try:
+        return parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+
+
 def _by(headers: dict[str, str]) -> str:
     """Returns by how much our clock differs from the one of an answer, in words."""
-    try:
-        remote = parsedate_to_datetime(headers["date"])
-    except (KeyError, ValueError):
+    if (remote := moment_of(headers)) is None:
         return ""
-    seconds = (datetime.now(UTC) - remote).total_seconds()
-    return f" by {duration(abs(seconds))}: ours is {'ahead' if seconds > 0 else 'behind'}"
+    ahead = time.time() - remote
+    return f" by {duration(abs(ahead))}: ours is {'ahead' if ahead > 0 else 'behind'}"

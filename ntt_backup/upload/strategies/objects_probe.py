@@ -1,0 +1,153 @@
+"""The probe of the `objects` strategy; see `probe.Probe`.
+
+What a bucket allows is known by trying alone: policies, locks and tokens are a store's own affair,
+and may not be read with the credentials of a sender. So a trial object goes the way of a pack, and
+then everything is tried with it that an append-only bucket refuses.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+from blake3 import blake3
+
+from ntt_backup.client.connection import Connection
+from ntt_backup.errors import RemoteCannotStore, RemoteDenied
+from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import (
+    Bucket,
+    ContentDamaged,
+    ObjectExists,
+    ObjectInfo,
+    composite,
+)
+from ntt_backup.objects.keys import TRIALS
+from ntt_backup.upload.strategies.probe import Facts
+
+_SIZE: Final = 70_000
+
+
+class ObjectsProbe:
+    """See `probe.SessionProbe`. owner names this host and target.
+
+    The trial object has one key and one content for each owner, so that where it cannot be removed,
+    one stays, however many trials there are.
+    """
+
+    strategy = "objects"
+    lingers = False
+
+    def __init__(self, bucket: Bucket, owner: str) -> None:
+        self._bucket = bucket
+        self._key = TRIALS + owner
+        self._content = blake3(self._key.encode()).digest(_SIZE)
+        self._sha256 = sha256(self._content).digest()
+
+    def connect(self) -> None:
+        """Does nothing: each request finds a connection."""
+
+    def facts(self, *, will_try_out: bool) -> Facts:
+        found = self._bucket.facts()
+        said = [f"versioning is {found.versioning}"] if found.versioning else []
+        said += [f"object lock is {found.lock}"] if found.lock else []
+        return Facts(
+            system=found.server,
+            program=", ".join(["by boto3", *said]),
+            free_bytes=None,
+            skew_s=found.skew_s,
+            placed=store_format.read(self._bucket) is not None,
+        )
+
+    def try_out(self) -> str:
+        weak = self._store()
+        if self._bucket.get_range(self._key, 0, _SIZE + 1) != self._content:
+            raise RemoteCannotStore(
+                "the object store has stored something else than was sent",
+                detail=self._key,
+                hint="something in the object store damages content: do not rely on it",
+            )
+        weak += self._weaknesses()
+        refused = [self._overwriting_is_refused(), self._deleting_is_refused()]
+        words = ["a trial object in parts, checked and read back", _append_only(*refused), *weak]
+        if refused[1]:
+            words.append(f"{self._key} stays")
+        return "; ".join(words)
+
+    def make_place(self) -> None:
+        store_format.make(self._bucket)
+
+    def hand_over(self) -> Connection | None:
+        return None
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def _store(self) -> list[str]:
+        """Stores the trial object as a pack is stored; returns what is weak about that."""
+        bucket, key = self._bucket, self._key
+        upload_id = bucket.create_upload(key)
+        info: ObjectInfo | None
+        try:
+            part = bucket.put_part(key, upload_id, 1, self._content, self._sha256)
+            info = bucket.complete(key, upload_id, [part])
+        except ObjectExists:
+            # One of an earlier trial, which could not be removed.
+            bucket.abort(key, upload_id)
+            return []
+        except BaseException:
+            bucket.abort(key, upload_id)
+            raise
+        if not info.checksum:
+            info = bucket.head(key)
+        if info is None or info.checksum not in ("", composite([part])):
+            raise RemoteCannotStore(
+                "the object store has stored something else than was sent",
+                detail=f"{key}: {'it is missing' if info is None else info.checksum}",
+                hint="something in the object store damages content: do not rely on it",
+            )
+        return [] if info.checksum else ["it keeps no SHA-256"]
+
+    def _weaknesses(self) -> list[str]:
+        """Returns what a server does not do that it should."""
+        found = []
+        try:
+            self._bucket.put(self._key, self._content, self._sha256)
+            found.append("it ignores If-None-Match, so a key that is taken is not safe")
+        except ObjectExists:
+            pass
+        wrong, key = sha256(b"another").digest(), f"{self._key}-damaged"
+        try:
+            self._bucket.put(key, self._content, wrong)
+            found.append("it does not compare SHA-256 sums")
+            self._bucket.delete(key)
+        except (ContentDamaged, ObjectExists, RemoteDenied):
+            pass
+        return found
+
+    def _overwriting_is_refused(self) -> bool:
+        try:
+            self._bucket.overwrite(self._key, self._content, self._sha256)
+        except (RemoteDenied, ObjectExists):
+            return True
+        return False
+
+    def _deleting_is_refused(self) -> bool:
+        try:
+            self._bucket.delete(self._key)
+        except RemoteDenied:
+            return True
+        return False
+
+
+def _append_only(overwriting: bool, deleting: bool) -> str:
+    """Returns in words which of the two are refused."""
+    if overwriting and deleting:
+        return "append-only: overwriting and deleting are refused"
+    allowed = [
+        name
+        for name, refused in (("overwriting", overwriting), ("deleting", deleting))
+        if not refused
+    ]
+    verb = "is" if len(allowed) == 1 else "are"
+    return f"not append-only: {' and '.join(allowed)} {verb} allowed (docs/object-stores.md)"

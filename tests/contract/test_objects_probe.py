@@ -1,0 +1,107 @@
+"""The probe of a bucket, and the file that makes a bucket a store."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ntt_backup.errors import RemoteDenied
+from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.keys import FORMAT
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
+from tests.fake_bucket import FakeBucket
+from tests.s3_servers import S3Server, as_account
+
+OWNER = "0123456789ab"
+
+
+@pytest.fixture(params=["fake", "s3"])
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    if request.param == "fake":
+        return FakeBucket()
+    return open_bucket(request.getfixturevalue("s3").bucket())
+
+
+def test_a_bucket_is_a_store_once_it_was_made_one(bucket: Bucket) -> None:
+    probe = ObjectsProbe(bucket, OWNER)
+    before = probe.facts(will_try_out=True)
+    assert not before.placed
+    assert before.system
+    assert before.skew_s < 60
+    probe.make_place()
+    assert probe.facts(will_try_out=True).placed
+    made = store_format.read(bucket)
+    assert made is not None
+    assert len(made) == 16
+    probe.make_place()
+    assert store_format.make(bucket) == made
+
+
+def test_a_store_that_two_make_at_once_has_one_id() -> None:
+    bucket = FakeBucket()
+    first: list[bytes] = []
+
+    def make_first(verb: str, key: str) -> None:
+        if verb == "put" and not first:
+            first.append(b"")
+            first[0] = store_format.make(bucket)
+
+    bucket.before = make_first
+    assert store_format.make(bucket) == first[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps({"format": 2, "store": "0" * 32}), "newer version"),
+        (json.dumps({"format": 1, "store": "0" * 31}), "something else"),
+        (json.dumps({"format": True}), "something else"),
+        ("[]", "something else"),
+        ("[" * 4000, "something else"),
+        ("", "something else"),
+    ],
+)
+def test_a_bucket_of_another_program_is_refused(text: str, words: str) -> None:
+    bucket = FakeBucket()
+    bucket.objects[FORMAT] = text.encode()
+    with pytest.raises(RemoteDenied, match=words):
+        ObjectsProbe(bucket, OWNER).facts(will_try_out=False)
+
+
+def test_a_trial_leaves_nothing_where_it_may_delete(bucket: Bucket) -> None:
+    said = ObjectsProbe(bucket, OWNER).try_out()
+    assert "not append-only: overwriting and deleting are allowed" in said
+    assert [*bucket.list(""), *bucket.uploads("")] == []
+
+
+def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> None:
+    bucket = FakeBucket()
+    bucket.append_only = True
+    for _ in range(2):
+        said = ObjectsProbe(bucket, OWNER).try_out()
+        assert "append-only: overwriting and deleting are refused" in said
+        assert f"trial/{OWNER} stays" in said
+    assert [*bucket.objects] == [f"trial/{OWNER}"]
+    assert list(bucket.uploads("")) == []
+
+
+def test_a_trial_says_in_what_a_server_is_weak() -> None:
+    bucket = FakeBucket(weak=True)
+    said = ObjectsProbe(bucket, OWNER).try_out()
+    assert "keeps no SHA-256" in said
+    assert "ignores If-None-Match" in said
+    assert "does not compare SHA-256" in said
+    assert bucket.objects == {}
+
+
+def test_a_trial_with_credentials_that_may_only_read_is_refused(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_account(monkeypatch, s3.reader)
+    with pytest.raises(RemoteDenied) as caught:
+        ObjectsProbe(open_bucket(s3.bucket()), OWNER).try_out()
+    assert caught.value.message == "the object store refuses to begin an upload"
+    assert "s3:PutObject" in caught.value.hint
