@@ -27,7 +27,6 @@ class DumpsByReceiver(QuestionSession):
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec, dump_messages.TO_CLIENT)
-        self._sent = 0
         with self._connection.checked():
             if "dump" not in self.banner.allowed:
                 raise DumpImpossible(
@@ -53,7 +52,7 @@ class DumpsByReceiver(QuestionSession):
 
     def try_out(self) -> None:
         """Checks that a dump could be stored; nothing of the trial is left after `close`."""
-        self.send(b"0")
+        self.upload("").send(b"0")
         self.finish()
 
     def drop(self, names: Sequence[str]) -> int:
@@ -72,10 +71,11 @@ class DumpsByReceiver(QuestionSession):
 
     # --- a dump on its way ------------------------------------------------------------------------
 
-    def upload(self) -> DumpsByReceiver:
-        """Begins to send a dump. The remote removes a dump that gets no name: after `give_up`, and
-        when this process dies.
+    def upload(self, name: str) -> DumpsByReceiver:
+        """Begins to send a dump. The remote removes a dump that does not get its name: after
+        `give_up`, and when this process dies.
         """
+        self._name = name
         self._sent = 0
         return self
 
@@ -104,9 +104,9 @@ class DumpsByReceiver(QuestionSession):
             size, digest = dump_messages.read_dump_sum(payload)
         return size, digest.hex()
 
-    def name(self, name: str, record: DumpRecord) -> None:
+    def name(self, record: DumpRecord) -> None:
         """Gives the dump its name, which is durable when this returns."""
-        self._do(dump_messages.named(framing.NAME, name, record=record.to_json().encode()))
+        self._do(dump_messages.named(framing.NAME, self._name, record=record.to_json().encode()))
 
     def give_up(self) -> None:
         """Ends the connection in bounded time; the remote removes the dump. Never raises."""

@@ -47,8 +47,8 @@ class DumpsByShell:
     def try_out(self) -> None:
         _require(_ask(self._spec, "try", token=secrets.token_hex(4)), "tried")
 
-    def upload(self) -> UploadByShell:
-        return UploadByShell(self._spec)
+    def upload(self, name: str) -> UploadByShell:
+        return UploadByShell(self._spec, name)
 
     def drop(self, names: Sequence[str]) -> int:
         safe = [name for name in names if is_name(name)]
@@ -78,8 +78,9 @@ class DumpsByShell:
 class UploadByShell:
     """Has the methods of `DumpsByReceiver` for an upload."""
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, name: str) -> None:
         self._spec = spec
+        self._name = name
         self._token = secrets.token_hex(4)
         self._channel, self._answer = _open(spec, "put", token=self._token)
         self._said = b""
@@ -119,9 +120,9 @@ class UploadByShell:
         answers = _answers(self._said)
         return int(_require(answers, "size")), _require(answers, "sum")
 
-    def name(self, name: str, record: DumpRecord) -> None:
+    def name(self, record: DumpRecord) -> None:
         text, size = record.to_json(), str(record.bytes)
-        said = _ask(self._spec, "name", token=self._token, name=name, record=text, bytes=size)
+        said = _ask(self._spec, "name", token=self._token, name=self._name, record=text, bytes=size)
         _require(said, "named")
         self._channel.abort()
 

@@ -128,7 +128,8 @@ class _Job:
     def _make(
         self, remote_dir: RemoteDir, found: Programs, state: DatabaseState, number: int
     ) -> tuple[str, DumpRecord]:
-        upload = remote_dir.upload()
+        name = record.name_of(self._begun, secrets.token_hex(4))
+        upload = remote_dir.upload(name)
         try:
             size, digest, head = self._pour(found.pg_dump, upload)
             stored = upload.finish()
@@ -157,8 +158,7 @@ class _Job:
                 fingerprint=state.fingerprint,
                 duration_s=round(time.monotonic() - self._clock, 3),
             )
-            name = record.name_of(self._begun, secrets.token_hex(4))
-            upload.name(name, made)
+            upload.name(made)
         except BaseException:
             upload.give_up()
             raise

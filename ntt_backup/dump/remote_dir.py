@@ -1,5 +1,7 @@
 """The directory `pgdump/` on the remote: the dumps in it, and how one gets into it.
 
+In a bucket it is a prefix, see `by_objects`. Otherwise:
+
 The receiver does all of it over one connection, with a shell behind it or as a forced command. A
 remote without a Python for it has its own sh: the strategy `tar` needs no more.
 
@@ -18,19 +20,26 @@ from dataclasses import replace
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.throttle import alone
 from ntt_backup.config import RemoteConfig
+from ntt_backup.dump.by_objects import DumpsByObjects, UploadByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
 from ntt_backup.errors import Unsupported
+from ntt_backup.objects.s3 import open_bucket
 
-# Both have the same methods.
-RemoteDir = DumpsByReceiver | DumpsByShell
-Upload = DumpsByReceiver | UploadByShell
+# All have the same methods.
+RemoteDir = DumpsByReceiver | DumpsByShell | DumpsByObjects
+Upload = DumpsByReceiver | UploadByShell | UploadByObjects
 
 
 def open_remote_dir(settings: RemoteConfig) -> RemoteDir:
-    """Connects to the remote of the settings; see `connect`."""
+    """Connects to the remote of the settings; see `connect`. Where that is a bucket, it is asked
+    nothing yet.
+    """
+    remote, pace = settings.remote, alone(settings.run.bwlimit)
+    if remote.kind == "s3":
+        return DumpsByObjects(open_bucket(remote, pace), remote.part_size)
     spec = SessionSpec.of(settings, f"dump-{os.getpid()}", "dump")
-    return connect(replace(spec, pace=alone(settings.run.bwlimit)))
+    return connect(replace(spec, pace=pace))
 
 
 def connect(spec: SessionSpec) -> RemoteDir:

@@ -11,12 +11,22 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.models import RunSettings
+from ntt_backup.dump.by_objects import DumpsByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell
-from ntt_backup.dump.record import DumpRecord
+from ntt_backup.dump.record import Contents, DumpRecord, Stored
 from ntt_backup.dump.remote_dir import RemoteDir, connect
-from ntt_backup.errors import DumpImpossible, RemoteUnreachable
+from ntt_backup.errors import (
+    DumpImpossible,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteUnreachable,
+)
+from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.s3 import open_bucket
 from tests.contract.harness import PATIENT, Machine
+from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.lying_receiver import LYING_RECEIVER
 from tests.receiver_driver import PROJECT
 
@@ -41,10 +51,10 @@ def record_of(content: bytes, number: int = 1) -> DumpRecord:
 
 def send_dump(place: RemoteDir, content: bytes, name: str = NAME) -> DumpRecord:
     """A dump with this content and name; its record."""
-    upload, record = place.upload(), record_of(content)
+    upload, record = place.upload(name), record_of(content)
     upload.send(content)
     assert upload.finish() == (record.bytes, record.sha256)
-    upload.name(name, record)
+    upload.name(record)
     return record
 
 
@@ -131,3 +141,83 @@ def test_a_receiver_that_takes_no_dumps_is_named_before_it_is_asked(
     assert "forced command" in caught.value.message
     assert "add dump to --allow" in caught.value.hint
     assert not (root / "said").exists() or (root / "said").read_bytes() == b""
+
+
+@pytest.fixture(params=["fake", "weak", "s3"])
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    if request.param == "s3":
+        return open_bucket(request.getfixturevalue("s3").bucket())
+    return FakeBucket(weak=request.param == "weak")
+
+
+def test_a_dump_goes_into_a_bucket_by_parts_comes_back_and_is_dropped(bucket: Bucket) -> None:
+    content = bytes(range(256)) * 41_000
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+    place.try_out()
+    assert list(bucket.uploads("")) == []
+    assert place.contents() == Contents((), placed=False)
+    store_format.make(bucket)
+    upload = place.upload(NAME)
+    for at in range(0, len(content), 1 << 20):
+        upload.send(content[at : at + (1 << 20)])
+    record = record_of(content)
+    assert upload.finish() == (record.bytes, record.sha256)
+    assert place.contents() == Contents((), placed=True)
+    upload.name(record)
+    assert place.contents() == Contents((Stored(NAME, len(content), record),), placed=True)
+    assert b"".join(place.fetch(NAME)) == content
+    assert place.drop([NAME]) == 1
+    assert place.contents().dumps == ()
+
+
+def test_a_dump_that_is_given_up_leaves_nothing_in_the_bucket(bucket: Bucket) -> None:
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+    upload = place.upload(NAME)
+    upload.send(bytes(SMALLEST_PART + 1))
+    upload.give_up()
+    assert list(bucket.uploads("")) == []
+    assert place.contents().dumps == ()
+
+
+def test_a_dump_whose_last_answer_was_lost_has_its_name() -> None:
+    bucket, lost = FakeBucket(), RemoteUnreachable("the answer was lost")
+
+    def lose(verb: str, key: str) -> None:
+        if verb == "complete":
+            raise lost
+
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+    upload = place.upload(NAME)
+    upload.send(b"content")
+    upload.finish()
+    bucket.after = lose
+    with pytest.raises(RemoteUnreachable):
+        upload.name(record_of(b"content"))
+    upload.name(record_of(b"content"))
+    assert place.contents().dumps[0].whole
+
+
+def test_a_dump_that_the_bucket_has_damaged_gets_no_receipt() -> None:
+    bucket = FakeBucket(weak=True)
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+
+    def damage(verb: str, key: str) -> None:
+        if verb == "complete":
+            bucket.objects[key] = b"CONTENT"
+
+    upload = place.upload(NAME)
+    upload.send(b"content")
+    upload.finish()
+    bucket.after = damage
+    with pytest.raises(RemoteCannotStore, match="not what was sent"):
+        upload.name(record_of(b"content"))
+
+
+def test_a_dump_that_may_not_be_removed_stays_and_is_told() -> None:
+    bucket = FakeBucket()
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+    send_dump(place, b"content")
+    bucket.append_only = True
+    with pytest.raises(RemoteDenied):
+        place.drop([NAME])
+    assert place.contents().dumps[0].whole

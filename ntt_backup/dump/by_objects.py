@@ -1,0 +1,155 @@
+"""`pgdump/` in a bucket; see `remote_dir`.
+
+A dump goes up in parts as pg_dump writes it, and each part is compared by its SHA-256 at the other
+end. It becomes an object, under its name, only when it is asked to: until then its parts are
+visible to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Final
+
+from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
+from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import (
+    Bucket,
+    ObjectArchived,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    Part,
+    UploadGone,
+    composite,
+)
+from ntt_backup.objects.keys import DUMPS, TRIALS
+from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
+
+_RECORD: Final = ".json"
+_PIECE: Final = 8 * 1024**2
+
+
+class DumpsByObjects:
+    """Has the methods of `DumpsByReceiver`, except those of an upload."""
+
+    def __init__(self, bucket: Bucket, part_size: int) -> None:
+        self._bucket = bucket
+        self._part_size = part_size
+
+    def contents(self) -> Contents:
+        sizes = {info.key.removeprefix(DUMPS): info.size for info in self._bucket.list(DUMPS)}
+        names = {name.removesuffix(_RECORD) for name in sizes}
+        dumps = [
+            Stored(name, sizes.get(name), self._record(name) if name + _RECORD in sizes else None)
+            for name in names
+            if is_name(name)
+        ]
+        return Contents.of(dumps, placed=store_format.read(self._bucket) is not None)
+
+    def try_out(self) -> None:
+        trial = UploadByObjects(self._bucket, f"{TRIALS}dump", self._part_size)
+        trial.send(b"0")
+        trial.finish()
+        trial.give_up()
+
+    def upload(self, name: str) -> UploadByObjects:
+        return UploadByObjects(self._bucket, DUMPS + name, self._part_size)
+
+    def drop(self, names: Sequence[str]) -> int:
+        for name in names:
+            # In this order: what has a record is found again.
+            self._bucket.delete(DUMPS + name)
+            self._bucket.delete(DUMPS + name + _RECORD)
+        return len(names)
+
+    def fetch(self, name: str) -> Generator[bytes, None, None]:
+        try:
+            yield from _pieces(self._bucket, DUMPS + name)
+        except (ObjectMissing, ObjectArchived) as error:
+            why = "gone" if isinstance(error, ObjectMissing) else "in an archive class: thaw it"
+            raise RemoteDenied("a dump cannot be read", detail=f"{DUMPS}{name} is {why}") from error
+
+    def close(self) -> None:
+        """Does nothing: no connection outlives its question."""
+
+    def _record(self, name: str) -> DumpRecord | None:
+        try:
+            text = self._bucket.get_range(DUMPS + name + _RECORD, 0, MAX_RECORD)
+        except (ObjectMissing, ObjectArchived):
+            return None
+        return read(text.decode("utf-8", "replace"))
+
+
+class UploadByObjects:
+    """Has the methods of `DumpsByReceiver` for an upload."""
+
+    def __init__(self, bucket: Bucket, key: str, part_size: int) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._part_size = part_size
+        self._upload_id = bucket.create_upload(key)
+        self._held = bytearray()
+        self._parts: list[Part] = []
+        self._whole = sha256()
+
+    def send(self, data: bytes) -> None:
+        self._held += data
+        while len(self._held) >= self._part_size:
+            self._put(bytes(self._held[: self._part_size]))
+            del self._held[: self._part_size]
+
+    def poll(self) -> None:
+        """Does nothing: a bucket says nothing unasked."""
+
+    def finish(self) -> tuple[int, str]:
+        """Sends what is left; returns the size and the SHA-256 of what the bucket has taken."""
+        if self._held or not self._parts:
+            self._put(bytes(self._held))
+        return sum(part.size for part in self._parts), self._whole.hexdigest()
+
+    def name(self, record: DumpRecord) -> None:
+        """Gives the dump its name. The record comes first: a dump without one would stay."""
+        text = record.to_json().encode()
+        with suppress(ObjectExists):  # The answer to the first request for it was lost.
+            self._bucket.put(self._key + _RECORD, text, sha256(text).digest())
+        with suppress(ObjectExists, UploadGone):
+            self._bucket.complete(self._key, self._upload_id, self._parts)
+        found = self._bucket.head(self._key)
+        if found is None or found.size != record.bytes or not self._is_ours(found):
+            raise RemoteCannotStore(
+                "the dump in the bucket is not what was sent",
+                detail=f"{self._key}: {found}",
+                hint="something in the object store damages content: do not rely on it",
+            )
+
+    def _is_ours(self, found: ObjectInfo) -> bool:
+        """Returns whether the content is what was sent. Where the server keeps no sum, that is
+        proved by reading it.
+        """
+        if found.checksum:
+            return found.checksum == composite(self._parts)
+        read_back = sha256()
+        for piece in _pieces(self._bucket, self._key):
+            read_back.update(piece)
+        return read_back.digest() == self._whole.digest()
+
+    def give_up(self) -> None:
+        """Drops the parts. Never raises."""
+        with suppress(BackupError):
+            self._bucket.abort(self._key, self._upload_id)
+
+    def _put(self, data: bytes) -> None:
+        number = len(self._parts) + 1
+        digest = sha256(data).digest()
+        self._parts.append(self._bucket.put_part(self._key, self._upload_id, number, data, digest))
+        self._whole.update(data)
+
+
+def _pieces(bucket: Bucket, key: str) -> Iterator[bytes]:
+    at = 0
+    while data := bucket.get_range(key, at, _PIECE):
+        yield data
+        at += len(data)
