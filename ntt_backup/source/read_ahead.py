@@ -1,9 +1,10 @@
 """Reads claimed blobs ahead in the order of the disk, where the disk is slow.
 
 Blobids are hashes: read in their order from a hard disk, each small blob costs a seek, and the disk
-cannot choose the next one. So the claimed blobs are sorted by inode, which is about their order on
-the disk, and threads read many of them at a time into the page cache, ahead of the sender. They
-throw away what they read; the sender reads and hashes as before.
+cannot choose the next one. So the claimed blobs are sorted by the place of their content on the
+disk, and threads read many of them at a time into the page cache, ahead of the sender. They throw
+away what they read; the sender reads and hashes as before. To ask for a place reads the inode: that
+is done in the order of the inodes, which a listing of the directories has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import os
 import struct
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
@@ -41,13 +43,14 @@ _EXTENT: Final = struct.Struct("=QQLLLL 5Q4L")
 
 
 class ReadAhead:
-    """Reads ahead in the store at root. order: see `source.read_order`; `auto` reads ahead where a
-    sample of the claimed blobs took long to read.
+    """Reads ahead in the store at root. order: see `source.read_order`; `auto` is `extent` where a
+    sample of the claimed blobs took long to read, else `hash`. alive is called while it waits.
     """
 
-    def __init__(self, root: Path, order: Order) -> None:
+    def __init__(self, root: Path, order: Order, alive: Callable[[], None] = lambda: None) -> None:
         self._root = root
         self._order = order
+        self._alive = alive
         self._slow = order in ("inode", "extent")
 
     @property
@@ -61,17 +64,14 @@ class ReadAhead:
             self._slow = self._is_slow(claimed)
         if not self._slow or len(claimed) < _FEWEST:
             return claimed
-        inodes = self._inodes({one.blobid[:4] for one, _ in claimed if is_blobid(one.blobid)})
-        arranged = sorted(claimed, key=lambda one: inodes.get(one[0].blobid, 0))
         with suppress(RuntimeError):  # Where no thread can be started, nothing is read ahead.
-            if self._order == "extent":
-                places = list(self._threads.map(lambda one: self._place(one[0]), arranged))
-                order = sorted(range(len(arranged)), key=places.__getitem__)
-                arranged = [arranged[nth] for nth in order]
-            for blob, _ in arranged:
+            claimed = self._by_inode(claimed)
+            if self._order != "inode":
+                claimed = self._by_place(claimed)
+            for blob, _ in claimed:
                 if blob.size is None or blob.size <= _LARGEST:
                     self._threads.submit(self._read, blob)
-        return arranged
+        return claimed
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -86,17 +86,32 @@ class ReadAhead:
         # Not the mean: on a busy machine one of them may have had to wait for the CPU.
         return median(took) > _SLOW_SECONDS
 
-    def _inodes(self, prefixes: set[str]) -> dict[str, int]:
-        """Returns the inodes of the blobs in these directories, as far as they can be listed."""
-        found: dict[str, int] = {}
-        for prefix in sorted(prefixes):
-            path = str(self._root / prefix[:2] / prefix[2:])
-            with (
-                suppress(OSError),
-                closing(open_untouched(path, DIRECTORY)) as fd,
-                os.scandir(fd) as listing,
-            ):
-                found.update((entry.name, entry.inode()) for entry in listing)
+    def _by_inode(self, claimed: Claimed) -> Claimed:
+        prefixes = sorted({one.blobid[:4] for one, _ in claimed if is_blobid(one.blobid)})
+        inodes: dict[str, int] = {}
+        for found in self._threads.map(self._listed, prefixes):
+            inodes.update(found)
+            self._alive()
+        return sorted(claimed, key=lambda one: inodes.get(one[0].blobid, 0))
+
+    def _by_place(self, claimed: Claimed) -> Claimed:
+        """Sorts stably: where no place is known, the order stays as it is."""
+        places = []
+        for place in self._threads.map(self._place, [one for one, _ in claimed]):
+            places.append(place)
+            self._alive()
+        return [claimed[nth] for nth in sorted(range(len(claimed)), key=places.__getitem__)]
+
+    def _listed(self, prefix: str) -> list[tuple[str, int]]:
+        """Returns names and inodes of what is in a directory, as far as it can be listed."""
+        path = str(self._root / prefix[:2] / prefix[2:])
+        found: list[tuple[str, int]] = []
+        with (
+            suppress(OSError),
+            closing(open_untouched(path, DIRECTORY)) as fd,
+            os.scandir(fd) as listing,
+        ):
+            found.extend((entry.name, entry.inode()) for entry in listing)
         return found
 
     def _opened(self, blob: Blob) -> AbstractContextManager[int]:

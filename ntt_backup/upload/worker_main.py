@@ -156,7 +156,7 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
         )
 
     name, connect = str(spec.worker), remote.connect
-    ahead = ReadAhead(store.root, settings.source.read_order)
+    ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0))
     Worker(name, settings.run, store, ahead, connect, connect_catalog, pipe, watch=spec.watch).run()
 
 

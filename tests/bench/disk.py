@@ -59,40 +59,41 @@ class Disk:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._waiting: list[tuple[int, threading.Event]] = []
+        self._waiting: list[tuple[int, int, threading.Event]] = []
         self._busy = False
-        self._reached = 0.0
+        self._ends = 0.0
         self._head = 0
 
     def read_for(self, offset: int, length: int) -> None:
         """Waits as long as the disk would take to read so many bytes from there."""
         turn = threading.Event()
         with self._lock:
-            self._waiting.append((offset, turn))
-            self._serve_next()
+            self._waiting.append((offset, length, turn))
+            if not self._busy:
+                self._serve_next(time.monotonic())
         turn.wait()
-        time.sleep(max(0.0, self._reached - time.monotonic()) + length / _BYTES_A_SECOND)
+        time.sleep(max(0.0, self._ends - time.monotonic()))
         with self._lock:
-            self._head = offset + length
-            self._busy = False
-            self._serve_next()
+            # The next read begins when this one ended: a thread that wakes up late delays nothing.
+            self._serve_next(self._ends)
 
-    def _serve_next(self) -> None:
-        if not self._busy and self._waiting:
-            one = min(self._waiting[:_QUEUE], key=lambda one: self._reach(one[0]))
+    def _serve_next(self, now: float) -> None:
+        self._busy = bool(self._waiting)
+        if self._busy:
+            one = min(self._waiting[:_QUEUE], key=lambda one: self._reached(one[0], now))
             self._waiting.remove(one)
-            self._busy = True
-            # A thread that wakes up late must not have to wait for another turn of the disk.
-            self._reached = time.monotonic() + self._reach(one[0])
-            one[1].set()
+            offset, length, turn = one
+            self._ends = self._reached(offset, now) + length / _BYTES_A_SECOND
+            self._head = offset + length
+            turn.set()
 
-    def _reach(self, offset: int) -> float:
-        """Returns the seconds until the head can read there."""
+    def _reached(self, offset: int, now: float) -> float:
+        """Returns the time when the head can read there, if it starts now."""
         if offset == self._head:
-            return 0.0
+            return now
         seek: float = 0.001 + 0.014 * (abs(offset - self._head) / self._size) ** 0.5
-        turned = (time.monotonic() + seek) / _TURN_S % 1
-        return seek + (offset / _TRACK - turned) % 1 * _TURN_S
+        turned = (now + seek) / _TURN_S % 1
+        return now + seek + (offset / _TRACK - turned) % 1 * _TURN_S
 
 
 def serve(image: str, mount: str) -> None:
@@ -164,6 +165,9 @@ def fill(root: Path, blobs: int) -> Store:
     chance = random.Random(1)
     large = root.parent / "large"
     large.mkdir()
+    # Else ext4 keeps room for small files, and lays those side by side that are written together.
+    device = _call("findmnt", "-no", "SOURCE", str(root.parent)).strip()
+    Path("/sys/fs/ext4", Path(device).name, "mb_stream_req").write_text("0")
     total, directories = 0, set()
     for nth in range(blobs):
         content = chance.randbytes(chance.randrange(100, 8000))
@@ -202,7 +206,7 @@ def main() -> None:
         with image.open("wb") as file:
             file.truncate(_SIZE)
         _call("mkfs.ext4", "-q", "-F", str(image))
-        with mounted(image, top, "loop,noatime"):
+        with mounted(image, top, "loop,noatime,nodelalloc"):
             store = fill(top / "store", asked.blobs)
         link = stack.enter_context(lab("loopback", home))
         (home / "postgres").mkdir()
