@@ -161,6 +161,19 @@ class DumpImpossible(ConfigError):
     """
 
 
+class MountImpossible(ConfigError):
+    """This machine cannot mount packs, or not there."""
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(
+            message,
+            detail=detail,
+            hint=hint
+            or "without a mount, blobs are written into a directory: ntt-backup-remote unpack, or"
+            " ntt-backup-remote restore",
+        )
+
+
 class WorkerFailed(BackupError):
     """A worker process ended for good: with the exit code it had, or 1 when it died too often."""
 

@@ -36,6 +36,7 @@ _COMMANDS = {
     "dump": "Dump the catalog to the remote, and remove old dumps.",
     "init-db": "Create the catalog, or add what an existing one lacks.",
     "install-receiver": "Prepare an ssh key that can only back up.",
+    "mount": "Mount packs as a directory of blobs, without unpacking them.",
     "pack": "Pack blobs into one file, or look into one.",
     "reconcile": "Compare catalog, store and remote by name and size.",
     "requeue": "Make failed blobs pending again.",

@@ -35,6 +35,13 @@ class PackKey(NamedTuple):
     def key(self) -> str:
         return f"{PACKS}{self.low[:2]}/{self.low}-{self.high}-{self.pack_id}.tar"
 
+    def may_have(self, prefix: str) -> bool:
+        """Returns whether the pack may have a blobid that begins so."""
+        digits = len(self.low)
+        return self.low <= prefix[:digits].ljust(digits, "f") and self.high >= prefix[
+            :digits
+        ].ljust(digits, "0")
+
     @staticmethod
     def of(lowest: bytes, highest: bytes, pack_id: bytes) -> PackKey:
         """Returns the key of a pack between two digests, both in it."""

@@ -26,21 +26,21 @@ _MOST_FDS: Final = 1 << 20
 
 class Fork(Child):
     """See `pipeline.Child`; it leads a session. body's result is the exit status, 1 where it
-    raises. name: what it is called in lists of processes, 15 bytes at most. Raises OSError where it
-    cannot be made.
+    raises. name: what it is called in lists of processes, 15 bytes at most. stays: it lives on when
+    we end; the end of its stdin tells it so. Raises OSError where it cannot be made.
     """
 
-    def __init__(self, body: Callable[[], int], name: str) -> None:
-        self._adopt(_Copy(body, name))
+    def __init__(self, body: Callable[[], int], name: str, *, stays: bool = False) -> None:
+        self._adopt(_Copy(body, name, stays=stays))
 
 
 class _Copy:
     """As much of `subprocess.Popen` as `Child` needs."""
 
-    def __init__(self, body: Callable[[], int], name: str) -> None:
+    def __init__(self, body: Callable[[], int], name: str, *, stays: bool) -> None:
         if threading.active_count() > 1:
             raise OSError("a process with several threads cannot be copied")
-        die_with_us = die_with_parent()
+        prepare = _nothing if stays else die_with_parent()
         with ExitStack() as otherwise:
             pipes: list[int] = []
             for _ in range(3):
@@ -52,7 +52,7 @@ class _Copy:
             try:
                 self.pid = os.fork()
                 if self.pid == 0:
-                    _be(die_with_us, body, name, theirs, held)
+                    _be(prepare, body, name, theirs, held)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
             otherwise.pop_all()
@@ -81,6 +81,9 @@ class _Copy:
             pid, status = os.waitpid(self.pid, options)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def _nothing() -> None: ...
 
 
 def _be(

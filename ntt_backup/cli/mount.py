@@ -1,0 +1,123 @@
+"""The command `mount`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ntt_backup.cli.common import Common, prefix_option, result_options
+from ntt_backup.cli.results import fields_of, report
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import SOME_FAILED, ConfigError
+from ntt_backup.format import amount, duration, many, printable, size
+from ntt_backup.mount.image import Built
+from ntt_backup.mount.mount import mount_bucket, mount_packs
+from ntt_backup.objects.bucket import Bucket
+
+_SHOWN: Final = 20
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--packs",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Mount the packs in this directory, not those of the target.",
+)
+@prefix_option("Mount")
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have."
+    "  [default: TMPDIR, else /var/tmp]",
+)
+@result_options
+@click.pass_obj
+def mount(
+    common: Common,
+    directory: Path,
+    packs: Path | None,
+    prefix: str,
+    scratch: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Mount packs as a directory of blobs, DIR/aa/bb/BLOBID, without unpacking them.
+
+    The packs are those in a directory, or those in the target's bucket. Root and Linux 6.12 are
+    needed (6.4 for a bucket). umount DIR ends it. What is read from DIR is not compared with its
+    name: that is what verify does. Exit code 7 when a pack or a blob is damaged and was left out.
+    """
+    left_out = _LeftOut()
+    where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
+    began = time.monotonic()
+    if packs is not None:
+        built = mount_packs(
+            packs.absolute(),
+            directory.absolute(),
+            scratch=where,
+            prefix=prefix,
+            on_left_out=left_out.say,
+        )
+    else:
+        built = mount_bucket(
+            _bucket(common),
+            directory.absolute(),
+            scratch=where,
+            prefix=prefix,
+            on_left_out=left_out.say,
+        )
+    seconds = time.monotonic() - began
+    report(
+        {**fields_of(built), "duration_s": round(seconds, 3)},
+        lines(built, directory, seconds),
+        SOME_FAILED if built.left_out else 0,
+        as_json=as_json,
+    )
+
+
+class _LeftOut:
+    """Shows the first of what is damaged."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def say(self, text: str) -> None:
+        self._number += 1
+        if self._number <= _SHOWN:
+            click.echo(f"left out {printable(text)}", err=True)
+        elif self._number == _SHOWN + 1:
+            click.echo("more is left out, and not shown", err=True)
+
+
+def _bucket(common: Common) -> Callable[[], Bucket]:
+    """Returns what opens the target's bucket. Raises ConfigError."""
+    from ntt_backup.objects.s3 import open_bucket
+
+    remote = common.load(RemoteConfig).remote
+    if remote.kind != "s3":
+        raise ConfigError(
+            f"{remote.where} is no bucket: there is nothing to mount",
+            hint="its blobs are files below by-hash/; packs in a directory are mounted by --packs",
+        )
+    return lambda: open_bucket(remote)
+
+
+def lines(built: Built, directory: Path, seconds: float) -> list[str]:
+    """Returns what was mounted, for a terminal."""
+    said = [
+        f"mounted {amount(built.blobs, built.bytes)}, of {many(built.packs, 'pack')}, on"
+        f" {directory} in {duration(seconds)}; umount {directory} ends it",
+        f"the image has {size(built.image_bytes)}, with the content of"
+        f" {many(built.copied, 'blob')}; the others are read from their packs",
+    ]
+    if built.left_out:
+        said.append(f"NOT mounted: {built.left_out:,} packs or blobs that are damaged")
+    return said

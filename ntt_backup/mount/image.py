@@ -1,0 +1,248 @@
+"""Makes the image of packs: which blobs they have, and where. What cannot be pointed at is copied.
+
+A blob that is stored as it is, at a multiple of 512 bytes, stays where it is. All others (small
+ones, which lie back to back in packs, and compressed ones) are read, compared with their names, and
+kept in the image. Memory does not grow with the number of packs: what is known of the blobs goes to
+temporary files, one for each first byte, before it is sorted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, BinaryIO, Final, NamedTuple, TypeVar
+
+from blake3 import blake3
+
+from ntt_backup.mount.erofs import BLOCK, RECORD, ImageWriter
+from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
+from ntt_backup.pack.reader import PackReader
+
+_READERS: Final = 8
+# Ranges that lie this close together are read as one, up to the size of a dense member.
+_GAP: Final = 1 << 16
+_RANGE: Final = 1 << 22
+# What is known of the blobs of one first byte is kept in memory up to this size.
+_SPOOL_BYTES: Final = 1 << 18
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that has blobs: a pack, or where digest is given, that blob alone.
+
+    name: for messages. read(start, length) returns its bytes. It begins at byte `start` of a
+    device; start is a multiple of 512.
+    """
+
+    name: str
+    size: int
+    read: Callable[[int, int], bytes]
+    device: int
+    start: int = 0
+    digest: bytes = b""
+
+
+@dataclass(slots=True)
+class Built:
+    """An image. copied: blobs whose content it holds. left_out: packs and blobs that it lacks,
+    because they are damaged.
+    """
+
+    packs: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    copied: int = 0
+    left_out: int = 0
+    image_bytes: int = 0
+
+
+class _Run(NamedTuple):
+    """Entries of a pack that are read with one request."""
+
+    source: Source
+    reader: PackReader
+    entries: list[Entry]
+
+    @property
+    def start(self) -> int:
+        return self.entries[0].offset
+
+    def read(self) -> bytes:
+        return self.reader.range(
+            self.start, max(one.offset + one.stored for one in self.entries) - self.start
+        )
+
+
+class _Builder:
+    def __init__(
+        self,
+        image: ImageWriter,
+        prefix: str,
+        scratch: Path,
+        on_left_out: Callable[[str], object],
+        files: ExitStack,
+    ) -> None:
+        self.built = Built()
+        self._image = image
+        self._low = bytes.fromhex(prefix.ljust(2 * DIGEST_BYTES, "0"))
+        self._high = bytes.fromhex(prefix.ljust(2 * DIGEST_BYTES, "f"))
+        self._scratch = scratch
+        self._on_left_out = on_left_out
+        self._files = files
+        self._known: dict[int, IO[bytes]] = {}
+
+    def runs(self, pool: Executor, sources: Iterable[Source]) -> Iterator[_Run]:
+        """Yields what must be copied, and takes what need not be."""
+        for source, reader in _ahead(pool, _open, sources):
+            if isinstance(reader, PackError):
+                self._leave_out(f"{source.name}: {reader}")
+            elif reader is None:
+                if self._low <= source.digest <= self._high:
+                    block = source.start // BLOCK
+                    self._note([_record(source.digest, source.device, block, source.size)])
+            else:
+                self.built.packs += 1
+                yield from self._runs_of(source, reader)
+
+    def _runs_of(self, source: Source, reader: PackReader) -> Iterator[_Run]:
+        records: list[bytes] = []
+        copies: list[Entry] = []
+        for entry in reader.table:
+            if not self._low <= entry.digest <= self._high:
+                continue
+            block, rest = divmod(source.start + entry.offset, BLOCK)
+            if entry.codec == RAW and entry.stored and not rest:
+                records.append(_record(entry.digest, source.device, block, entry.stored))
+            elif entry.stored > MAX_RAW:
+                self._leave_out(f"{source.name}: {entry.digest.hex()} is not where it could be")
+            else:
+                copies.append(entry)
+        self._note(records)
+        for run in _runs(copies):
+            yield _Run(source, reader, run)
+
+    def copy(self, run: _Run, data: bytes | PackError) -> None:
+        """Keeps in the image what a run has."""
+        records: list[bytes] = []
+        for entry in run.entries:
+            try:
+                if isinstance(data, PackError):
+                    raise data
+                stored = data[entry.offset - run.start :][: entry.stored]
+                content = run.reader.content(entry, stored)
+                if blake3(content).digest() != entry.digest:
+                    raise PackError(f"{entry.digest.hex()} has other content than its name says")
+            except PackError as problem:
+                self._leave_out(f"{run.source.name}: {problem}")
+                continue
+            records.append(_record(entry.digest, 0, self._image.store(content), len(content)))
+        self.built.copied += len(records)
+        self._note(sorted(records))
+
+    def records(self) -> Iterator[bytes]:
+        """Yields what is known of the blobs, in their order."""
+        for _, file in sorted(self._known.items()):
+            file.seek(0)
+            data = file.read()
+            yield from sorted(
+                data[at : at + RECORD.size] for at in range(0, len(data), RECORD.size)
+            )
+
+    def _note(self, records: Sequence[bytes]) -> None:
+        for first, group in groupby(records, itemgetter(0)):
+            file = self._known.get(first)
+            if file is None:
+                file = self._files.enter_context(
+                    tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(self._scratch))
+                )
+                self._known[first] = file
+            file.write(b"".join(group))
+
+    def _leave_out(self, text: str) -> None:
+        self.built.left_out += 1
+        self._on_left_out(text)
+
+
+def build(
+    file: BinaryIO,
+    devices: Sequence[int],
+    sources: Iterable[Source],
+    *,
+    scratch: Path,
+    prefix: str = "",
+    on_left_out: Callable[[str], object],
+) -> Built:
+    """Writes the image of the blobs that begin with prefix. devices: their sizes.
+
+    on_left_out is told of each pack and each blob that is damaged; the image lacks them. What a
+    source's `read` raises ends it, except PackError.
+    """
+    image = ImageWriter(file, devices)
+    with ThreadPoolExecutor(_READERS) as pool, ExitStack() as files:
+        builder = _Builder(image, prefix, scratch, on_left_out, files)
+        for run, data in _ahead(pool, _read, builder.runs(pool, sources)):
+            builder.copy(run, data)
+        tree = image.write_tree(builder.records())
+    built = builder.built
+    built.blobs, built.bytes, built.image_bytes = tree.blobs, tree.bytes, image.size
+    return built
+
+
+def _open(source: Source) -> PackReader | PackError | None:
+    if source.digest:
+        return None
+    try:
+        return PackReader(source.read, source.size)
+    except PackError as problem:
+        return problem
+
+
+def _read(run: _Run) -> bytes | PackError:
+    try:
+        return run.read()
+    except PackError as problem:
+        return problem
+
+
+def _runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yields entries that lie together, in the order of their places."""
+    run: list[Entry] = []
+    begin = end = 0
+    for entry in sorted(entries, key=itemgetter(1)):
+        after = max(end, entry.offset + entry.stored)
+        if run and (entry.offset - end > _GAP or after - begin > _RANGE):
+            yield run
+            run = []
+        if not run:
+            begin, after = entry.offset, entry.offset + entry.stored
+        run.append(entry)
+        end = after
+    if run:
+        yield run
+
+
+def _record(digest: bytes, device: int, block: int, size: int) -> bytes:
+    return RECORD.pack(digest, device, block, size >> 32, size & 0xFFFFFFFF)
+
+
+def _ahead(pool: Executor, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Yields each item with the function's result, in order; a few are under way meanwhile."""
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    for item in items:
+        waiting.append((item, pool.submit(function, item)))
+        if len(waiting) > _READERS:
+            done, result = waiting.popleft()
+            yield done, result.result()
+    while waiting:
+        done, result = waiting.popleft()
+        yield done, result.result()

@@ -1,0 +1,154 @@
+"""A mount of packs: those in a directory, or those in a bucket."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, chdir, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from ntt_backup.errors import MountImpossible
+from ntt_backup.mount import kernel, local, volume
+from ntt_backup.mount.image import Built, Source, build
+from ntt_backup.mount.pieces import Fetch
+from ntt_backup.mount.volume import Volume
+from ntt_backup.objects.bucket import Bucket, ObjectInfo
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.pipeline import wait_for
+
+_READY_SECONDS: Final = 60.0
+
+OnLeftOut = Callable[[str], object]
+
+
+def mount_packs(
+    packs: Path, directory: Path, *, scratch: Path, prefix: str, on_left_out: OnLeftOut
+) -> Built:
+    """Mounts the packs of one directory on another; both are absolute paths. scratch: where the
+    image lies meanwhile. No process stays. Raises MountImpossible.
+    """
+    kernel.require_erofs(kernel.FILES_SINCE)
+    kernel.require_mount_point(directory)
+    sources = local.find(packs, prefix)
+    sizes = [one.size for one in sources]
+    with _image(scratch) as file:
+        built = build(file, sizes, sources, scratch=scratch, prefix=prefix, on_left_out=on_left_out)
+        _require_some(built)
+        # The kernel takes names of 255 bytes.
+        with chdir(packs):
+            kernel.attach(
+                f"/proc/self/fd/{file.fileno()}",
+                [os.path.relpath(one.name, packs) for one in sources],
+                directory,
+                direct=kernel.reads_directly(Path(sources[0].name)),
+            )
+    return built
+
+
+def mount_bucket(
+    open_bucket: Callable[[], Bucket],
+    directory: Path,
+    *,
+    scratch: Path,
+    prefix: str,
+    on_left_out: OnLeftOut,
+) -> Built:
+    """Mounts the packs of a bucket on a directory, an absolute path. A process stays until it is
+    unmounted. Raises MountImpossible, and what a bucket raises.
+    """
+    kernel.require_erofs(kernel.BLOCKS_SINCE)
+    kernel.require_mount_point(directory)
+    serve = _serving()
+    bucket = open_bucket()
+    volumes: list[Volume] = []
+    sources: list[Source] = []
+    for one, place, start in volume.lay_out(volume.find(bucket, prefix)):
+        if not volumes or volumes[-1] is not place:
+            volumes.append(place)
+        sources.append(
+            Source(
+                one.key, one.size, _reader(bucket, one), len(volumes), start, volume.digest_of(one)
+            )
+        )
+    with _image(scratch) as file:
+        sizes = [one.size for one in volumes]
+        built = build(file, sizes, sources, scratch=scratch, prefix=prefix, on_left_out=on_left_out)
+        _require_some(built)
+        server = Fork(
+            lambda: serve(directory, volumes, lambda: open_bucket().get_range),
+            "ntt-mount",
+            stays=True,
+        )
+        try:
+            _attach(server, file, len(volumes), directory)
+        except BaseException:
+            server.end()
+            raise
+    return built
+
+
+def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None:
+    from ntt_backup.mount.serve import GO, READY
+
+    _await(server, READY)
+    shown = f"/proc/{server.pid}/root{directory}"
+    with ExitStack() as stack:
+        devices = [kernel.loop_device(f"{shown}/{number}", stack) for number in range(volumes)]
+        image = kernel.loop_device(f"/proc/self/fd/{file.fileno()}", stack)
+        kernel.attach(image, devices, directory, direct=False)
+        os.write(server.stdin_fd, GO)
+
+
+def _await(server: Fork, word: bytes) -> None:
+    said = b""
+    deadline = time.monotonic() + _READY_SECONDS
+    while word not in said:
+        left = deadline - time.monotonic()
+        wait_for(reading=server.fds, timeout=max(left, 0))
+        server.drain_stderr()
+        data = server.read()
+        if data == b"" or left <= 0:
+            server.drain_stderr()
+            raise MountImpossible("cannot show the packs by FUSE", detail=server.stderr.text)
+        said += data or b""
+
+
+def _serving() -> Callable[[Path, Sequence[Volume], Callable[[], Fetch]], int]:
+    try:
+        from ntt_backup.mount.serve import serve
+    except (ImportError, OSError) as error:
+        raise MountImpossible(
+            "a mount of a bucket needs mfusepy and libfuse",
+            detail=str(error),
+            hint="pip install 'ntt-backup[mount]', and the system's package fuse3",
+        ) from error
+    return serve
+
+
+def _reader(bucket: Bucket, one: ObjectInfo) -> Callable[[int, int], bytes]:
+    return lambda start, length: bucket.get_range(one.key, start, length)
+
+
+@contextmanager
+def _image(scratch: Path) -> Iterator[BinaryIO]:
+    """Yields the file of an image, which has no name. Raises MountImpossible."""
+    try:
+        with tempfile.TemporaryFile(dir=scratch) as file:
+            yield file
+    except OSError as error:
+        raise MountImpossible(
+            f"cannot write the image in {scratch}",
+            detail=error.strerror or str(error),
+            hint="name another directory by --scratch: it needs 150 bytes a blob, and the size of"
+            " all blobs below 16 KiB",
+        ) from error
+
+
+def _require_some(built: Built) -> None:
+    if not built.blobs:
+        raise MountImpossible(
+            "there is no blob to mount", hint="see what was left out, and --prefix"
+        )
