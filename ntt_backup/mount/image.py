@@ -133,6 +133,7 @@ class _Builder:
 
     def copy(self, run: _Run, data: bytes | PackError) -> None:
         """Keeps in the image what a run has."""
+        image = self._image
         records: list[bytes] = []
         for entry in run.entries:
             try:
@@ -145,7 +146,7 @@ class _Builder:
             except PackError as problem:
                 self._leave_out(f"{run.source.name}: {problem}")
                 continue
-            records.append(_record(entry.digest, 0, self._image.store(content), len(content)))
+            records.append(_record(entry.digest, image.itself, image.store(content), len(content)))
         self.built.copied += len(records)
         self._note(sorted(records))
 
@@ -163,7 +164,7 @@ class _Builder:
             file = self._known.get(first)
             if file is None:
                 file = self._files.enter_context(
-                    tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(self._scratch))
+                    tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(self._scratch))  # noqa: SIM115
                 )
                 self._known[first] = file
             file.write(b"".join(group))

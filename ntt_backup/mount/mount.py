@@ -39,9 +39,11 @@ def mount_packs(
         _require_some(built)
         # The kernel takes names of 255 bytes.
         with chdir(packs):
+            image = f"/proc/self/fd/{file.fileno()}"
+            names = [os.path.relpath(one.name, packs) for one in sources]
             kernel.attach(
-                f"/proc/self/fd/{file.fileno()}",
-                [os.path.relpath(one.name, packs) for one in sources],
+                image,
+                [*names, image],
                 directory,
                 direct=kernel.reads_directly(Path(sources[0].name)),
             )
@@ -97,8 +99,10 @@ def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None
     shown = f"/proc/{server.pid}/root{directory}"
     with ExitStack() as stack:
         devices = [kernel.loop_device(f"{shown}/{number}", stack) for number in range(volumes)]
-        image = kernel.loop_device(f"/proc/self/fd/{file.fileno()}", stack)
-        kernel.attach(image, devices, directory, direct=False)
+        image = f"/proc/self/fd/{file.fileno()}"
+        # A block device can be used once only.
+        whole, itself = kernel.loop_device(image, stack), kernel.loop_device(image, stack)
+        kernel.attach(whole, [*devices, itself], directory, direct=False)
         os.write(server.stdin_fd, GO)
 
 
