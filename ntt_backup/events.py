@@ -74,7 +74,7 @@ class RunStart(Event):
     workers: Positive
     watch: bool
     source: Annotated[str, doc("the store's directory")]
-    remote: Annotated[str, doc("host:path")]
+    remote: Annotated[str, doc("host:path, or the URL of what has no host")]
 
     def _text(self) -> str:
         return (

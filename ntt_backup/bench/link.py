@@ -15,7 +15,8 @@ from ntt_backup.bench.helpers import Answer, run_together
 from ntt_backup.bench.output import Progress
 from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.streams import download, round_trips, upload
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.connection import transport_to
+from ntt_backup.client.transport import Transport
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import many
 
@@ -55,15 +56,15 @@ class Findings:
 
 
 class Link:
-    """The link by the job's own ssh. It is measured once at the start: bytes_per_s is a first
+    """The link by the job's own transport. It is measured once at the start: bytes_per_s is a first
     guess, and so many bytes are sent before a clock starts as go in the time that TCP gets up to
     speed.
 
     patience: seconds for which nothing may move. Methods raise what the remote or the link did.
     """
 
-    def __init__(self, ssh: Ssh, patience: float) -> None:
-        self._ssh = ssh
+    def __init__(self, transport: Transport, patience: float) -> None:
+        self._transport = transport
         self._patience = patience
         self._warm = _LEAST_WARM
         self.bytes_per_s = self.rate(Streams("up"), _PROBE_SECONDS)
@@ -73,7 +74,7 @@ class Link:
         """Returns the bytes a second of all streams together."""
         measure = upload if streams.direction == "up" else download
         warm = max(1, self._warm // streams.count)
-        task = partial(measure, self._ssh, self._patience, seconds, warm)
+        task = partial(measure, self._transport, self._patience, seconds, warm)
         return rate_of(run_together([task] * streams.count))
 
 
@@ -99,10 +100,10 @@ def measure(
         opening=Figure("ssh session", "s"),
         trip=Figure("round trip", "s"),
     )
-    ssh, patience = Ssh(settings.remote), settings.run.stall_timeout
-    link = Link(ssh, patience)
+    transport, patience = transport_to(settings.remote), settings.run.stall_timeout
+    link = Link(transport, patience)
     count = -(-trips // rounds)
-    task = partial(round_trips, ssh, patience, count, _TRIPS_SECONDS)
+    task = partial(round_trips, transport, patience, count, _TRIPS_SECONDS)
     for number in range(1, rounds + 1):
         mark = f"round {number} of {rounds}: "
         (answer,) = run_together([task])

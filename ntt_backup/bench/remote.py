@@ -37,6 +37,7 @@ class CountingSsh:
 
     base: Ssh
     journal: Path
+    hint: str = ""
 
     @property
     def connect_timeout(self) -> float:

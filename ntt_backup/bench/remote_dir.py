@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from ntt_backup.client.connection import transport_to
 from ntt_backup.client.error_text import explain_root
 from ntt_backup.client.shell import ask
-from ntt_backup.client.ssh import Ssh
+from ntt_backup.client.transport import Transport
 from ntt_backup.config import Settings, identity
 from ntt_backup.errors import BackupError
 from ntt_backup.upload.strategies.probe import Facts
@@ -36,7 +37,7 @@ sync -f . 2>/dev/null || sync
 class RemoteDir:
     """The directory. root: where the next run may store. facts: what the remote says of itself."""
 
-    _ssh: Ssh
+    _transport: Transport
     _path: str
     facts: Facts
     _number: int = 0
@@ -49,7 +50,7 @@ class RemoteDir:
         """Removes what the last run stored, and makes room for the next."""
         old, self._number = self._number, self._number + 1
         values = {"scratch": self._path, "old": str(old), "new": str(self._number)}
-        said = ask(self._ssh, _RENEW, values, doing="room for the next run", timeout=_SECONDS)
+        said = ask(self._transport, _RENEW, values, doing="room for the next run", timeout=_SECONDS)
         _, problem, why = said.decode("utf-8", "replace").partition("problem=")
         if problem:
             raise explain_root(why.strip())
@@ -58,12 +59,12 @@ class RemoteDir:
 @contextmanager
 def remote_dir(settings: Settings, warn: Callable[[str], None]) -> Iterator[RemoteDir]:
     """Makes the directory, and removes it at the end; warn is told where that fails."""
-    ssh = Ssh(settings.remote)
+    transport = transport_to(settings.remote)
     stem = f".ntt-check-{identity.owner(settings)}"
     path = f"{settings.remote.path}/{stem}.bench-{os.getpid()}"
-    scratch = ScratchDirectory(ssh, settings.remote.path, stem, path)
+    scratch = ScratchDirectory(transport, settings.remote.path, stem, path)
     try:
-        made = RemoteDir(ssh, path, scratch.facts)
+        made = RemoteDir(transport, path, scratch.facts)
         made.renew()
         yield made
     finally:

@@ -27,6 +27,7 @@ from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
 from ntt_backup.catalog import connection
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import sample as draw_from_catalog
+from ntt_backup.client.connection import transport_to
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import Settings, identity
@@ -64,7 +65,7 @@ def measure(settings: Settings, options: Options, progress: Progress) -> Finding
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="ntt-bench-"))
         journal = Path(scratch, "journal")
         directory = stack.enter_context(remote_dir(settings, progress.say))
-        the_link = link.Link(Ssh(settings.remote), settings.run.stall_timeout)
+        the_link = link.Link(transport_to(settings.remote), settings.run.stall_timeout)
         guess = int(the_link.bytes_per_s * _SAMPLE_SECONDS)
         budget = options.sample or min(_MOST_SAMPLE, max(_LEAST_SAMPLE, guess))
         chosen, unreadable = _readable(settings, sample.draw(blobs, budget))
@@ -152,7 +153,7 @@ class _Bench:
         """Tells whether the remote takes this way; notes why, where it does not."""
         try:
             if way.strategy is not None:
-                send_by_session(self._load(way, Ssh(self.settings.remote)), way.strategy)
+                send_by_session(self._load(way, transport_to(self.settings.remote)), way.strategy)
         except RemoteDenied as error:
             self.found.skipped[way.name] = str(error)
             return False
@@ -176,14 +177,16 @@ class _Bench:
                 )
 
     def _run(self, cell: Cell) -> Run:
-        transport = CountingSsh(Ssh(self.settings.remote), self.journal)
+        transport = transport_to(self.settings.remote)
+        if isinstance(transport, Ssh):
+            transport = CountingSsh(transport, self.journal)
         tasks = [
             partial(send, self._load(cell.way, transport, str(worker), hand))
             for worker, hand in enumerate(sample.deal(self.batches, cell.workers))
         ]
         answers = run_together(tasks)
-        journal = self.journal.read_text(errors="replace")
-        self.journal.unlink()
+        journal = self.journal.read_text(errors="replace") if self.journal.exists() else ""
+        self.journal.unlink(missing_ok=True)
         self.directory.renew()
         return Run(
             seconds=max(one.ended for one in answers) - min(one.began for one in answers),

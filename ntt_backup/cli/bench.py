@@ -161,7 +161,11 @@ class _Report:
             "bench": name,
             "started": now(),
             "machine": describe_machine(),
-            "remote": {"target": settings.target, "host": settings.remote.host},
+            "remote": {
+                "target": settings.target,
+                "host": settings.remote.host,
+                "url": settings.remote.url,
+            },
             "options": options,
         }
 

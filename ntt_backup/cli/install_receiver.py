@@ -17,7 +17,7 @@ import click
 from ntt_backup.cli.common import Common, writing
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings, Settings
-from ntt_backup.errors import complete
+from ntt_backup.errors import ConfigError, complete
 
 RECEIVER: Final = "ntt-backup-receive"
 _ALLOWED: Final = "put,list,verify,dump"
@@ -42,7 +42,13 @@ def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     if write is not None:
         write_receiver(write)
     if show:
-        click.echo(complete(steps(common.load(Settings).remote)))
+        remote = common.load(Settings).remote
+        if remote.kind != "ssh":
+            raise ConfigError(
+                f"a receiver is installed on another machine, and {remote.url} is none",
+                hint="name an ssh target with --target",
+            )
+        click.echo(complete(steps(remote)))
 
 
 def key_line(remote: RemoteSettings) -> str:

@@ -34,6 +34,7 @@ def status(common: Common, as_json: bool, exact: bool) -> None:
             history.latest_runs(conn, settings.target),
             dump_history.last_dumps(conn, settings.target),
             range_locks.holders(conn, settings.target),
+            settings.remote.url if settings.remote is not None else None,
         )
     if as_json:
         click.echo(json.dumps(found.json()))

@@ -33,6 +33,8 @@ LOADER: Final = (
     "len(b)<n and sys.exit(1);"
     "exec(zlib.decompress(bytes(b)))"
 )
+# What the remote command starts the loader with.
+PYTHON: Final = "exec python3"
 GREETING: Final = ("NTT-LOADER", "1", "python=")
 
 # What follows the loader: an importer of the modules whose sources it holds.
@@ -72,7 +74,7 @@ def bundle() -> tuple[str, bytes]:
     program = f"sources = {_sources()!r}\n{_IMPORTER.format(start='serve')}"
     data = zlib.compress(program.encode(), 9)
     words = " ".join(GREETING)
-    return f"exec sh -c 'exec python3 -E -c \"{LOADER}\" {len(data)} {words}'", data
+    return f"exec sh -c '{PYTHON} -E -c \"{LOADER}\" {len(data)} {words}'", data
 
 
 def standalone() -> str:

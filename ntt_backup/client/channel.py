@@ -92,7 +92,8 @@ class Channel:
                 raise RemoteUnreachable(
                     f"the remote did not answer in time: {doing}",
                     detail=f"waited {timeout:.0f} s; it said {self._last_words(seen)}",
-                    hint="log in with the same options and see what its startup files do (do they"
+                    hint=self.hint
+                    or "log in with the same options and see what its startup files do (do they"
                     " read from stdin, or start another program?)",
                 )
             self._poll([self._child.stdin_fd] if pending else [], left, ())
@@ -209,6 +210,11 @@ class Channel:
     # --- the end ----------------------------------------------------------------------------------
 
     @property
+    def hint(self) -> str:
+        """See `Transport`."""
+        return self._transport.hint
+
+    @property
     def stderr(self) -> str:
         """The last words of the local process."""
         return self._child.stderr.text
@@ -232,7 +238,8 @@ class Channel:
         return RemoteUnreachable(
             "the connection to the remote was lost",
             detail=words.splitlines()[-1] if words else f"status {status}",
-            hint="if it does not come back: check the link, and sshd's log on the remote",
+            hint=self.hint
+            or "if it does not come back: check the link, and sshd's log on the remote",
         )
 
     def close(self, last_word: bytes = b"") -> None:

@@ -21,12 +21,14 @@ from ntt_backup import __version__
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.channel import Channel
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
+from ntt_backup.client.local import Local
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Pace
 from ntt_backup.client.transport import Transport
-from ntt_backup.config import RemoteConfig, RunSettings, identity
+from ntt_backup.config import RemoteConfig, RemoteSettings, RunSettings, identity
 from ntt_backup.errors import (
     BackupError,
+    ConfigError,
     ProtocolViolation,
     RemoteCannotStore,
     RemoteDenied,
@@ -52,6 +54,17 @@ _EXPLANATIONS: Final = {
     "dump": explain_root,
 }
 _HINT: Final = "install python3 (3.8 or newer) on the remote, or set run.strategy to tar"
+
+
+def transport_to(remote: RemoteSettings) -> Transport:
+    """Returns the way to a remote. Raises ConfigError for a bucket."""
+    if remote.kind == "s3":
+        raise ConfigError(
+            "this command cannot use a bucket yet",
+            detail=remote.url,
+            hint="use a target whose url is ssh:// or file:// (--target)",
+        )
+    return Ssh(remote) if remote.kind == "ssh" else Local(2.0 * remote.connect_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +96,12 @@ class SessionSpec:
 
     @staticmethod
     def of(settings: RemoteConfig, run_id: str, slot: str) -> SessionSpec:
-        """Returns what the settings say for a session over ssh."""
-        remote, owner = settings.remote, identity.owner(settings)
-        return SessionSpec(Ssh(remote), remote.path, owner, run_id, slot, settings.run)
+        """Returns what the settings say for a session. Raises ConfigError for a bucket."""
+        remote, run, owner = settings.remote, settings.run, identity.owner(settings)
+        if remote.kind == "file" and run.codec == "auto":
+            # There is no link that compression could make faster.
+            run = run.model_copy(update={"codec": "none"})
+        return SessionSpec(transport_to(remote), remote.path, owner, run_id, slot, run)
 
     def channel(self, command: str) -> Channel:
         """Starts the remote command, under this limit."""

@@ -55,7 +55,7 @@ _CASES: Final = (
         r"read-only file system",
         RemoteCannotStore,
         "the remote's file system is read-only",
-        "remount it for writing",
+        "remount it for writing; under systemd a local remote.path must be in ReadWritePaths",
     ),
     Case(
         r"permission denied|operation not permitted",
@@ -67,7 +67,7 @@ _CASES: Final = (
         r"input/output error|structure needs cleaning",
         RemoteCannotStore,
         "the remote's disk reports errors",
-        "look at the remote's kernel log before anything else",
+        "look at the kernel log of the machine that has the disk before anything else",
     ),
     Case(
         r"cannot allocate memory|resource temporarily unavailable|too many open files|cannot fork"
@@ -100,7 +100,7 @@ def explain_root(text: str) -> BackupError:
     return RemoteCannotStore(
         "remote.path cannot be used",
         detail=text,
-        hint="create it once on the remote (mkdir -p); it is never created for you, because a"
+        hint="create it once where it belongs (mkdir -p); it is never created for you, because a"
         " missing directory may mean a disk that is not mounted",
     )
 

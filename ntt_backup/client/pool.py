@@ -174,13 +174,13 @@ class SessionPool:
         return session
 
     def _no_receiver(self, error: BackupError) -> BackupError:
-        host, path = self._settings.remote.host, self._settings.remote.path
         return Unsupported(
             f"{self._command} needs Python 3.8 or newer on the remote",
             detail=str(error),
             hint="install python3 on the remote (all of its standard library, nothing else). By"
             " tar alone blobs can be sent, but not listed, hashed or fetched; without Python, fetch"
-            f" them with rsync -a {host}:{path}/by-hash/ and check them on this machine",
+            f" them with rsync -a {self._settings.remote.where}/by-hash/ and check them on this"
+            " machine",
         )
 
 

@@ -154,5 +154,5 @@ def late(channel: Channel, doing: str) -> RemoteUnreachable:
     return RemoteUnreachable(
         f"the remote did not answer in time: {doing}",
         detail=channel.stderr[-200:],
-        hint="check the link, and what startup files of the remote account do",
+        hint=channel.hint or "check the link, and what startup files of the remote account do",
     )

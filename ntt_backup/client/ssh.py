@@ -205,6 +205,7 @@ class Ssh:
     """Transport over the ssh client; see `Transport`."""
 
     remote: RemoteSettings
+    hint: str = ""
 
     @property
     def connect_timeout(self) -> float:

@@ -1,8 +1,8 @@
 """How bytes reach the remote and come back.
 
 A transport turns a remote command into an argv for a local process whose stdin and stdout are the
-remote command's, and explains that process's failures. So the same strategy runs over ssh or, in
-tests and measurements, against a local directory.
+remote command's, and explains that process's failures. So the same strategy runs over ssh, or
+against a directory of this machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ class Transport(Protocol):
     @property
     def connect_timeout(self) -> float:
         """Seconds within which the remote command must have started."""
+        ...
+
+    @property
+    def hint(self) -> str:
+        """What to do where the remote is silent or was lost; empty: as for a login."""
         ...
 
     def argv(self, remote_command: str) -> list[str]:

@@ -61,6 +61,13 @@ class SourceSettings(_Section):
     read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
 
 
+# The settings of `remote` that one kind of target has, and the others not.
+ONLY_FOR: Mapping[Kind, tuple[str, ...]] = {
+    "ssh": ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count"),
+    "s3": ("endpoint", "region", "addressing", "storage_class", "part_size", "ca_bundle"),
+}
+
+
 class RemoteSettings(_Section):
     """The target: a place, and how it is reached.
 
@@ -104,6 +111,12 @@ class RemoteSettings(_Section):
     def kind(self) -> Kind:
         """What the target is: an account on the remote, a local directory, or a bucket."""
         return self._place.kind
+
+    @property
+    def idle(self) -> list[str]:
+        """The settings that were set, and mean nothing for this kind."""
+        others = {name for kind, names in ONLY_FOR.items() if kind != self.kind for name in names}
+        return sorted(others & self.model_fields_set)
 
     @property
     def where(self) -> str:
@@ -249,6 +262,12 @@ class Settings(StoreConfig, RemoteConfig):
 
     # pydantic would take the first base's field, which may be missing.
     remote: RemoteSettings
+
+    @model_validator(mode="after")
+    def _strategy_of_the_kind(self) -> Self:
+        if self.remote.kind == "s3" and self.run.strategy in ("tar", "stream"):
+            raise PydanticCustomError("strategy", "a bucket", {"url": self.remote.url})
+        return self
 
 
 TABLES: Mapping[str, Any] = {

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ntt_backup.config.models import ENVIRONMENT, TABLES
+from ntt_backup.config.models import ENVIRONMENT, ONLY_FOR, TABLES
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET
 
@@ -148,9 +148,16 @@ def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
     default = _layer("remote", tables.pop(DEFAULT_TARGET, {}), DEFAULT_TARGET, path)
     shared = {key: setting for key, setting in default.items() if key not in PLACE}
     return {DEFAULT_TARGET: default} | {
-        name: shared | _layer("remote", own, f"targets.{name}", path)
+        name: _of_its_kind(shared, own) | _layer("remote", own, f"targets.{name}", path)
         for name, own in targets.items()
     }
+
+
+def _of_its_kind(shared: Layer, own: Mapping[str, object]) -> Layer:
+    """Returns what a target shares with `[remote]`: not what means nothing for its kind."""
+    kind = str(own.get("url", "ssh:")).partition(":")[0].lower()
+    idle = {f"remote.{name}" for one, names in ONLY_FOR.items() if one != kind for name in names}
+    return {key: setting for key, setting in shared.items() if key not in idle}
 
 
 def _targets(targets: object, path: Path) -> dict[str, dict[str, Any]]:

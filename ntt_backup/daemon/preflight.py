@@ -17,8 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Final, Self
 
 import humanize
@@ -54,6 +54,7 @@ _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
 _ID_SHOWN: Final = 64
+_KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,18 @@ def check(settings: Settings) -> Iterator[Step]:
     """Yields every step as it is done; none raises, and nothing is changed on either side."""
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
-    spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check")
-    open_one = partial(open_probe, settings.run.strategy, spec)
+    yield _guarded("target", lambda: _target(settings))
+
+    def open_one() -> Probe:
+        spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check")
+        return open_probe(settings.run.strategy, spec)
+
     preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
     with preflight:
         yield from preflight.steps()
     if preflight.lingers:
         yield Step("login", warning=LINGERS)
-    yield _guarded("versions", _versions)
+    yield _guarded("versions", lambda: _versions(settings.remote.kind))
     yield _guarded("dump", lambda: _dump(settings, reached=preflight.strategy is not None))
 
 
@@ -227,7 +232,7 @@ class Preflight:
         found = probe.facts(will_try_out=self._try_out)
         facts.append(found)
         self.strategy = probe.strategy
-        host = self._settings.remote.host
+        host = self._settings.remote.host or "this machine"
         return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")
 
     def _look_for_place(self, catalog: Connection, probe: Probe) -> Step:
@@ -302,6 +307,26 @@ def _lock(settings: Settings) -> Step:
         return Step("", f"{settings.lock.file} is free")
 
 
+def _target(settings: Settings) -> Step:
+    remote = settings.remote
+    idle = ", ".join(f"remote.{name}" for name in remote.idle)
+    warnings = [f"without effect for {remote.kind}: {idle}"] if idle else []
+    if remote.kind == "file" and _on_one_disk(remote.path, settings.source.root):
+        warnings.append(
+            f"{remote.path} and {settings.source.root} are on one file system: a broken disk takes"
+            " both; is the target's disk mounted?"
+        )
+    place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]})"
+    return Step("", place, warning="; ".join([place, *warnings]) if warnings else "")
+
+
+def _on_one_disk(*paths: str | Path) -> bool:
+    try:
+        return len({Path(path).stat().st_dev for path in paths}) == 1
+    except OSError:
+        return False
+
+
 def _rights(catalog: Connection, target: str) -> Step:
     verify_rights(catalog, target, "run")
     return Step("", f"{catalog.info.user} may do what a run does")
@@ -334,8 +359,10 @@ def _dump(settings: Settings, *, reached: bool) -> Step:
     return Step("", f"{found.pg_dump}, version {found.version}")
 
 
-def _versions() -> Step:
-    ours = (f"ntt-backup {__version__}", f"Python {platform.python_version()}")
-    tar = version_of(["tar", "--version"]) or "tar of unknown version"
-    ssh = version_of(["ssh", "-V"]) or "ssh of unknown version"
-    return Step("", ", ".join((*ours, tar, ssh)))
+def _versions(kind: str) -> Step:
+    ours = [f"ntt-backup {__version__}", f"Python {platform.python_version()}"]
+    if kind != "s3":
+        ours.append(version_of(["tar", "--version"]) or "tar of unknown version")
+    if kind == "ssh":
+        ours.append(version_of(["ssh", "-V"]) or "ssh of unknown version")
+    return Step("", ", ".join(ours))

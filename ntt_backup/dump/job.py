@@ -120,7 +120,8 @@ class _Job:
         """
         with self._connect() as conn:
             if selection.any_copied(conn, self._settings.target):
-                raise explain_gone("by-hash is missing, but the catalog has blobs copied to it")
+                path = f"{self._settings.remote.path}/by-hash"
+                raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
 
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)

@@ -24,7 +24,7 @@ from ntt_backup.format import about, amount, duration, many, moment, printable, 
 @dataclass(frozen=True, slots=True)
 class Status:
     """What the catalog says of a target: its last run and those under way beside it, its dumps, and
-    who holds which range.
+    who holds which range. url: where the settings have the target, if they do.
     """
 
     target: str
@@ -32,11 +32,13 @@ class Status:
     runs: Sequence[Run]
     dumps: Sequence[DumpRun]
     holders: Sequence[Holder]
+    url: str | None = None
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
         return {
             "target": self.target,
+            "url": self.url,
             **asdict(self.totals),
             "last_run": _plain(self.runs[0]) if self.runs else None,
             "under_way": [
@@ -54,11 +56,15 @@ class Status:
     def table(self) -> Table:
         """Returns a table with a row for each fact."""
         table = Table(
-            title=f"target {self.target}", box=box.SIMPLE, show_header=False, title_justify="left"
+            title=f"target {self.target}",
+            box=box.SIMPLE,
+            show_header=False,
+            title_justify="left",
         )
         table.add_column(justify="right")
         table.add_column(overflow="fold")
-        for name, text in [*_totals(self.totals), *self._work()]:
+        place = [("url", self.url)] if self.url is not None else []
+        for name, text in [*place, *_totals(self.totals), *self._work()]:
             # As Text: other programs write into the catalog, also markup and control sequences.
             table.add_row(name, Text(printable(text)))
         return table

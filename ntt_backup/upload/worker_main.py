@@ -168,8 +168,8 @@ def work(spec: WorkerSpec) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     pipe = EventPipe(_STDIN, _STDOUT)
     store = Store(spec.settings.source.root, lambda: pipe.sent(0))
-    remote = Remote(spec.strategy, session_spec(spec, pipe), store)
     try:
+        remote = Remote(spec.strategy, session_spec(spec, pipe), store)
         goes = _prepare(spec, remote, pipe)
         if goes:
             gc.freeze()  # What is loaded stays: no collection need look at it.

@@ -16,6 +16,7 @@ from tests.sshd import FULL_SIZE, Sshd, free_port
 STEPS = (
     "log",
     "lock",
+    "target",
     "source",
     "catalog",
     "rights",

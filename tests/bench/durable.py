@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.local import Local
 from ntt_backup.config.models import RunSettings
 from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_session
 from tests.bench import stores
-from tests.local_transport import Local
 
 _WAYS = {"one sync a batch": "syncfs", "an fsync a file": "fsync"}
 _BATCH = 1000

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.client.local import Local
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.upload.strategies import STRATEGIES
 from tests.contract.harness import Harness, Machine
-from tests.local_transport import Local
 from tests.sshd import Sshd
 
 

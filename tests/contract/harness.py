@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.local import Local
 from ntt_backup.client.throttle import alone
 from ntt_backup.client.transport import Transport
 from ntt_backup.config.models import RunSettings
@@ -30,7 +31,6 @@ from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.inspection import Inspection, Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
-from tests.local_transport import Local
 from tests.patience import PATIENCE
 
 # Waits of the product, of which no test shall see the end unless it says so.
@@ -51,6 +51,7 @@ class Machine:
     script: str = ""
     recording: Path | None = None
     connect_timeout: float = PATIENCE
+    hint: str = ""
 
     def argv(self, remote_command: str) -> list[str]:
         script = f"{self.startup}\n{remote_command}"

@@ -13,11 +13,11 @@ import pytest
 from ntt_backup.bench.helpers import Answer, Task, run_together
 from ntt_backup.bench.sending import PLAIN, WAYS, Load, Way, send
 from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.client.local import Local
 from ntt_backup.config.models import RunSettings
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Blob
 from tests.files import put, tree
-from tests.local_transport import Local
 from tests.patience import PATIENCE
 
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)

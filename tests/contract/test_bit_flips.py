@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from ntt_backup.client.local import Local
 from ntt_backup.errors import BackupError, BatchRejected, RemoteUnreachable
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.upload.strategies.session import Rejection, Session
 from tests.contract.harness import Harness
 from tests.environment import wait_until
-from tests.local_transport import Local
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
 
@@ -36,6 +36,7 @@ class Flipping:
     book: Path
     python: str
     connect_timeout: float = 3.0
+    hint: str = ""
 
     def argv(self, remote_command: str) -> list[str]:
         command = remote_command.replace("exec python3", f"exec {self.python}")

@@ -107,7 +107,7 @@ def test_blobs_without_a_size_are_guessed_and_said_to_be(
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    step = preflight._guarded("versions", preflight._versions)
+    step = preflight._guarded("versions", lambda: preflight._versions("ssh"))
     assert isinstance(step.error, SourceError)
     assert "tar is not installed" in step.error.message
     assert "apt-get install tar" in step.error.hint

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ntt_backup.client.local import Local
 from ntt_backup.client.shell import Answer, ask
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable, SourceError
-from tests.local_transport import Local
 from tests.patience import PATIENCE
 
 
@@ -31,6 +31,7 @@ class Account:
     startup: str = ":"
     program: str = "/bin/sh"
     connect_timeout: float = PATIENCE
+    hint: str = ""
 
     def argv(self, remote_command: str) -> list[str]:
         return [self.program, "-c", f"{self.startup}\n{remote_command}"]

@@ -92,7 +92,7 @@ def test_the_json_is_plain_and_complete() -> None:
     assert Status("remote", TOTALS, [], [], []).json()["last_run"] is None
     holders = [Holder(0xAB, "ntt-backup-remote/alpha/0", 99)]
     said = json.loads(json.dumps(Status("remote", TOTALS, [a_run()], [A_DUMP], holders).json()))
-    assert said["target"] == "remote"
+    assert (said["target"], said["url"]) == ("remote", None)
     assert (said["pending"], said["copied"], said["failed"]) == (1200, 3_400_000, 3)
     assert said["pending_bytes"] == 5_000_000
     assert said["failed_by_reason"] == {"missing": 2, "wrong-size": 1}

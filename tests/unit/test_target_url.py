@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from ntt_backup.config import RemoteConfig, RemoteSettings, load
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.local import Local
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config import RemoteConfig, RemoteSettings, Settings, load
 from ntt_backup.config.target_url import Place, parse
 from ntt_backup.errors import ConfigError
+from ntt_backup.upload.strategies.stream import connect
+from tests.environment import wait_until
 
 SECRET = "hunter2"
 
@@ -197,3 +203,57 @@ def test_credentials_in_the_file_are_refused_with_where_they_belong(
         load(RemoteConfig, environ={}, file=file)
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
     assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.hint}"
+
+
+# --- what a kind has not --------------------------------------------------------------------------
+
+
+def test_settings_of_other_kinds_are_named_unless_they_are_shared(tmp_path: Path) -> None:
+    file = tmp_path / "backup.toml"
+    file.write_text(
+        '[remote]\nurl = "ssh://vault/srv"\nidentity_file = "/key"\nregion = "eu"\n'
+        '[targets.usb]\nurl = "file:///mnt/usb"\nknown_hosts = "/known"\n'
+        '[targets.cloud]\nurl = "s3://bucket"\npart_size = "16MiB"\n'
+        '[targets.nas]\nhost = "nas"\npath = "/volume"\n'
+    )
+    idle = {
+        name: load(RemoteConfig, environ={}, file=file, target=name).remote.idle
+        for name in ("remote", "usb", "cloud", "nas")
+    }
+    assert idle == {"remote": ["region"], "usb": ["known_hosts"], "cloud": [], "nas": []}
+    cloud = load(RemoteConfig, environ={}, file=file, target="cloud").remote
+    assert (cloud.region, cloud.part_size, cloud.identity_file) == ("eu", 16 * 1024**2, None)
+
+
+@pytest.mark.parametrize("strategy", ["tar", "stream"])
+def test_a_strategy_with_a_receiver_is_refused_for_a_bucket(strategy: str) -> None:
+    environ = {"NTT_REMOTE_URL": "s3://bucket", "NTT_SOURCE_ROOT": "/srv/store"}
+    load(Settings, environ=environ)
+    with pytest.raises(ConfigError) as caught:
+        load(Settings, environ=environ, flags={"run.strategy": strategy})
+    assert caught.value.message == "--strategy needs a receiver, and s3://bucket/ is a bucket"
+
+
+def test_a_session_goes_the_way_of_its_kind() -> None:
+    def spec(url: str, **more: str) -> SessionSpec:
+        environ = {"NTT_REMOTE_URL": url, **more}
+        return SessionSpec.of(load(RemoteConfig, environ=environ), "run", "0")
+
+    assert isinstance(spec("ssh://vault/srv").transport, Ssh)
+    assert spec("ssh://vault/srv").run.codec == "auto"
+    disk = spec("file:///mnt/usb")
+    assert (type(disk.transport), disk.root, disk.run.codec) == (Local, "/mnt/usb", "none")
+    assert spec("file:///mnt/usb", NTT_CODEC="zlib").run.codec == "zlib"
+    with pytest.raises(ConfigError, match="cannot use a bucket yet: s3://bucket/"):
+        spec("s3://bucket")
+
+
+def test_a_local_receiver_that_is_killed_clears_up_and_runs_our_python(tmp_path: Path) -> None:
+    settings = load(RemoteConfig, environ={"NTT_REMOTE_URL": f"file://{tmp_path}"})
+    connection = connect(SessionSpec.of(settings, "run", "0"))
+    assert connection.banner.python == platform.python_version()
+    assert "blake3" in connection.banner.hashes
+    connection.hello()
+    assert [*tmp_path.iterdir()] != []
+    connection.abort()
+    wait_until(lambda: [*tmp_path.iterdir()] == [], "the receiver to clear up")
