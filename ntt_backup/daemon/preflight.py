@@ -316,7 +316,8 @@ def _target(settings: Settings) -> Step:
             f"{remote.path} and {settings.source.root} are on one file system: a broken disk takes"
             " both; is the target's disk mounted?"
         )
-    place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]})"
+    server = f" at {remote.endpoint}" if remote.kind == "s3" and remote.endpoint else ""
+    place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]}{server})"
     return Step("", place, warning="; ".join([place, *warnings]) if warnings else "")
 
 
