@@ -20,7 +20,7 @@ from tests.postgres import Postgres
 
 COMMANDS = (
     *("check", "init-db", "scan", "run", "status", "requeue", "install-receiver"),
-    *("verify", "restore", "reconcile", "drill", "dump", "demo", "bench"),
+    *("verify", "restore", "reconcile", "drill", "dump", "demo", "bench", "pack", "unpack"),
 )
 
 

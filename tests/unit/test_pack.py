@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,48 +14,11 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.pack.format import RAW, ZSTD, ZSTD_DICTIONARY, PackError, pack_id
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
-
-STORE = bytes(range(16))
-WORDS = [bytes(random.Random(n).choices(b"abcdefghij", k=n % 9 + 3)) for n in range(2000)]
-
-
-def text(seed: int, size: int) -> bytes:
-    """Content that compresses, alike among blobs."""
-    chance = random.Random(seed)
-    return b" ".join(chance.choices(WORDS, k=size // 5))[:size]
-
-
-def noise(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-def pack(contents: Sequence[bytes], *, compress: bool = True) -> bytes:
-    blobs = sorted((blake3(one).digest(), one) for one in contents)
-    file = io.BytesIO()
-    identity = pack_id(STORE, [digest for digest, _ in blobs])
-    writer = PackWriter(file.write, STORE, identity, compress=compress)
-    for digest, content in blobs:
-        writer.add(digest, memoryview(content))
-    entries = writer.close()
-    assert writer.size == file.tell()
-    assert [one.digest for one in entries] == [digest for digest, _ in blobs]
-    return file.getvalue()
-
-
-def reader(data: bytes) -> PackReader:
-    return PackReader(lambda start, length: data[start : start + length], len(data))
+from tests.packs import MIX, STORE, noise, pack, reader, text
 
 
 def codecs(data: bytes) -> set[int]:
     return {one.codec for one in reader(data).table}
-
-
-MIX = (
-    b"",
-    b"x",
-    *(text(n, n * 37 % 9000) for n in range(1, 900)),
-    *(noise(n, n) for n in (1, 511, 512, 513, 16383, 16384, 16385, 100_000)),
-)
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -1,0 +1,128 @@
+"""The commands `pack` and `unpack`: what they make, what they say, with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from tests.files import put, put_as, tree
+from tests.packs import noise, text
+
+CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(1, 30_000), noise(2, 9_000_000)]
+
+
+def program(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ntt_backup", *map(str, words)]
+    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def call(*words: object) -> dict[str, Any]:
+    """The JSON of a command that succeeds."""
+    done = program(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    for content in CONTENTS:
+        put(tmp_path / "store", content)
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_store_goes_through_one_file(store: Path, tmp_path: Path, jobs: str) -> None:
+    file, to = tmp_path / "a.tar", tmp_path / "to"
+    packed = call("pack", file, "--from", store, "--json")
+    assert packed["blobs"] == len(CONTENTS)
+    assert packed["size"] == file.stat().st_size < packed["bytes"]
+    assert call("pack", file, "--check", "--json")["wrong"] == {}
+    listed = call("pack", file, "--list-blobs", "--json")
+    assert listed["pack_id"] == packed["pack_id"]
+    assert {one["blobid"]: one["size"] for one in listed["blobs"]} == {
+        blake3(one).hexdigest(): len(one) for one in CONTENTS
+    }
+    unpacked = call("unpack", file, "--to", to, "--jobs", jobs, "--json")
+    assert unpacked["unpacked"] == len(CONTENTS)
+    assert tree(to) == tree(store)
+    again = tmp_path / "b.tar"
+    call("pack", again, "--from", to, "--json")
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_a_file_is_replaced_only_by_force(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.tar"
+    file.write_bytes(b"mine")
+    refused = program("pack", file, "--from", store)
+    assert (refused.returncode, file.read_bytes()) == (2, b"mine")
+    assert "--force" in refused.stderr
+    assert program("pack", file, "--from", store, "--force").returncode == 0
+    assert program("pack", file, "--check").returncode == 0
+    assert {one.name for one in tmp_path.iterdir()} == {"a.tar", "store"}
+
+
+def test_a_list_names_what_is_packed_and_what_is_missing_is_told(
+    store: Path, tmp_path: Path
+) -> None:
+    gone, bad = blake3(b"not there").hexdigest(), "00" * 32
+    put_as(store, bad, b"other content")
+    wanted = [blake3(one).hexdigest() for one in CONTENTS[:3]]
+    (tmp_path / "list").write_text("\n".join([*wanted, gone, bad, wanted[0]]) + "\n")
+    file = tmp_path / "a.tar"
+    done = program("pack", file, "--from", store, "--list", tmp_path / "list", "--json")
+    assert done.returncode == 7
+    assert json.loads(done.stdout)["wrong"] == {"missing": 1, "corrupt-source": 1}
+    assert program("pack", file, "--list-blobs").stdout.split() == sorted(wanted)
+
+
+def test_a_prefix_chooses_what_is_packed(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.tar"
+    program("pack", file, "--from", store, "--prefix", "a")
+    names = {path.rpartition("/")[2] for path in tree(store)}
+    listed = program("pack", file, "--list-blobs").stdout.split()
+    assert listed == sorted(name for name in names if name.startswith("a"))
+
+
+def test_a_damaged_pack_ends_with_7(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.tar"
+    program("pack", file, "--from", store, "--no-compress")
+    data = bytearray(file.read_bytes())
+    data[4_000_000] ^= 1
+    file.write_bytes(data)
+    checked = program("pack", file, "--check")
+    assert checked.returncode == 7
+    assert "WRONG: 1 of them" in checked.stdout
+    file.write_bytes(data[:-2000])
+    assert program("pack", file, "--check").returncode == 7
+    unpacked = program("unpack", file, "--to", tmp_path / "to")
+    assert unpacked.returncode == 7
+    assert "DAMAGED" in unpacked.stdout
+    assert list(tree(tmp_path / "to").values()) == [CONTENTS[-2]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pack", "FILE"],
+        ["pack", "FILE", "--check", "--list-blobs"],
+        ["pack", "FILE", "--from", "DIR", "--check"],
+        ["pack", "FILE", "--from", "MISSING"],
+        ["pack", "MISSING/FILE", "--from", "DIR"],
+        ["pack", "MISSING", "--check"],
+        ["unpack", "MISSING", "--to", "DIR"],
+        ["unpack", "FILE"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_ends_with_2(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "DIR/00").mkdir(parents=True)
+    done = program(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) < 5

@@ -1,0 +1,170 @@
+"""Packs are unpacked into a directory: all that is right and nothing else, and nowhere else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.blobdir.layout import relative_path
+from ntt_backup.errors import ConfigError, DestinationError
+from ntt_backup.pack.format import TAIL_BYTES
+from ntt_backup.restore.unpack import UnpackedAll
+from ntt_backup.restore.unpack import unpack as unpack_files
+from tests.files import put_as, tree
+from tests.packs import MIX, noise, pack, reader, text
+
+WAYS = [(jobs, verify) for jobs in (1, 3) for verify in (True, False)]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads in which tests are spread over processes only wait for the next one."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+def unpack(
+    data: bytes | Sequence[bytes], to: Path, *, jobs: int = 1, verify: bool = True
+) -> UnpackedAll:
+    files = []
+    for number, one in enumerate([data] if isinstance(data, bytes) else data):
+        files.append(to.parent / f"{number}.tar")
+        files[-1].write_bytes(one)
+    return unpack_files(files, to, jobs=jobs, verify=verify, on_progress=lambda _: None)
+
+
+def path_of(content: bytes) -> str:
+    return relative_path(blake3(content).hexdigest())
+
+
+def blobs(contents: Sequence[bytes]) -> dict[str, bytes]:
+    return {path_of(one): one for one in contents}
+
+
+@pytest.mark.parametrize(("jobs", "verify"), WAYS)
+def test_a_directory_gets_every_blob(tmp_path: Path, jobs: int, verify: bool) -> None:
+    done = unpack(pack(MIX), tmp_path / "to", jobs=jobs, verify=verify)
+    assert tree(tmp_path / "to") == blobs(MIX)
+    assert (done.unpacked, done.right, done.exit_code) == (len(MIX), 0, 0)
+    assert done.bytes == sum(map(len, MIX))
+    assert done.part == 1
+
+
+@pytest.mark.parametrize(("jobs", "verify"), WAYS)
+def test_what_is_right_stays_and_what_is_wrong_is_replaced(
+    tmp_path: Path, jobs: int, verify: bool
+) -> None:
+    to = tmp_path / "to"
+    unpack(pack(MIX[: len(MIX) // 2]), to)
+    states = {path: path.stat() for path in to.rglob("*") if path.is_file()}
+    cut, changed, extra = MIX[10], MIX[20], noise(5, 50)
+    put_as(to, blake3(cut).hexdigest(), cut[:-1])
+    put_as(to, blake3(changed).hexdigest(), b"?" + changed[1:])
+    put_as(to, blake3(extra).hexdigest(), extra)
+    done = unpack(pack(MIX), to, jobs=jobs, verify=verify)
+    assert tree(to) == blobs([*MIX, extra])
+    assert (done.right, done.exit_code) == (len(MIX) // 2 - 2, 0)
+    kept = set(states) - {to / path_of(one) for one in (cut, changed)}
+    assert all(path.stat().st_mtime_ns == states[path].st_mtime_ns for path in kept)
+    assert all(path.stat().st_ino == states[path].st_ino for path in kept)
+
+
+def test_several_packs_may_have_the_same_blobs(tmp_path: Path) -> None:
+    done = unpack([pack(MIX[:100]), pack(()), pack(MIX[50:150])], tmp_path / "to")
+    assert tree(tmp_path / "to") == blobs(MIX[:150])
+    assert (done.unpacked, done.right) == (150, 50)
+
+
+@pytest.mark.parametrize("size", [100, 20_000, 3_000_000], ids=["dense", "plain", "large"])
+def test_a_damaged_blob_is_left_out_unless_nobody_looks(tmp_path: Path, size: int) -> None:
+    bad, good = noise(1, size), noise(2, size)
+    data = bytearray(pack([bad, good], compress=False))
+    entry = reader(bytes(data)).table.find(blake3(bad).digest())
+    assert entry is not None
+    data[entry.offset + size // 2] ^= 1
+    done = unpack(bytes(data), tmp_path / "to")
+    assert tree(tmp_path / "to") == blobs([good])
+    assert done.exit_code == 7
+    assert [one.blobid for one in done.wrong.first] == [entry.digest.hex()]
+    done = unpack(bytes(data), tmp_path / "other", verify=False)
+    assert done.exit_code == 0
+    assert len(tree(tmp_path / "other")) == 2
+
+
+@pytest.mark.parametrize("damage", ["no end", "no table", "a header", "a bad member"])
+def test_of_a_damaged_pack_the_larger_blobs_are_found(tmp_path: Path, damage: str) -> None:
+    larger = [noise(n, 20_000 + n) for n in range(40)]
+    smaller = [text(n, 3000) for n in range(40)]
+    data = bytearray(pack([*larger, *smaller]))
+    found = reader(bytes(data))
+    first = min(found.table, key=lambda one: one.offset)
+    lost: set[bytes] = set()
+    data[found.trailer.table_offset + 5] ^= 1
+    if damage == "no end":
+        del data[-TAIL_BYTES:]
+    elif damage == "a header":
+        data[first.offset - 500] ^= 1
+        lost = {first.digest}
+    elif damage == "a bad member":
+        data[first.offset + 7] ^= 1
+        lost = {first.digest}
+    done = unpack(bytes(data), tmp_path / "to", verify=False)
+    left = [one for one in larger if blake3(one).digest() not in lost]
+    assert tree(tmp_path / "to") == blobs(left)
+    assert done.exit_code == 7
+    assert len(done.damaged) == 1
+
+
+def test_no_link_in_the_directory_is_followed(tmp_path: Path) -> None:
+    to, outside = tmp_path / "to", tmp_path / "outside"
+    content = noise(1, 100)
+    for linked in (path_of(content)[:2], path_of(content)[:5]):
+        outside.mkdir()
+        (to / linked).parent.mkdir(parents=True, exist_ok=True)
+        (to / linked).symlink_to(outside)
+        with pytest.raises(DestinationError):
+            unpack(pack([content]), to)
+        assert tree(outside) == {}
+        outside.rmdir()
+        (to / linked).unlink()
+    other = tmp_path / "file"
+    other.write_bytes(b"not ours")
+    (to / path_of(content)).parent.mkdir(parents=True, exist_ok=True)
+    (to / path_of(content)).symlink_to(other)
+    unpack(pack([content]), to)
+    assert other.read_bytes() == b"not ours"
+    assert not (to / path_of(content)).is_symlink()
+    assert tree(to) == blobs([content])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_directory_in_the_place_of_a_blob_is_told(tmp_path: Path, jobs: int) -> None:
+    contents = [noise(n, 50) for n in range(600)]
+    (tmp_path / "to" / path_of(contents[0])).mkdir(parents=True)
+    done = unpack(pack(contents), tmp_path / "to", jobs=jobs)
+    assert tree(tmp_path / "to") == blobs(contents[1:])
+    assert (done.unpacked, done.exit_code) == (599, 7)
+    assert "a directory stands in its place" in done.wrong.first[0].detail
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path, jobs: int) -> None:
+    contents = [noise(n, 50) for n in range(600)]
+    to = tmp_path / "to"
+    to.mkdir()
+    for number in range(256):
+        (to / f"{number:02x}").write_bytes(b"")
+    with pytest.raises(DestinationError):
+        unpack(pack(contents), to, jobs=jobs)
+    assert set(tree(to).values()) == {b""}
+
+
+def test_a_file_that_is_missing_is_a_mistake_of_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        unpack_files(
+            [tmp_path / "no"], tmp_path / "to", jobs=1, verify=True, on_progress=lambda _: None
+        )
+    assert not (tmp_path / "to").exists()
