@@ -15,16 +15,10 @@ from typing import Final, NamedTuple, Protocol
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.question_session import QuestionSession
-from ntt_backup.model import Failure, Reason
 from ntt_backup.wire import framing, read_messages, write_messages
 from ntt_backup.wire.framing import ProtocolError
 
 _NO_REASON: Final = "no reason given"
-_REASONS: Final = {
-    read_messages.MISSING: Reason.REMOTE_MISSING,
-    read_messages.WRONG: Reason.REMOTE_CORRUPT,
-    read_messages.UNREADABLE: Reason.REMOTE_UNREADABLE,
-}
 # Of a blob of 1 TiB: 64 MiB of hashes. What is larger is no blob of ours.
 _MAX_SUMS: Final = (1 << 40) // read_messages.BLOCK_BYTES * read_messages.BLOCK_SUM_BYTES
 
@@ -52,16 +46,6 @@ class ContentSink(Protocol):
         ...
 
     def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
-
-
-def remote_failure(blobid: str, verdict: int, text: str) -> Failure:
-    """Returns the failure that a verdict about the remote's copy of a blob means."""
-    return Failure(blobid, _REASONS[verdict], text)
-
-
-def hash_mismatch(size: int, found: bytes) -> str:
-    """Returns the words for content on the remote that does not hash to its name."""
-    return f"{size} bytes on the remote hash to {found.hex()}"
 
 
 class ReadSession(QuestionSession):
