@@ -8,6 +8,7 @@ signed, and no trailer is used, which some stores refuse.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Final
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.handlers import add_expect_header
 from botocore.session import get_session
 
 from ntt_backup.config.models import RemoteSettings
@@ -72,6 +74,8 @@ def make_client(remote: RemoteSettings) -> BaseClient:
         },
     )
     ca_bundle = None if remote.ca_bundle is None else str(remote.ca_bundle)
+    if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
+        raise ConfigError("remote.ca_bundle cannot be read", detail=ca_bundle)
     try:
         client = get_session().create_client(
             "s3", remote.region, endpoint_url=remote.endpoint, verify=ca_bundle, config=config
@@ -82,6 +86,9 @@ def make_client(remote: RemoteSettings) -> BaseClient:
             detail=str(error),
             hint="look at remote.endpoint, remote.region, AWS_PROFILE and ~/.aws/config",
         ) from error
+    # Some stores never answer it, and a second would be waited before each body. Whether we may
+    # write is answered to `create_upload`.
+    client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
 
 
