@@ -13,7 +13,8 @@ def open_bucket(remote: RemoteSettings, pace: Pace | None = None) -> Bucket:
     Raises ConfigError where boto3 is missing, or the settings or AWS's own files cannot be used.
     """
     try:
-        from ntt_backup.objects.s3_bucket import S3Bucket, make_client
+        from ntt_backup.objects.s3_bucket import S3Bucket
+        from ntt_backup.objects.s3_client import make_client
     except ModuleNotFoundError as error:
         raise ConfigError(
             "a bucket needs boto3, which is not installed",

@@ -1,28 +1,22 @@
 """A bucket of an S3-compatible object store, on botocore.
 
-botocore signs, finds credentials (environment, profile, SSO, role) and parses answers. It repeats
-nothing: an answer that only asks for time is waited out here, and what lasts is the worker's
-outage. What is sent carries its SHA-256 in a signed header, so that it is not hashed again to be
-signed, and no trailer is used, which some stores refuse.
+An answer that only asks for time is waited out here, and so is a connection that breaks; what lasts
+is the worker's outage.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from threading import Lock
 from typing import Any, Final
 
 from botocore.client import BaseClient
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.handlers import add_expect_header
-from botocore.session import get_session
+from botocore.exceptions import ClientError
 
 from ntt_backup.config.models import RemoteSettings
-from ntt_backup.errors import ConfigError, ProtocolViolation, RemoteCannotStore
+from ntt_backup.errors import ProtocolViolation, RemoteCannotStore
+from ntt_backup.objects.body import Body, SharedPace
 from ntt_backup.objects.bucket import (
     BucketFacts,
     Buffer,
@@ -41,55 +35,11 @@ from ntt_backup.objects.s3_errors import FAILURES, BehindTheEnd, Passing, Transl
 
 # Keys of a listing that come with one answer; stores give no more.
 PAGE = 1000
-_CONNECTIONS: Final = 64
-# An answer may take so long; a store that joins parts may need a while for it.
-_ANSWER_SECONDS: Final = 120
 # So long is waited, in all, for a store that asks for time.
 _PATIENCE: Final = 15.0
 _LONGEST_WAIT: Final = 4.0
 # So often content is sent that is damaged on its way.
 _ATTEMPTS: Final = 3
-# A time limit holds for each of these, whatever the part's size.
-_SHARE: Final = 256 * 1024
-
-
-def make_client(remote: RemoteSettings) -> BaseClient:
-    """Returns botocore's client for the settings; asks nothing yet. Raises ConfigError where the
-    settings, or AWS's own files, cannot be used.
-    """
-    config = Config(
-        signature_version="s3v4",
-        retries={"total_max_attempts": 1},
-        connect_timeout=remote.connect_timeout,
-        read_timeout=_ANSWER_SECONDS,
-        tcp_keepalive=True,
-        max_pool_connections=_CONNECTIONS,
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        user_agent_extra="ntt-backup",
-        s3={
-            "addressing_style": remote.addressing,
-            # The checksum is signed, and it is one of the content.
-            "payload_signing_enabled": False,
-        },
-    )
-    ca_bundle = None if remote.ca_bundle is None else str(remote.ca_bundle)
-    if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
-        raise ConfigError("remote.ca_bundle cannot be read", detail=ca_bundle)
-    try:
-        client = get_session().create_client(
-            "s3", remote.region, endpoint_url=remote.endpoint, verify=ca_bundle, config=config
-        )
-    except (BotoCoreError, ValueError, OSError) as error:
-        raise ConfigError(
-            "the object store's settings cannot be used",
-            detail=str(error),
-            hint="look at remote.endpoint, remote.region, AWS_PROFILE and ~/.aws/config",
-        ) from error
-    # Some stores never answer it, and a second would be waited before each body. Whether we may
-    # write is answered to `create_upload`.
-    client.meta.events.unregister("before-call.s3", add_expect_header)
-    return client
 
 
 class S3Bucket:
@@ -106,7 +56,7 @@ class S3Bucket:
         self._bucket = settings.bucket
         self._prefix = f"{settings.prefix}/" if settings.prefix else ""
         self._storage_class = settings.storage_class
-        self._pace = _SharedPace(pace) if pace is not None else None
+        self._pace = SharedPace(pace) if pace is not None else None
         self.patience = patience
         self._errors = Translator(settings.bucket, client.meta.endpoint_url)
 
@@ -122,7 +72,7 @@ class S3Bucket:
         answer = self._ask(
             "put_object",
             key,
-            Body=_Body(data, self._pace),
+            Body=Body(data, self._pace),
             ChecksumSHA256=checksum(sha256),
             **self._stored_as(key),
             **condition,
@@ -145,7 +95,7 @@ class S3Bucket:
             key,
             UploadId=upload_id,
             PartNumber=number,
-            Body=_Body(data, self._pace),
+            Body=Body(data, self._pace),
             ChecksumSHA256=checksum(sha256),
         )
         self._taken(key, len(data), answer.get("ChecksumSHA256", ""), checksum(sha256))
@@ -359,47 +309,3 @@ def _place(start: int, length: int, total: int) -> str:
     if start < 0:
         return f"{max(0, total + start)}-{total - 1}"
     return f"{start}-{min(start + length, total) - 1}"
-
-
-class _SharedPace:
-    """A pace for the threads of one sender."""
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._lock = Lock()
-
-    def take(self, wanted: int) -> int:
-        """Waits for a share, counts it as sent, and returns its bytes."""
-        while True:
-            with self._lock:
-                if allowed := min(wanted, self._pace.allowance()):
-                    self._pace.spend(allowed)
-                    return allowed
-                delay = self._pace.delay()
-            time.sleep(delay)
-
-
-class _Body:
-    """Content as a file that is sent in shares, none of them copied."""
-
-    def __init__(self, data: Buffer, pace: _SharedPace | None) -> None:
-        self._data = memoryview(data)
-        self._pace = pace
-        self._at = 0
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def read(self, size: int = -1) -> memoryview:
-        """Returns the next share, larger than the few kilobytes that an HTTP library asks for."""
-        share = min(_SHARE, len(self._data) - self._at)
-        if self._pace is not None and share:
-            share = self._pace.take(share)
-        start, self._at = self._at, self._at + share
-        return self._data[start : self._at]
-
-    def seek(self, place: int) -> None:
-        self._at = place
-
-    def tell(self) -> int:
-        return self._at

@@ -20,9 +20,13 @@ from ntt_backup.config import Settings, load
 from ntt_backup.dump import job, pg_programs
 from ntt_backup.dump import restore as dump_restore
 from ntt_backup.errors import DumpFailed
+from ntt_backup.objects.s3 import open_bucket
+from tests import s3_proxy
 from tests.environment import IGNORING_CHILDREN, Environment, wait_until
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
+from tests.s3_proxy import S3Proxy
+from tests.s3_servers import S3Server
 from tests.sshd import Sshd
 
 MADE = ["dump_start", "dump_complete"]
@@ -606,3 +610,57 @@ def test_dump_needs_no_source_settings(dumping: Environment) -> None:
     dumping.write_config()
     assert dumping.run("dump").returncode == 0
     assert len(dumps(dumping)) == 1
+
+
+# --- in a bucket ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_bucket(dumping: Environment, s3: S3Server) -> Environment:
+    """The environment with a bucket as its target."""
+    remote = s3.bucket()
+    dumping.settings["remote"] = {"url": remote.url, "endpoint": s3.endpoint, "addressing": "path"}
+    dumping.write_config()
+    return dumping
+
+
+def in_pgdump(env: Environment) -> list[str]:
+    """The keys of the dumps in the bucket; each has its record."""
+    bucket = open_bucket(settings(env).remote)
+    keys = [info.key for info in bucket.list("pgdump/")]
+    names = [key for key in keys if key.endswith(".dump")]
+    assert keys == sorted([*names, *(f"{name}.json" for name in names)])
+    return names
+
+
+def test_a_dump_goes_into_a_bucket_and_comes_back(in_bucket: Environment, empty: str) -> None:
+    blobids = in_bucket.fill(20)
+    done = in_bucket.run("dump")
+    assert done.returncode == 0, done.stderr
+    (key,) = in_pgdump(in_bucket)
+    again = in_bucket.call("dump")
+    assert again.returncode == 0, again.stderr
+    assert "nobody but us has changed the catalog" in again.stdout
+    in_bucket.write_config(catalog={"url": empty})
+    back = in_bucket.run("restore", "--catalog")
+    assert back.returncode == 0, back.stderr
+    assert Path(key).name in back.stdout + back.stderr
+    with psycopg.connect(empty) as conn:
+        rows = conn.execute("select blobid from blobs order by 1").fetchall()
+    assert [row[0] for row in rows] == sorted(blobids)
+
+
+def test_dumps_past_retention_that_may_not_be_removed_are_told(
+    in_bucket: Environment, s3: S3Server
+) -> None:
+    with S3Proxy(s3) as proxy:
+        in_bucket.write_config(
+            remote={"endpoint": proxy.endpoint},
+            dump={"keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
+        )
+        assert make(in_bucket) == MADE
+        proxy.trouble("delete", s3_proxy.status(403, "AccessDenied"))
+        assert make(in_bucket, force=True) == ["dump_start", "warning", "dump_complete"]
+        assert len(in_pgdump(in_bucket)) == 2
+        assert make(in_bucket, force=True) == MADE
+        assert len(in_pgdump(in_bucket)) == 1
