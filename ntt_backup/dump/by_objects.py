@@ -25,7 +25,7 @@ from ntt_backup.objects.bucket import (
     UploadGone,
     composite,
 )
-from ntt_backup.objects.keys import DUMPS, TRIALS
+from ntt_backup.objects.keys import DUMPS
 from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
 
 _RECORD: Final = ".json"
@@ -50,7 +50,7 @@ class DumpsByObjects:
         return Contents.of(dumps, placed=store_format.read(self._bucket) is not None)
 
     def try_out(self) -> None:
-        trial = UploadByObjects(self._bucket, f"{TRIALS}dump", self._part_size)
+        trial = UploadByObjects(self._bucket, f"{DUMPS}trial", self._part_size)
         trial.send(b"0")
         trial.finish()
         trial.give_up()

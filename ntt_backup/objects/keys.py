@@ -17,7 +17,8 @@ BLOBS: Final = "blobs/"
 INDEX: Final = "index/"
 DUMPS: Final = "pgdump/"
 SNAPSHOTS: Final = "snapshots/"
-TRIALS: Final = "trial/"
+# Beside the packs, so that what protects these is tried. No pack has such a key.
+TRIALS: Final = f"{PACKS}trial-"
 
 _PACK: Final = re.compile(
     r"packs/([0-9a-f]{2})/(\1[0-9a-f]{14})-([0-9a-f]{16})-([0-9a-f]{32})\.tar"

@@ -83,8 +83,8 @@ def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> N
     for _ in range(2):
         said = ObjectsProbe(bucket, OWNER).try_out()
         assert "append-only: overwriting and deleting are refused" in said
-        assert f"trial/{OWNER} stays" in said
-    assert [*bucket.objects] == [f"trial/{OWNER}"]
+        assert f"packs/trial-{OWNER} stays" in said
+    assert [*bucket.objects] == [f"packs/trial-{OWNER}"]
     assert list(bucket.uploads("")) == []
 
 
@@ -95,6 +95,12 @@ def test_a_trial_says_in_what_a_server_is_weak() -> None:
     assert "ignores If-None-Match" in said
     assert "does not compare SHA-256" in said
     assert bucket.objects == {}
+
+
+def test_a_trial_goes_into_an_archive_class_unread() -> None:
+    bucket = FakeBucket()
+    bucket.archived.add(f"packs/trial-{OWNER}")
+    assert "not read back: it lies in an archive class" in ObjectsProbe(bucket, OWNER).try_out()
 
 
 def test_a_trial_with_credentials_that_may_only_read_is_refused(

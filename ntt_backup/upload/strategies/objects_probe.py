@@ -18,6 +18,7 @@ from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     Bucket,
     ContentDamaged,
+    ObjectArchived,
     ObjectExists,
     ObjectInfo,
     composite,
@@ -61,15 +62,10 @@ class ObjectsProbe:
 
     def try_out(self) -> str:
         weak = self._store()
-        if self._bucket.get_range(self._key, 0, _SIZE + 1) != self._content:
-            raise RemoteCannotStore(
-                "the object store has stored something else than was sent",
-                detail=self._key,
-                hint="something in the object store damages content: do not rely on it",
-            )
+        read_back = self._read_back()
         weak += self._weaknesses()
         refused = [self._overwriting_is_refused(), self._deleting_is_refused()]
-        words = ["a trial object in parts, checked and read back", _append_only(*refused), *weak]
+        words = [f"a trial object in parts, checked and {read_back}", _append_only(*refused), *weak]
         if refused[1]:
             words.append(f"{self._key} stays")
         return "; ".join(words)
@@ -107,6 +103,19 @@ class ObjectsProbe:
                 hint="something in the object store damages content: do not rely on it",
             )
         return [] if info.checksum else ["it keeps no SHA-256"]
+
+    def _read_back(self) -> str:
+        try:
+            content = self._bucket.get_range(self._key, 0, _SIZE + 1)
+        except ObjectArchived:
+            return "not read back: it lies in an archive class"
+        if content != self._content:
+            raise RemoteCannotStore(
+                "the object store has stored something else than was sent",
+                detail=self._key,
+                hint="something in the object store damages content: do not rely on it",
+            )
+        return "read back"
 
     def _weaknesses(self) -> list[str]:
         """Returns what a server does not do that it should."""
