@@ -184,7 +184,8 @@ def test_an_object_of_parts_is_visible_only_when_it_is_complete(site: Site) -> N
     assert bucket.get_range(KEY, -1000, 1000) == second
 
 
-def test_a_part_that_is_sent_again_takes_the_place_of_the_first(bucket: Bucket) -> None:
+def test_a_part_that_is_sent_again_takes_the_place_of_the_first(site: Site) -> None:
+    bucket = site.strict()
     upload_id, _ = sent(bucket, b"first")
     part = put_part(bucket, upload_id, 1, b"second")
     bucket.complete(KEY, upload_id, [part])
