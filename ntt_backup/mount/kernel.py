@@ -108,6 +108,11 @@ def attach(image: str, devices: Sequence[str], directory: Path, *, direct: bool)
             place = os.fsencode(directory)
             _call(_MOVE_MOUNT, mount, b"", _AT_FDCWD, place, _FROM_DESCRIPTOR)
         except OSError as error:
+            if error.errno == errno.ENOTBLK:
+                raise MountImpossible(
+                    "the image lies where Linux cannot mount files",
+                    hint="name a directory on a disk, not on tmpfs: --scratch",
+                ) from error
             said = _said(context) or str(error.strerror)
             raise MountImpossible(f"cannot mount on {directory}", detail=said) from error
 

@@ -15,7 +15,8 @@ from ntt_backup.mount import kernel, local, volume
 from ntt_backup.mount.image import Built, Source, build
 from ntt_backup.mount.pieces import Fetch
 from ntt_backup.mount.volume import Volume
-from ntt_backup.objects.bucket import Bucket, ObjectInfo
+from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectInfo, ObjectMissing
+from ntt_backup.pack.format import PackError
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
 
@@ -133,7 +134,17 @@ def _serving() -> Callable[[Path, Sequence[Volume], Callable[[], Fetch]], int]:
 
 
 def _reader(bucket: Bucket, one: ObjectInfo) -> Callable[[int, int], bytes]:
-    return lambda start, length: bucket.get_range(one.key, start, length)
+    def read(start: int, length: int) -> bytes:
+        try:
+            return bucket.get_range(one.key, start, length)
+        except ObjectArchived as error:
+            raise MountImpossible(
+                f"{one.key} lies in an archive class", hint="have the service thaw it first"
+            ) from error
+        except ObjectMissing as error:
+            raise PackError("it is gone") from error
+
+    return read
 
 
 @contextmanager

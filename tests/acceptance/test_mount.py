@@ -1,0 +1,107 @@
+"""`mount`: what an operator sees of packs in a directory, and of packs in a real bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config.models import RemoteSettings
+from ntt_backup.objects.s3 import open_bucket
+from tests.mounts import contents, mount_point, packs, write, wrong
+from tests.s3_servers import S3Server
+
+# Production's shape in small: most blobs lie in dense members.
+SHAPE = (100, 600, 2000, 5000, 9000, 15_000, 20_000, 40_000)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with mount_point() as place:
+        yield place
+
+
+def mount(place: Path, *options: str, **environ: str) -> dict[str, Any]:
+    done = mount_text(place, "--json", *options, **environ)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def mount_text(place: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ntt_backup", "mount", str(place), *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NTT_CONFIG": os.devnull, **environ},
+    )
+
+
+def fill(remote: RemoteSettings, objects: dict[str, bytes]) -> dict[str, str]:
+    """Puts objects into the bucket; returns what names it to the program."""
+    bucket = open_bucket(remote)
+    for key, data in objects.items():
+        bucket.put(key, data, sha256(data).digest())
+    return {"NTT_REMOTE_URL": remote.url, "NTT_S3_ENDPOINT": str(remote.endpoint)}
+
+
+def test_packs_in_a_directory_are_mounted_and_unmounted(tmp_path: Path, place: Path) -> None:
+    blobs = contents(500)
+    directory = write(tmp_path / "packs", packs(blobs, 90))
+    done = mount_text(place, "--packs", str(directory))
+    assert done.returncode == 0, done.stderr
+    assert f"mounted {len(blobs):,} blobs" in done.stdout
+    assert f"umount {place} ends it" in done.stdout
+    assert wrong(place, blobs) == []
+    subprocess.run(["umount", place], check=True)
+    found = mount(place, "--packs", str(directory), "--prefix", "7")
+    chosen = {one: content for one, content in blobs.items() if one.hex().startswith("7")}
+    assert wrong(place, chosen) == []
+    assert found["blobs"] == len(chosen)
+    assert found["left_out"] == 0
+
+
+def test_a_damaged_pack_is_named_and_the_others_are_mounted(tmp_path: Path, place: Path) -> None:
+    blobs = contents(300)
+    objects = packs(blobs, 100)
+    directory = write(tmp_path / "packs", objects)
+    lost = directory / next(iter(objects))
+    lost.write_bytes(lost.read_bytes()[:-700])
+    done = mount_text(place, "--packs", str(directory))
+    assert done.returncode == 7, done.stderr
+    assert f"left out {lost}: " in done.stderr
+    assert "NOT mounted: 1" in done.stdout
+    kept = dict(sorted(blobs.items())[100:])
+    assert wrong(place, kept) == []
+
+
+def many_blobs(place: Path, s3: S3Server, number: int) -> None:
+    blobs = contents(number, 3, SHAPE)
+    environ = fill(s3.bucket(), packs(blobs, 2000))
+    found = mount(place, **environ)
+    assert found["blobs"] == len(blobs)
+    assert wrong(place, blobs) == []
+    subprocess.run(["umount", place], check=True)
+
+
+def test_every_blob_of_a_real_bucket_is_right(place: Path, s3: S3Server) -> None:
+    many_blobs(place, s3, 20_000)
+
+
+@pytest.mark.long
+def test_every_blob_of_a_large_bucket_is_right(place: Path, s3: S3Server) -> None:
+    many_blobs(place, s3, 164_000)
+
+
+def test_what_is_no_bucket_is_said_to_be_none(place: Path) -> None:
+    done = mount_text(place, NTT_REMOTE_URL="ssh://nobody@127.0.0.1/backup")
+    assert done.returncode == 2, done.stderr
+    assert "is no bucket" in done.stderr
+    assert "by-hash/" in done.stderr

@@ -1,0 +1,100 @@
+"""Packs for the tests of mounts, and places where they are mounted."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.errors import MountImpossible
+from ntt_backup.mount import kernel
+from ntt_backup.mount.image import Source
+from ntt_backup.objects.keys import PackKey
+from ntt_backup.pack.format import pack_id
+from ntt_backup.pack.writer import PackWriter
+
+_STORE_ID = bytes(16)
+_SIZES = (0, 1, 100, 3000, 15_000, 16_384, 20_000, 70_001)
+
+
+def contents(number: int, seed: int = 1, sizes: Sequence[int] = _SIZES) -> dict[bytes, bytes]:
+    """Blobs by digest, of all kinds: each size, some compressible."""
+    chance = random.Random(seed)
+    made = {}
+    for _ in range(number):
+        content = chance.randbytes(chance.choice(sizes))
+        if chance.random() < 0.2:
+            content = content[:8] * (len(content) // 8)
+        made[blake3(content).digest()] = content
+    return made
+
+
+def pack(blobs: dict[bytes, bytes]) -> tuple[str, bytes]:
+    """A pack's key in a bucket, and the pack."""
+    identity = pack_id(_STORE_ID, blobs)
+    file = io.BytesIO()
+    writer = PackWriter(file.write, _STORE_ID, identity)
+    for digest, content in sorted(blobs.items()):
+        writer.add(digest, content)
+    writer.close()
+    return PackKey.of(min(blobs), max(blobs), identity).key, file.getvalue()
+
+
+def packs(blobs: dict[bytes, bytes], each: int) -> dict[str, bytes]:
+    """Packs by key, of so many blobs each."""
+    digests = sorted(blobs)
+    return dict(
+        pack({digest: blobs[digest] for digest in digests[at : at + each]})
+        for at in range(0, len(digests), each)
+    )
+
+
+def reader(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda start, length: data[start : start + length]
+
+
+def source(data: bytes, device: int, start: int = 0) -> Source:
+    return Source(f"pack-{device}", len(data), reader(data), device, start)
+
+
+def write(directory: Path, objects: dict[str, bytes]) -> Path:
+    """Objects as files, as a copy of a bucket has them."""
+    for key, data in objects.items():
+        (directory / key).parent.mkdir(parents=True, exist_ok=True)
+        (directory / key).write_bytes(data)
+    return directory
+
+
+@contextmanager
+def mount_point() -> Iterator[Path]:
+    """An empty directory on a disk; skips where nothing can be mounted."""
+    try:
+        kernel.require_erofs(kernel.FILES_SINCE)
+    except MountImpossible as error:
+        pytest.skip(str(error))
+    with tempfile.TemporaryDirectory(prefix="ntt-mount-", dir="/var/tmp") as place:
+        try:
+            yield Path(place)
+        finally:
+            while Path(place).is_mount():
+                subprocess.run(["umount", "-l", place], check=True)
+
+
+def wrong(directory: Path, blobs: dict[bytes, bytes]) -> list[str]:
+    """The blobids that directory has not, or not with their content; and what it has besides."""
+    found = {path.name: path for path in directory.glob("??/??/*")}
+    bad = set(found) ^ {digest.hex() for digest in blobs}
+    bad |= {
+        name
+        for name, path in found.items()
+        if path.parts[-3:-1] != (name[:2], name[2:4])
+        or blake3(path.read_bytes()).hexdigest() != name
+    }
+    return sorted(bad)

@@ -1,0 +1,159 @@
+"""Volumes of a bucket are read in pieces: few requests, bounded memory, no failure hidden."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from threading import Lock
+
+import pytest
+
+from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.mount.erofs import MAX_DEVICE
+from ntt_backup.mount.pieces import Pieces
+from ntt_backup.mount.volume import PIECE, Volume, digest_of, find, lay_out
+from ntt_backup.objects.bucket import ObjectInfo
+from ntt_backup.objects.keys import blob_key
+from tests.fake_bucket import FakeBucket
+from tests.mounts import contents, packs
+
+
+class Store:
+    """Objects and the requests that were made of them."""
+
+    def __init__(self, *sizes: int) -> None:
+        chance = random.Random(1)
+        self.objects = {str(n): chance.randbytes(size) for n, size in enumerate(sizes)}
+        self.requests: list[tuple[str, int]] = []
+        self.fails: Callable[[], BaseException | None] = lambda: None
+        self._lock = Lock()
+        self.volume = Volume()
+        for key, content in self.objects.items():
+            self.volume.add(ObjectInfo(key, len(content)))
+        self.whole = b"".join(
+            one.ljust(-(-len(one) // PIECE) * PIECE, b"\0") for one in self.objects.values()
+        )
+
+    def fetch(self, key: str, start: int, length: int) -> bytes:
+        with self._lock:
+            self.requests.append((key, start))
+        if error := self.fails():
+            raise error
+        return self.objects[key][start : start + length]
+
+
+def test_any_range_is_what_the_objects_have_with_zeros_behind_each() -> None:
+    store = Store(1, PIECE, 3 * PIECE + 5, 700_000)
+    pieces = Pieces([store.volume], store.fetch)
+    chance = random.Random(2)
+    for _ in range(200):
+        start = chance.randrange(store.volume.size)
+        length = chance.randrange(1, 3 * PIECE)
+        assert pieces.read(0, start, length) == store.whole[start : start + length]
+    assert pieces.read(0, store.volume.size, 10) == b""
+
+
+def test_a_piece_is_fetched_once_and_reading_on_fetches_ahead() -> None:
+    store = Store(40 * PIECE)
+    pieces = Pieces([store.volume], store.fetch)
+    for start in range(0, 2 * PIECE, 1 << 17):
+        pieces.read(0, start, 1 << 17)
+    pieces.read(0, 9 * PIECE, 1)
+    assert sorted(store.requests) == [("0", n * PIECE) for n in range(10)]
+
+
+def test_reading_here_and_there_fetches_only_that() -> None:
+    store = Store(40 * PIECE)
+    pieces = Pieces([store.volume], store.fetch)
+    for number in (30, 3, 17, 9):
+        pieces.read(0, number * PIECE + 5, 100)
+    assert len(store.requests) == 4
+
+
+def test_what_is_kept_is_bounded() -> None:
+    volume = Volume()
+    volume.add(ObjectInfo("large", 300 * PIECE))
+    pieces = Pieces([volume], lambda key, start, length: bytes(length))
+    for number in range(0, 300, 2):
+        pieces.read(0, number * PIECE, 10)
+    assert len(pieces._kept) <= 64
+
+
+def test_a_failure_reaches_the_reader_and_the_next_read_tries_again() -> None:
+    store = Store(PIECE)
+    pieces = Pieces([store.volume], store.fetch)
+    store.fails = lambda: RemoteUnreachable("away")
+    with pytest.raises(RemoteUnreachable):
+        pieces.read(0, 0, 10)
+    store.fails = lambda: None
+    assert pieces.read(0, 0, 10) == store.whole[:10]
+
+
+def test_an_object_that_became_shorter_is_an_error_and_no_zeros() -> None:
+    store = Store(PIECE)
+    store.objects["0"] = store.objects["0"][:-1]
+    with pytest.raises(OSError, match="instead of"):
+        Pieces([store.volume], store.fetch).read(0, 0, 10)
+
+
+def test_fuse_gets_eio_and_the_log_one_line() -> None:
+    try:
+        import mfusepy
+    except (ImportError, OSError) as missing:
+        pytest.skip(str(missing))
+    from ntt_backup.mount.serve import Files
+
+    store = Store(PIECE)
+    said: list[str] = []
+    files = Files(
+        Pieces([store.volume], store.fetch), [store.volume.size], lambda: None, said.append
+    )
+    assert files.getattr("/0")["st_size"] == PIECE
+    assert files.read("/0", 100, 5, 0) == store.whole[5:105]
+    for path in ("/1", "/x"):
+        with pytest.raises(mfusepy.FuseOSError) as refused:
+            files.getattr(path)
+        assert refused.value.errno == errno.ENOENT
+    store.objects.clear()
+    files = Files(Pieces([store.volume], store.fetch), [1], lambda: None, said.append)
+    with pytest.raises(mfusepy.FuseOSError) as failed:
+        files.read("/0", 100, 5, 0)
+    assert failed.value.errno == errno.EIO
+    assert len(said) == 1
+
+
+def test_objects_are_laid_out_in_volumes_that_a_device_can_have() -> None:
+    large = ObjectInfo("large", MAX_DEVICE // 2)
+    laid = list(lay_out([ObjectInfo("a", 5), large, ObjectInfo("b", PIECE + 1), large, large]))
+    volumes = {id(volume): volume for _, volume, _ in laid}
+    assert len(volumes) == 3
+    assert all(volume.size <= MAX_DEVICE for volume in volumes.values())
+    assert [start for _, _, start in laid[:3]] == [
+        0,
+        PIECE,
+        PIECE + -(-large.size // PIECE) * PIECE,
+    ]
+
+
+def test_the_packs_that_may_have_a_prefix_are_found_and_the_blobs_that_have_it() -> None:
+    bucket = FakeBucket()
+    made = packs(contents(400), 40)
+    bucket.objects.update(made)
+    large = ["ab" * 32, "ac" * 32, "b0" * 32]
+    bucket.objects.update({blob_key(one): b"x" for one in large})
+    bucket.objects |= {"packs/ab/other": b"x", "blobs/ab/other": b"x", "index/x": b"x"}
+    assert [one.key for one in find(bucket, "")] == sorted(made) + [blob_key(n) for n in large]
+    for prefix in ("a", "ab", "abab", "0", "ff3"):
+        keys = {one.key for one in find(bucket, prefix)}
+        for one in contents(400):
+            if one.hex().startswith(prefix):
+                assert any(
+                    key[9:25] <= one.hex()[:16] <= key[26:42] for key in keys if "packs" in key
+                )
+        assert {key for key in keys if key.startswith("blobs/")} == {
+            blob_key(one) for one in large if one.startswith(prefix)
+        }
+    assert len(list(find(bucket, "00"))) <= 2
+    assert digest_of(ObjectInfo(blob_key(large[0]), 1)) == bytes.fromhex(large[0])
+    assert digest_of(ObjectInfo(next(iter(made)), 1)) == b""
