@@ -40,6 +40,20 @@ def test_what_was_claimed_comes_in_the_order_of_the_disk(
         assert inodes == sorted(inodes)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_where_reading_is_slow_the_places_on_the_disk_are_the_order(
+    tmp_path: Path, claimed: Claimed, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_name = {one.blobid: -nth for nth, (one, _) in enumerate(claimed)}
+    monkeypatch.setattr(ReadAhead, "_is_slow", lambda *_: True)
+    monkeypatch.setattr(ReadAhead, "_place", lambda _, one: known and by_name[one.blobid])
+    signs: list[None] = []
+    arranged = ReadAhead(tmp_path, "auto", lambda: signs.append(None)).arranged(claimed)
+    wanted = claimed[::-1] if known else ReadAhead(tmp_path, "inode").arranged(claimed)
+    assert arranged == wanted
+    assert signs
+
+
 def test_without_an_order_nothing_is_rearranged(tmp_path: Path, claimed: Claimed) -> None:
     ahead = ReadAhead(tmp_path, "hash")
     assert ahead.arranged(claimed) == claimed
