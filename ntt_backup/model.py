@@ -178,3 +178,15 @@ def total_size(blobs: Iterable[Blob]) -> int:
         if size is not None and 0 <= size <= MAX_BLOB:  # As `Blob.expected`, which is a call each.
             total += size
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEstimate:
+    """How much is pending: blobs, their known bytes, and unsized ones. exact: it was counted; else
+    it is right within a few per cent, or as good as the planner's statistics.
+    """
+
+    blobs: int
+    bytes: int
+    unsized: int
+    exact: bool

@@ -19,7 +19,7 @@ from ntt_backup.catalog.connection import Connection, configure, translated
 from ntt_backup.catalog.pending import Parts, bounds, read_parts, walk_indexes
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.ranges import RANGES, prefix_ranges
-from ntt_backup.model import OF_CHECKS, BlobRange
+from ntt_backup.model import OF_CHECKS, BlobRange, PendingEstimate
 
 _MILLISECONDS: Final = 400  # For all figures of `quick_totals`.
 _FEW: Final = 300_000  # Rows that are counted as quickly as estimated.
@@ -50,18 +50,6 @@ class Totals:
     failed_by_reason: Mapping[str, int]
     pending_by_reason: Mapping[str, int]
     estimated: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PendingEstimate:
-    """How much is pending: blobs, their known bytes, and unsized ones. exact: it was counted; else
-    it is right within a few per cent, or as good as the planner's statistics.
-    """
-
-    blobs: int
-    bytes: int
-    unsized: int
-    exact: bool
 
 
 @dataclass(slots=True)

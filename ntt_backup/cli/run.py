@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from ntt_backup.catalog.stats import PendingEstimate, pending_estimate
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog
 from ntt_backup.config import Settings
 from ntt_backup.format import amount, many, size
+from ntt_backup.model import PendingEstimate
 from ntt_backup.ui.plain import make_view
 
 _ESTIMATE_MS = 1000
@@ -48,6 +48,8 @@ def run(
     given = {f"run.{name}": flags[name] for name in _SETTINGS}
     settings = common.load(Settings, {**given, "run.skip_pgdump": True if skip_pgdump else None})
     if dry_run:
+        from ntt_backup.catalog.stats import pending_estimate
+
         with open_catalog(settings, "run --dry-run", application="dry-run") as conn:
             pending = pending_estimate(conn, settings.target, _ESTIMATE_MS)
             if not pending.blobs:

@@ -78,8 +78,9 @@ class SessionSpec:
     on_bytes is told how many bytes were handed to the transport (none, as a sign of life while
     nothing can go), and right before it on_content how much content of blobs they carry; less than
     zero for content that has to be sent again, so that the sum is what was stored and what is under
-    way. cancelled is called while an answer is waited for, and may raise. sync: how the receiver
-    makes a batch durable (`syncfs`, or `fsync` a file).
+    way. meanwhile is called while the remote starts the receiver, cancelled while an answer is
+    waited for, and may raise. sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a
+    file).
     """
 
     transport: Transport
@@ -91,6 +92,7 @@ class SessionSpec:
     pace: Pace | None = None
     on_bytes: Callable[[int], None] = lambda _: None
     on_content: Callable[[int], None] = lambda _: None
+    meanwhile: Callable[[], None] = lambda: None
     cancelled: Callable[[], None] = lambda: None
     sync: str = "syncfs"
 
@@ -149,6 +151,7 @@ class Connection:
         self._inbox = Inbox(lengths)
         self.channel = spec.channel(command)
         try:
+            spec.meanwhile()
             self.banner = _banner(self._start(program))
         except BaseException:
             self.abort()

@@ -17,19 +17,16 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import sdnotify
 
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.config import Settings
-from ntt_backup.daemon.dump_child import DumpChild
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.pid_lock import pid_lock
-from ntt_backup.daemon.preflight import Preflight
 from ntt_backup.daemon.progress import Progress, Snapshot, View
-from ntt_backup.daemon.run_history import RunHistory
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.daemon.worker_pool import WorkerPool
@@ -37,6 +34,9 @@ from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import wait_for
+
+if TYPE_CHECKING:
+    from ntt_backup.daemon.preflight import Preflight
 
 _REFRESH_SECONDS: Final = 0.25
 _WATCHDOG_SECONDS: Final = 5.0
@@ -80,9 +80,14 @@ class _Run:
         self._started = time.monotonic()
         self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
         self._progress = Progress(self._started, settings.run.workers)
+        self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
+        self._connect_first()
+        # What speaks to the catalog takes as long to load as the remote to answer.
+        from ntt_backup.daemon.dump_child import DumpChild
+        from ntt_backup.daemon.run_history import RunHistory
+
         self._history = RunHistory(settings, run_id)
         self._dump = DumpChild(settings)
-        self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
@@ -170,12 +175,14 @@ class _Run:
 
     def _take_steps(self) -> tuple[Preflight, list[str]]:
         """Returns a preflight that has passed, and its warnings; raises the error of the first step
-        that fails. The first worker connects to the remote while the catalog is checked, and probes
-        the remote; the others connect once the strategy is known.
+        that fails. The first worker connects to the remote meanwhile, and probes it; the others
+        connect once the strategy is known.
         """
+        from ntt_backup.daemon.preflight import Preflight
+
         warnings = []
         first = self._workers.first
-        self._workers.begin_probe()
+        self._connect_first()
         preflight = Preflight(
             self._settings,
             lambda: WorkerProbe(first, self._hear_first, self._emit),
@@ -190,10 +197,7 @@ class _Run:
                 if step.warning:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._serve_watchdog()
-                if step.name == "catalog":
-                    with suppress(OSError):  # It is tried again.
-                        first.prepare()
-                elif preflight.strategy is not None and step.name == "remote":
+                if preflight.strategy is not None and step.name == "remote":
                     self._workers.set_strategy(
                         preflight.strategy, preflight.estimate, connect=preflight.pending
                     )
@@ -204,6 +208,12 @@ class _Run:
             first.abandon()
             raise
         return preflight, warnings
+
+    def _connect_first(self) -> None:
+        """Lets the first worker connect to the remote, to probe it for the preflight."""
+        self._workers.begin_probe()
+        with suppress(OSError):  # It is tried again.
+            self._workers.first.prepare()
 
     def _hear_first(self) -> Iterator[Message]:
         """Waits a while for the first worker, and yields its messages, or a stall."""

@@ -27,7 +27,6 @@ from ntt_backup import __version__
 from ntt_backup.catalog import connection, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, identity
@@ -43,7 +42,7 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.format import many
-from ntt_backup.model import Blob, Reason
+from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe

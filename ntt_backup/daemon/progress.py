@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from ntt_backup import events
-from ntt_backup.catalog.stats import PendingEstimate
+from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
 _sums = attrgetter("copied", "failed", "pending", "active_workers")

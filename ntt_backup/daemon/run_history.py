@@ -23,6 +23,7 @@ from ntt_backup.config import Settings, identity
 from ntt_backup.daemon.progress import Progress, Snapshot
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
+from ntt_backup.model import PendingEstimate
 
 T = TypeVar("T")
 
@@ -84,9 +85,7 @@ class RunHistory:
         self.note_pending(progress, found, now)
         self._rest = (time.monotonic() - began) / _COUNT_SHARE
 
-    def note_pending(
-        self, progress: Progress, found: stats.PendingEstimate | None, now: float
-    ) -> None:
+    def note_pending(self, progress: Progress, found: PendingEstimate | None, now: float) -> None:
         """Tells progress how much was found to be pending, where that is known."""
         if found is not None:
             progress.found(found)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.model import PendingEstimate
 from ntt_backup.upload.worker_main import WorkerSpec
 
 # One more worker pays for so many bytes.

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
@@ -38,12 +38,14 @@ from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
-from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
 from ntt_backup.upload.suspicion import Judge
+
+if TYPE_CHECKING:
+    from ntt_backup.upload.catalog_session import CatalogSession
 
 _COLLECT_SECONDS: Final = 0.5
 # The time between two signs of life to the catalog in a long wait.

@@ -27,7 +27,6 @@ from ntt_backup.errors import BackupError
 from ntt_backup.process.messages import Done, Fatal, Found, Message
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
-from ntt_backup.upload.catalog_session import CatalogSession
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_probe, open_session
 from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
@@ -139,11 +138,19 @@ def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
         pace=spec.limit.sender(spec.worker) if spec.limit is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,
+        meanwhile=load,
     )
+
+
+def load() -> None:
+    """Loads what speaks to the catalog: the first worker is forked before that is loaded."""
+    import ntt_backup.upload.catalog_session  # noqa: F401
 
 
 def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None:
     """Does the work; raises what cannot be waited out."""
+    from ntt_backup.upload.catalog_session import CatalogSession
+
     settings = spec.settings
 
     def connect_catalog() -> CatalogSession:

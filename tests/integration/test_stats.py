@@ -16,7 +16,7 @@ from ntt_backup.catalog.ledger import Ledger, record_checks
 from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals, pending_estimate
-from ntt_backup.model import Blob, Failure, Reason
+from ntt_backup.model import Blob, Failure, PendingEstimate, Reason
 from tests.integration.test_ledger import TARGET, rows
 from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
 
@@ -38,7 +38,7 @@ def test_an_estimate_is_exact_where_time_allows(catalog: Connection) -> None:
 
     estimate = pending_estimate(catalog, TARGET, 60_000)
 
-    assert estimate == stats.PendingEstimate(blobs=3, bytes=42, unsized=1, exact=True)
+    assert estimate == PendingEstimate(blobs=3, bytes=42, unsized=1, exact=True)
 
 
 def no_time_for(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

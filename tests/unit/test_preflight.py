@@ -11,9 +11,9 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.daemon import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
+from ntt_backup.model import PendingEstimate
 from ntt_backup.upload.strategies import tar_probe
 from ntt_backup.upload.strategies.probe import Facts, trial
 

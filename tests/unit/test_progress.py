@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.daemon.progress import Progress
+from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
 DRAINED = Drained()

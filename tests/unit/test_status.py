@@ -17,9 +17,10 @@ from rich.console import Console
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
-from ntt_backup.catalog.stats import PendingEstimate, Totals
+from ntt_backup.catalog.stats import Totals
 from ntt_backup.cli.run import plan
 from ntt_backup.config import Settings
+from ntt_backup.model import PendingEstimate
 from ntt_backup.ui.status import Status
 
 TOTALS = Totals(

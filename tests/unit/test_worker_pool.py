@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ntt_backup.catalog.stats import PendingEstimate
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.worker_pool import WorkerPool, workers_needed
+from ntt_backup.model import PendingEstimate
 
 SETTINGS = Settings(source={"root": "/s"}, remote={"host": "h", "path": "/p"})
 LITTLE = PendingEstimate(100, 1_000_000, 0, exact=True)
