@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
@@ -15,14 +16,15 @@ from ntt_backup.cli.common import (
     require_blobids,
     result_options,
     sessions_option,
+    writing,
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, size
-from ntt_backup.restore.restore import Restored, chosen, everything
 from ntt_backup.restore.restore import restore as restore_blobs
+from ntt_backup.restore.work import Restored, Wanted
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
@@ -59,6 +61,12 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     is_flag=True,
     help="Keep a file in DIR that has the right size, without hashing it.",
 )
+@click.option(
+    "--archived",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write into FILE the keys of a bucket's objects that must be thawed first.",
+)
 @result_options
 @click.pass_obj
 def restore(
@@ -71,6 +79,7 @@ def restore(
     blobids: tuple[str, ...],
     workers: int,
     trust_size: bool,
+    archived: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -92,13 +101,18 @@ def restore(
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
         raise click.UsageError("give only one of --prefix, --list and --blobid")
-    wanted = everything(prefix)
+    wanted = Wanted(prefix)
     if names is not None:
-        wanted = chosen(read_blobids(names))
+        wanted = Wanted(blobids=read_blobids(names))
     elif blobids:
-        wanted = chosen(require_blobids(enumerate(blobids, 1), "--blobid"))
+        wanted = Wanted(blobids=require_blobids(enumerate(blobids, 1), "--blobid"))
     settings = common.load(RemoteConfig)
-    with ProgressLine(sys.stderr, quiet=quiet) as line:
+    with ExitStack() as stack:
+        line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
+        keys = None
+        if archived is not None:
+            with writing(archived, "name another file with --archived"):
+                keys = stack.enter_context(archived.open("w", encoding="utf-8"))
         done = restore_blobs(
             settings,
             destination.absolute(),
@@ -107,6 +121,7 @@ def restore(
             trust_size=trust_size,
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             on_outage=line.outage,
+            on_archived=lambda key: print(key, file=keys) if keys is not None else None,
         )
     report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
 
@@ -150,4 +165,10 @@ def lines(done: Restored, destination: Path) -> list[str]:
     if done.wrong:
         said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
         said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
+    if done.archived:
+        said.append(
+            f"NOT restored: what lies in {many(done.archived, 'object')},"
+            f" {size(done.archived_bytes)}, of an archive class. Have the object store thaw them"
+            " (--archived FILE lists their keys), and call this again"
+        )
     return said

@@ -39,6 +39,10 @@ class ContentDamaged(RemoteUnreachable):
     """What arrived at the object store is not what was sent; it was not stored."""
 
 
+class ObjectUnreadable(Exception):
+    """The object store answers, and yet does not give this object's bytes, however often asked."""
+
+
 class UploadGone(Exception):
     """The upload was completed or aborted before."""
 

@@ -1,7 +1,9 @@
 """The keys of a bucket, relative to the prefix of the target's URL.
 
 `packs/<aa>/<lo16>-<hi16>-<id32>.tar` is a pack: lo and hi are the first 8 bytes of its smallest and
-largest blobid, so a listing alone tells where a blob may be.
+largest blobid, so a listing alone tells where a blob may be. One whose blobids do not all begin
+with the same byte is `packs/wide/...`: what may hold the blobs of a prefix is found by two short
+listings, however many packs there are.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from ntt_backup.blobdir.layout import is_blobid, relative_path
 
 FORMAT: Final = "format.json"
 PACKS: Final = "packs/"
+WIDE_PACKS: Final = "packs/wide/"
 BLOBS: Final = "blobs/"
 INDEX: Final = "index/"
 DUMPS: Final = "pgdump/"
@@ -20,8 +23,11 @@ SNAPSHOTS: Final = "snapshots/"
 # Beside the packs, so that what protects these is tried. No pack has such a key.
 TRIALS: Final = f"{PACKS}trial-"
 
+# Blobs of so many bytes are objects of their own.
+LARGE_BLOB: Final = 64 << 20
+
 _PACK: Final = re.compile(
-    r"packs/([0-9a-f]{2})/(\1[0-9a-f]{14})-([0-9a-f]{16})-([0-9a-f]{32})\.tar"
+    r"packs/(?:[0-9a-f]{2}|wide)/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.tar"
 )
 
 
@@ -34,7 +40,8 @@ class PackKey(NamedTuple):
 
     @property
     def key(self) -> str:
-        return f"{PACKS}{self.low[:2]}/{self.low}-{self.high}-{self.pack_id}.tar"
+        below = f"{PACKS}{self.low[:2]}/" if self.low[:2] == self.high[:2] else WIDE_PACKS
+        return f"{below}{self.low}-{self.high}-{self.pack_id}.tar"
 
     def may_have(self, prefix: str) -> bool:
         """Returns whether the pack may have a blobid that begins so."""
@@ -52,12 +59,29 @@ class PackKey(NamedTuple):
     def read(key: str) -> PackKey | None:
         """Returns what a key says; None for one that is no pack's."""
         found = _PACK.fullmatch(key)
-        return None if found is None or found[2] > found[3] else PackKey(*found.groups()[1:])
+        pack = PackKey(*found.groups()) if found is not None else None
+        return pack if pack is not None and pack.key == key and pack.low <= pack.high else None
 
 
 def blob_key(blobid: str) -> str:
     """Returns the key of a blob that is an object of its own."""
     return BLOBS + relative_path(blobid)
+
+
+def pack_prefixes(prefix: str) -> list[str]:
+    """Returns what the keys of packs begin with that may hold blobids with this prefix."""
+    return (
+        [PACKS]
+        if not prefix
+        else [PACKS + (f"{prefix[:2]}/" if prefix[1:] else prefix), WIDE_PACKS]
+    )
+
+
+def blob_prefix(prefix: str) -> str:
+    """Returns what the keys of blobs begin with whose blobids have this prefix."""
+    parts = [part for part in (prefix[:2], prefix[2:4]) if part]
+    below = BLOBS + "".join(f"{part}/" if part[1:] else part for part in parts)
+    return below + prefix if prefix[4:] else below
 
 
 def blobid_of(key: str) -> str | None:

@@ -197,8 +197,8 @@ class Table:
     def __iter__(self) -> Iterator[Entry]:
         return map(_entry, _ENTRY.iter_unpack(self._data))
 
-    def find(self, digest: bytes) -> Entry | None:
-        """Returns the entry of a blob, None where the pack does not have it."""
+    def position(self, digest: bytes) -> int:
+        """Returns the number of the first entry from a digest on."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -207,7 +207,12 @@ class Table:
                 low = middle + 1
             else:
                 high = middle
-        found = self[low] if low < len(self) else None
+        return low
+
+    def find(self, digest: bytes) -> Entry | None:
+        """Returns the entry of a blob, None where the pack does not have it."""
+        number = self.position(digest)
+        found = self[number] if number < len(self) else None
         return found if found is not None and found.digest == digest else None
 
 

@@ -9,8 +9,9 @@ import pytest
 from ntt_backup.client.pool import WorkQueue
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
-from ntt_backup.restore.restore import Batch, Fetching, _Work
+from ntt_backup.restore.from_receiver import Batch, Fetching
 from ntt_backup.restore.target_dir import TargetWriter
+from ntt_backup.restore.work import Work
 
 
 class Shared:
@@ -54,7 +55,7 @@ class Lost:
 
 def test_a_part_that_was_kept_counts_as_progress_once() -> None:
     writer = cast(TargetWriter, Kept(0, 100, 100, 200, 200))
-    fetching = Fetching(cast(_Work, Shared()), writer)
+    fetching = Fetching(cast(Work[Batch], Shared()), writer)
     done = []
     for _ in range(5):
         session = Lost()

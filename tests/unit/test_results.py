@@ -11,7 +11,7 @@ from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.verify import Findings
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.model import Failure, Failures, Reason
-from ntt_backup.restore.restore import Restored
+from ntt_backup.restore.work import Restored
 
 
 def many_failures(count: int) -> Failures:
@@ -24,11 +24,14 @@ def many_failures(count: int) -> Failures:
 @pytest.mark.parametrize(
     ("record", "names"),
     [
-        (Findings(), "total checked bytes complete duration_s wrong requeued failures"),
-        (Restored(part=0.5), "restored right bytes duration_s wrong failures"),
+        (Findings(), "total checked bytes complete duration_s wrong requeued lost_packs failures"),
+        (
+            Restored(part=0.5),
+            "restored right bytes archived archived_bytes duration_s wrong failures",
+        ),
         (
             Comparison(),
-            "rows in_store on_remote agreed differences examples requeued duration_s",
+            "rows in_store on_remote agreed differences examples requeued marked duration_s",
         ),
     ],
 )

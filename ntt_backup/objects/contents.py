@@ -1,0 +1,152 @@
+"""The contents of blobs from packs and from objects of their own, for who takes and hashes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from ntt_backup.client.read_session import ContentSink
+from ntt_backup.objects.bucket import ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.keys import blob_key
+from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.objects.ranges import LARGEST_RANGE, merge
+from ntt_backup.objects.tables import TROUBLES, PackObject, Tables, packs_for
+from ntt_backup.pack.format import MAX_RAW, RAW, Entry, PackError
+from ntt_backup.pack.reader import PackReader
+from ntt_backup.wire import read_messages
+from ntt_backup.wire.write_messages import Large
+
+# A pack's reader serves several threads, and zstandard's objects one at a time.
+_decompressing = threading.Lock()
+
+
+def give_blobs(
+    bucket: PatientBucket,
+    pack: PackObject,
+    reader: PackReader,
+    entries: Iterable[Entry],
+    sink: ContentSink,
+) -> None:
+    """Hands over blobs of one pack, which come in the order of their offsets.
+
+    Raises ObjectArchived.
+    """
+    for wanted in merge(entries):
+        if wanted.length > LARGEST_RANGE:
+            (entry,) = wanted.entries
+            _give_long(bucket, pack, reader, entry, sink)
+            continue
+        try:
+            found = memoryview(bucket.read(pack.key, wanted.start, wanted.length))
+        except (ObjectMissing, ObjectUnreadable) as trouble:
+            for entry in wanted.entries:
+                _refuse(entry.digest, pack.key, trouble, sink)
+            continue
+        for entry in wanted.entries:
+            stored = found[entry.offset - wanted.start :][: entry.stored]
+            _give(reader, pack, entry, stored, sink)
+
+
+def give_large(
+    bucket: PatientBucket, digest: bytes, size: int | None, sink: ContentSink, offset: int = 0
+) -> None:
+    """Hands over a blob that is an object of its own, from offset on. Raises ObjectArchived."""
+    key = blob_key(digest.hex())
+    if size is None:
+        info = bucket.head(key)
+        if info is None:
+            text = "it is in no pack that can be read, and no object of its own"
+            sink.not_given(digest, read_messages.MISSING, text)
+            return
+        size = info.size
+    _give_pieces(bucket, key, 0, Large(digest, size, offset), sink)
+
+
+def read_elsewhere(
+    bucket: PatientBucket, tables: Tables, digests: Sequence[bytes], but: PackObject
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yields blobs with their content that other packs have right, each once."""
+    left = set(digests)
+    others = [pack for pack in packs_for(bucket, sorted(left)) if pack.key != but.key]
+    for _, reader in tables.open_all(others):
+        if not left:
+            return
+        if not isinstance(reader, PackReader):
+            continue
+        for digest in sorted(left):
+            if (entry := reader.table.find(digest)) is None:
+                continue
+            try:
+                with _decompressing:
+                    content = reader.read_blob(entry)
+            except TROUBLES:
+                continue
+            yield digest, content
+            left.remove(digest)
+
+
+def _refuse(
+    digest: bytes, key: str, trouble: ObjectMissing | ObjectUnreadable, sink: ContentSink
+) -> None:
+    if isinstance(trouble, ObjectMissing):
+        sink.not_given(digest, read_messages.MISSING, f"the object {key} is gone")
+    else:
+        sink.not_given(digest, read_messages.UNREADABLE, str(trouble))
+
+
+def _give(
+    reader: PackReader, pack: PackObject, entry: Entry, stored: memoryview, sink: ContentSink
+) -> None:
+    content = stored
+    if entry.codec != RAW:
+        try:
+            with _decompressing:
+                content = memoryview(reader.content(entry, bytes(stored)))
+        except PackError as error:
+            text = f"{pack.key}: {error}"
+            sink.not_given(entry.digest, read_messages.WRONG, text)
+            return
+    sink.whole(entry.digest, content)
+
+
+def _give_long(
+    bucket: PatientBucket, pack: PackObject, reader: PackReader, entry: Entry, sink: ContentSink
+) -> None:
+    """Hands over a blob that is too long for one range."""
+    if entry.codec == RAW:
+        _give_pieces(bucket, pack.key, entry.offset, Large(entry.digest, entry.raw, 0), sink)
+    elif entry.stored > MAX_RAW:
+        text = f"{pack.key}: compressed it is longer than it may be"
+        sink.not_given(entry.digest, read_messages.WRONG, text)
+    else:
+        try:
+            stored = bucket.read(pack.key, entry.offset, entry.stored)
+        except (ObjectMissing, ObjectUnreadable) as trouble:
+            _refuse(entry.digest, pack.key, trouble, sink)
+        else:
+            _give(reader, pack, entry, memoryview(stored), sink)
+
+
+def _give_pieces(
+    bucket: PatientBucket, key: str, start: int, large: Large, sink: ContentSink
+) -> None:
+    begun = False
+    at = large.offset
+    while at < large.size or not begun:
+        length = min(LARGEST_RANGE, large.size - at)
+        try:
+            piece = bucket.read(key, start + at, length)
+        except (ObjectMissing, ObjectUnreadable) as trouble:
+            if begun:
+                sink.end(str(trouble))
+            else:
+                _refuse(large.digest, key, trouble, sink)
+            return
+        if not begun:
+            sink.begin(large)
+            begun = True
+        sink.piece(memoryview(piece))
+        if len(piece) < length:
+            break  # Its hash will tell.
+        at += length
+    sink.end("")

@@ -1,0 +1,32 @@
+"""Opens the bucket of the settings for commands that read it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import BackupError
+from ntt_backup.objects.cache import Cache
+from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.objects.tables import Tables
+
+
+def open_to_read(
+    settings: RemoteConfig,
+    on_outage: Callable[[BackupError, float], None],
+    stop: threading.Event,
+    *,
+    cached: bool = True,
+) -> tuple[PatientBucket, Tables]:
+    """Returns the bucket, and its packs' tables. on_outage is told the error and for how many
+    seconds it will be waited; stop ends the waiting. cached: tables that this machine keeps are
+    believed. Raises ConfigError.
+    """
+    remote, run = settings.remote, settings.run
+    backoff = Backoff(run.backoff_base, run.backoff_cap)
+    bucket = PatientBucket(open_bucket(remote), backoff, run.outage_timeout, on_outage, stop)
+    cache = Cache(f"{remote.endpoint or ''} {remote.url}") if cached else None
+    return bucket, Tables(bucket, cache)

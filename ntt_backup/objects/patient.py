@@ -1,0 +1,130 @@
+"""A bucket that is read with patience: through outages, and past answers that break off.
+
+The first contact has no patience: who has typed a command wants to hear at once that the bucket
+cannot be reached.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from ntt_backup.client.backoff import Backoff, OutageClock
+from ntt_backup.client.pool import Cancelled
+from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.objects.bucket import Bucket, ObjectInfo, ObjectUnreadable
+
+T = TypeVar("T")
+
+# So often bytes are asked for that do not come while the bucket answers.
+_TRIES: Final = 5
+
+
+class PatientBucket:
+    """Reads a bucket, in several threads. on_outage is told the error and for how many seconds it
+    will be waited; patience: for how long in all. Methods raise what those of `Bucket` do, and
+    Cancelled once stop is set.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        backoff: Backoff,
+        patience: float,
+        on_outage: Callable[[BackupError, float], None],
+        stop: threading.Event,
+    ) -> None:
+        self._bucket = bucket
+        self._clock = OutageClock(backoff, patience, random.random)
+        self._on_outage = on_outage
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._met = False
+
+    def cancelled(self) -> None:
+        """Raises Cancelled where the command is ending."""
+        if self._stop.is_set():
+            raise Cancelled
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return self._do(lambda: self._bucket.head(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        last = ""
+        while True:
+            try:
+                for one in self._bucket.list(prefix, last):
+                    self._answered()
+                    last = one.key
+                    yield one
+                self._answered()
+                return
+            except BackupError as error:
+                self._wait(error)
+
+    def read(self, key: str, start: int, length: int) -> bytes:
+        """Returns that many bytes of an object; fewer only where it has no more.
+
+        Raises ObjectUnreadable where these bytes alone do not come.
+        """
+        tried = 0
+        while True:
+            self.cancelled()
+            try:
+                found = self._bucket.get_range(key, start, length)
+                self._answered()
+                if len(found) == length or not self._has(key, start + length):
+                    return found
+                error: BackupError = RemoteUnreachable(
+                    "the object store's answer breaks off",
+                    detail=f"{key}: {len(found)} bytes of {length} from {start}",
+                    hint="look at its log, and at proxies before it",
+                )
+            except BackupError as failure:
+                error = failure
+            tried = tried + 1 if error.retryable and self._answers(key) else 0
+            if tried == _TRIES:
+                raise ObjectUnreadable(f"{key}: {error}") from error
+            self._wait(error)
+
+    def _has(self, key: str, size: int) -> bool:
+        """Returns whether an object has so many bytes."""
+        info = self.head(key)
+        return info is not None and info.size >= size
+
+    def _answers(self, key: str) -> bool:
+        """Returns whether the bucket answers now, whatever it says of an object."""
+        try:
+            self._bucket.head(key)
+        except BackupError:
+            return False
+        return True
+
+    def _do(self, ask: Callable[[], T]) -> T:
+        while True:
+            self.cancelled()
+            try:
+                answer = ask()
+            except BackupError as error:
+                self._wait(error)
+            else:
+                self._answered()
+                return answer
+
+    def _answered(self) -> None:
+        with self._lock:
+            self._met = True
+            self._clock.over()
+
+    def _wait(self, error: BackupError) -> None:
+        with self._lock:
+            hope = error.retryable and self._met
+            wait_s = self._clock.next_wait(time.monotonic()) if hope else None
+        if wait_s is None:
+            raise error
+        self._on_outage(error, wait_s)
+        if self._stop.wait(wait_s):
+            raise Cancelled

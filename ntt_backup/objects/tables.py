@@ -1,0 +1,256 @@
+"""The packs of a bucket and their tables: which packs may hold a blob, and which do.
+
+Each pack says itself what is in it, at its end. A listing tells which packs to ask, so nothing
+about the whole bucket has to be kept, here or there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from ntt_backup.model import StoredPack
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.cache import Cache
+from ntt_backup.objects.keys import (
+    PackKey,
+    blob_prefix,
+    blobid_of,
+    pack_prefixes,
+)
+from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.pack.format import Entry, PackError
+from ntt_backup.pack.reader import PackReader
+
+_AT_ONCE: Final = 16
+_KEPT_BYTES: Final = 64 << 20
+_MANY_PREFIXES: Final = 16
+# What comes of opening a pack that cannot be read.
+Trouble = PackError | ObjectMissing | ObjectArchived | ObjectUnreadable
+TROUBLES: Final = (PackError, ObjectMissing, ObjectArchived, ObjectUnreadable)
+
+
+class PackObject(NamedTuple):
+    """A pack as it is listed. size in bytes."""
+
+    name: PackKey
+    size: int
+
+    @property
+    def key(self) -> str:
+        return self.name.key
+
+    def overlaps(self, low: str, high: str) -> bool:
+        """Returns whether it may hold a blobid between these 16 digits, both included."""
+        return self.name.low <= high and low <= self.name.high
+
+
+class LargeBlob(NamedTuple):
+    """A blob that is an object of its own, as it is listed."""
+
+    digest: bytes
+    size: int
+
+
+def packs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[PackObject]:
+    """Yields the packs that may hold blobids with a prefix."""
+    low, high = prefix.ljust(16, "0")[:16], prefix.ljust(16, "f")[:16]
+    for below in pack_prefixes(prefix):
+        for one in bucket.list(below):
+            name = PackKey.read(one.key)
+            if name is not None and (pack := PackObject(name, one.size)).overlaps(low, high):
+                yield pack
+
+
+def large_blobs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[LargeBlob]:
+    """Yields the blobs with a prefix that are objects of their own, in order."""
+    for one in bucket.list(blob_prefix(prefix)):
+        if (blobid := blobid_of(one.key)) is not None:
+            yield LargeBlob(bytes.fromhex(blobid), one.size)
+
+
+def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObject]:
+    """Returns the packs that may hold any of these blobs, which come in order."""
+    ids = [digest[:8].hex() for digest in digests]
+    prefixes = sorted({one[:2] for one in ids})
+    if len(prefixes) > _MANY_PREFIXES:
+        prefixes = [""]
+    found = {pack.key: pack for prefix in prefixes for pack in packs_of(bucket, prefix)}
+    return [
+        pack
+        for pack in found.values()
+        if bisect_left(ids, pack.name.low) < bisect_right(ids, pack.name.high)
+    ]
+
+
+class Tables:
+    """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
+    only the bucket's own word counts.
+    """
+
+    def __init__(self, bucket: PatientBucket, cache: Cache | None) -> None:
+        self._bucket = bucket
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, PackReader] = OrderedDict()
+        self._bytes = 0
+
+    def open(self, pack: PackObject) -> PackReader:
+        """Returns a pack whose table is whole. Raises one of TROUBLES."""
+        with self._lock:
+            reader = self._kept.get(pack.key)
+            if reader is not None:
+                self._kept.move_to_end(pack.key)
+                return reader
+        reader = self._open(pack)
+        with self._lock:
+            if pack.key not in self._kept:
+                self._kept[pack.key] = reader
+                self._bytes += reader.trailer.table_bytes
+            while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+                _, oldest = self._kept.popitem(last=False)
+                self._bytes -= oldest.trailer.table_bytes
+        return reader
+
+    def open_all(
+        self, packs: Iterable[PackObject]
+    ) -> Iterator[tuple[PackObject, PackReader | Trouble]]:
+        """Yields packs with their tables, or why these cannot be read, in the order of packs.
+        Several are fetched at once.
+        """
+        ahead: deque[tuple[PackObject, Future[PackReader | Trouble]]] = deque()
+        threads = ThreadPoolExecutor(_AT_ONCE)
+        try:
+            for pack in packs:
+                ahead.append((pack, threads.submit(self._try, pack)))
+                if len(ahead) >= _AT_ONCE:
+                    first, future = ahead.popleft()
+                    yield first, future.result()
+            for first, future in ahead:
+                yield first, future.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _try(self, pack: PackObject) -> PackReader | Trouble:
+        try:
+            return self.open(pack)
+        except TROUBLES as trouble:
+            return trouble
+
+    def _open(self, pack: PackObject) -> PackReader:
+        name = f"{pack.name.pack_id}-{pack.size}"
+        cache = self._cache
+        if cache is not None and (kept := cache.load(name)) is not None:
+            with suppress(PackError):
+                return self._read(pack, kept)[0]
+            cache.forget(name)
+        reader, end = self._read(pack, None)
+        if cache is not None and end:
+            cache.store(name, end)
+        return reader
+
+    def _read(self, pack: PackObject, kept: bytes | None) -> tuple[PackReader, bytes]:
+        """Returns a pack, and its end."""
+        source = _Source(self._bucket, pack, kept)
+        reader = PackReader(source.read, pack.size)
+        if reader.trailer.pack_id.hex() != pack.name.pack_id:
+            raise PackError("it is another pack than its name says")
+        return reader, source.opened(reader.trailer.table_offset)
+
+
+class _Source:
+    """Where a pack is read from. While it is opened its end is kept, as far down as it was read; or
+    kept is that end, from the table on, and nothing is fetched.
+    """
+
+    def __init__(self, bucket: PatientBucket, pack: PackObject, kept: bytes | None = None) -> None:
+        self._bucket = bucket
+        self._key = pack.key
+        self._size = pack.size
+        self._kept = kept
+        self._end = b""
+        self._opening = True
+
+    def read(self, start: int, length: int) -> bytes:
+        """Returns bytes of the pack."""
+        if not self._opening:
+            return self._fetch(start, length)
+        if self._kept is not None:
+            # What lies below the table is read along with it, and not looked at.
+            return self._kept.rjust(self._size - start, b"\0")[start - self._size :][:length]
+        begin = self._size - len(self._end)
+        if start >= begin:
+            return self._end[start - begin :][:length]
+        found = self._fetch(start, length)
+        if start + length == begin:
+            self._end = found + self._end
+        return found
+
+    def opened(self, table_offset: int) -> bytes:
+        """Ends the opening; returns the pack's end from its table on, as far as it is at hand."""
+        end, self._end, self._kept = self._end, b"", None
+        self._opening = False
+        wanted = self._size - table_offset
+        return end[-wanted:] if len(end) >= wanted else b""
+
+    def _fetch(self, start: int, length: int) -> bytes:
+        found = self._bucket.read(self._key, start, length)
+        if len(found) < length:
+            raise PackError("it is shorter than it was listed")
+        return found
+
+
+def between(reader: PackReader, low: bytes, high: bytes) -> Iterator[Entry]:
+    """Yields the entries of a pack from low to high, both included, in order."""
+    table = reader.table
+    for number in range(table.position(low), len(table)):
+        entry = table[number]
+        if entry.digest > high:
+            return
+        yield entry
+
+
+def describe(bucket: PatientBucket, tables: Tables, pack: PackObject) -> StoredPack | None:
+    """Returns a pack as the ledger knows it; None for one that cannot be read, or is empty."""
+    try:
+        table = tables.open(pack).table
+    except TROUBLES:
+        return None
+    info = bucket.head(pack.key)
+    if info is None or not len(table):
+        return None
+    low, high = table[0].digest.hex(), table[len(table) - 1].digest.hex()
+    return StoredPack(pack.name.pack_id, pack.key, low, high, len(table), pack.size, info.checksum)
+
+
+def names_of(
+    bucket: PatientBucket,
+    tables: Tables,
+    prefix: str,
+    on_trouble: Callable[[PackObject, Trouble], None],
+    but: Collection[str] = (),
+) -> Iterator[tuple[bytes, int]]:
+    """Yields all blobs with a prefix that the bucket has, with their sizes, in order, each once.
+
+    on_trouble is told of packs that cannot be read. but: keys of packs that are left out.
+    """
+    low, high = bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
+    lists: list[Iterator[tuple[bytes, int]]] = [iter(large_blobs_of(bucket, prefix))]
+    for pack, opened in tables.open_all(
+        pack for pack in packs_of(bucket, prefix) if pack.key not in but
+    ):
+        if isinstance(opened, PackReader):
+            found = between(opened, low, high)
+            lists.append((entry.digest, entry.raw) for entry in found)
+        else:
+            on_trouble(pack, opened)
+    for _, same in groupby(heapq.merge(*lists), key=itemgetter(0)):
+        yield next(same)

@@ -1,0 +1,197 @@
+"""Blobs from a bucket: the packs' own tables say what there is, ranges of packs bring it.
+
+One thread lists packs and reads their tables. Packs may overlap, and a blob may be in several: what
+one of them has not right is looked for in the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ntt_backup.client.pool import run_threads
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import BackupError
+from ntt_backup.model import Failure, Reason
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
+from ntt_backup.objects.keys import blob_key
+from ntt_backup.objects.open import open_to_read
+from ntt_backup.objects.ranges import jobs
+from ntt_backup.objects.tables import (
+    PackObject,
+    Trouble,
+    between,
+    large_blobs_of,
+    packs_for,
+    packs_of,
+)
+from ntt_backup.pack.format import Entry
+from ntt_backup.pack.reader import PackReader
+from ntt_backup.restore.target_dir import TargetWriter, destination
+from ntt_backup.restore.work import Wanted, Work
+
+# Of a list, looked up at once.
+_CHUNK: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class OfPack:
+    """Blobs of one pack, in the order of their offsets. part: of all the work, None: not known."""
+
+    pack: PackObject
+    reader: PackReader
+    entries: list[Entry]
+    part: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OfItsOwn:
+    """A blob that is an object of its own. size: None where it is not known whether it is one."""
+
+    digest: bytes
+    size: int | None
+    part: float | None
+
+
+Job = OfPack | OfItsOwn
+
+
+class FromBucket:
+    """The remote of a restore, where it is a bucket. on_archived is told the key of each object
+    that must be thawed first.
+    """
+
+    def __init__(
+        self,
+        settings: RemoteConfig,
+        wanted: Wanted,
+        on_outage: Callable[[BackupError, float], None],
+        on_archived: Callable[[str], None],
+    ) -> None:
+        self._wanted = wanted
+        self._on_archived = on_archived
+        self._archived: set[str] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._bucket, self._tables = open_to_read(settings, on_outage, self._stop)
+        self.cancelled = self._bucket.cancelled
+
+    def run(self, work: Work[Job], workers: int, tick: Callable[[], None]) -> None:
+        """Restores what is wanted."""
+
+        def thread(_name: str) -> None:
+            work.thread(lambda: self._jobs(work), lambda writer: self._fetch(work, writer))
+
+        run_threads(workers + 1, thread, tick, self._stop, threading.Event())
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def _jobs(self, work: Work[Job]) -> Iterator[Job]:
+        if self._wanted.blobids is None:
+            yield from self._all(work, self._wanted.prefix)
+            return
+        blobids = iter(self._wanted.blobids)
+        while some := sorted(set(itertools.islice(blobids, _CHUNK))):
+            yield from self._chosen(work, [bytes.fromhex(one) for one in some])
+
+    def _all(self, work: Work[Job], prefix: str) -> Iterator[Job]:
+        low, high = bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
+        packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
+        large = list(large_blobs_of(self._bucket, prefix))
+        total = sum(weight for _, weight in packs) + sum(blob.size for blob in large) or 1
+        opened = self._tables.open_all(pack for pack, _ in packs)
+        for (pack, reader), (_, weight) in zip(opened, packs, strict=True):
+            part = weight / total
+            if isinstance(reader, PackReader):
+                entries = list(between(reader, low, high))
+                stored = sum(entry.stored for entry in entries) or 1
+                for some in jobs(entries):
+                    share = part * sum(entry.stored for entry in some) / stored
+                    yield OfPack(pack, reader, some, share)
+            else:
+                self._tell(work, pack, reader)
+        for blob in large:
+            yield OfItsOwn(blob.digest, blob.size, blob.size / total)
+
+    def _chosen(self, work: Work[Job], digests: list[bytes]) -> Iterator[Job]:
+        left = set(digests)
+        for pack, reader in self._tables.open_all(packs_for(self._bucket, digests)):
+            if not isinstance(reader, PackReader):
+                self._tell(work, pack, reader)
+                continue
+            entries = [entry for one in left if (entry := reader.table.find(one)) is not None]
+            left.difference_update(entry.digest for entry in entries)
+            for some in jobs(entries):
+                yield OfPack(pack, reader, some, None)
+            if not left:
+                return
+        for digest in sorted(left):
+            yield OfItsOwn(digest, None, None)
+
+    def _tell(self, work: Work[Job], pack: PackObject, trouble: Trouble) -> None:
+        """Notes that a pack cannot be read. Which blobs were in it, nobody knows."""
+        if isinstance(trouble, ObjectArchived):
+            self._frozen(work, pack.key, pack.size)
+        elif isinstance(trouble, ObjectMissing):
+            work.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
+        elif isinstance(trouble, ObjectUnreadable):
+            work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, str(trouble)))
+        else:
+            work.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
+
+    def _frozen(self, work: Work[Job], key: str, size: int) -> None:
+        with self._lock:
+            known = key in self._archived
+            self._archived.add(key)
+        if not known:
+            work.freeze(size)
+            self._on_archived(key)
+
+    # --- what is fetched --------------------------------------------------------------------------
+
+    def _fetch(self, work: Work[Job], writer: TargetWriter) -> None:
+        with destination(work.target.root):
+            while (job := work.queue.take(wait=True)) is not None:
+                if isinstance(job, OfPack):
+                    self._fetch_blobs(work, writer, job)
+                else:
+                    self._fetch_large(work, writer, job)
+                work.finish(writer, job.part)
+
+    def _fetch_blobs(self, work: Work[Job], writer: TargetWriter, job: OfPack) -> None:
+        lacking = [one for one in job.entries if not work.has(writer, (one.digest, one.raw))]
+        try:
+            give_blobs(self._bucket, job.pack, job.reader, lacking, writer)
+        except ObjectArchived:
+            self._frozen(work, job.pack.key, job.pack.size)
+        if not writer.failures:
+            return
+        failed, writer.failures = {bytes.fromhex(one.blobid): one for one in writer.failures}, []
+        for digest, content in read_elsewhere(self._bucket, self._tables, [*failed], job.pack):
+            writer.whole(digest, memoryview(content))
+            del failed[digest]
+        writer.failures.extend(failed.values())
+
+    def _fetch_large(self, work: Work[Job], writer: TargetWriter, job: OfItsOwn) -> None:
+        if work.has(writer, (job.digest, job.size)):
+            return
+        again = True
+        while again:
+            offset = writer.resume(job.digest) if writer.has_part(job.digest) else 0
+            try:
+                give_large(self._bucket, job.digest, job.size, writer, offset)
+            except ObjectArchived:
+                self._frozen(work, blob_key(job.digest.hex()), job.size or 0)
+            # A part that an earlier call has left may have been wrong.
+            again = bool(writer.again())
+
+
+def _weight(pack: PackObject, prefix: str) -> float:
+    """Returns about how many bytes of a pack are of blobids with a prefix."""
+    low, high = int(pack.name.low, 16), int(pack.name.high, 16) + 1
+    first, last = int(prefix.ljust(16, "0")[:16], 16), int(prefix.ljust(16, "f")[:16], 16) + 1
+    return pack.size * (min(high, last) - max(low, first)) / (high - low)

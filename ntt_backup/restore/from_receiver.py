@@ -1,0 +1,170 @@
+"""Blobs from a receiver: its own listing, and their contents over several sessions.
+
+One session lists, page by page, as fast as batches are taken. On the others the next batch is asked
+for before the last has come, so that no round trip is waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ntt_backup.client.pool import ReconnectingSession, SessionPool
+from ntt_backup.client.read_session import ReadSession
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import BackupError
+from ntt_backup.restore.block_repair import repair
+from ntt_backup.restore.target_dir import TargetWriter, destination
+from ntt_backup.restore.work import Entry, Wanted, Work
+from ntt_backup.wire.write_messages import RESUMABLE
+
+_BATCH_BLOBS: Final = 1000
+_BATCH_BYTES: Final = 32 << 20
+_AHEAD: Final = 2
+_MOST_DAMAGED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is asked for at once. part: of all the work, from 0 to 1; None where not known."""
+
+    entries: list[Entry]
+    part: float | None
+
+
+class FromReceiver:
+    """The remote of a restore, where it is a directory on a machine."""
+
+    def __init__(
+        self,
+        settings: RemoteConfig,
+        wanted: Wanted,
+        on_outage: Callable[[BackupError, float], None],
+    ) -> None:
+        self._wanted = wanted
+        words = ("list", "get") if wanted.blobids is None else ("get",)
+        self._pool = SessionPool(settings, "restore", words, on_outage)
+        self.cancelled = self._pool.cancelled
+
+    def run(self, work: Work[Batch], workers: int, tick: Callable[[], None]) -> None:
+        """Restores what is wanted."""
+
+        def thread(session: ReconnectingSession) -> None:
+            work.thread(
+                lambda: self._batches(session), lambda writer: _fetch(work, session, writer)
+            )
+
+        self._pool.run(workers + 1, thread, tick)
+
+    def _batches(self, session: ReconnectingSession) -> Iterator[Batch]:
+        if self._wanted.blobids is not None:
+            blobids = iter(self._wanted.blobids)
+            while some := sorted(set(itertools.islice(blobids, _BATCH_BLOBS))):
+                yield Batch([(bytes.fromhex(one), None) for one in some], None)
+            return
+        low, span = self._wanted.interval
+        done = low
+        for names in session.names(low, low + span):
+            for entries in _cut(names):
+                last = int.from_bytes(entries[-1][0], "big")
+                yield Batch(entries, (last - done) / span)
+                done = last
+
+
+def _fetch(shared: Work[Batch], session: ReconnectingSession, writer: TargetWriter) -> None:
+    fetching = Fetching(shared, writer)
+
+    def work(session: ReadSession) -> None:
+        with destination(shared.target.root):
+            fetching.work(session)
+
+    session.do(work)
+
+
+class Fetching:
+    """The batches of one thread. Its state outlives a session: `work` continues with another."""
+
+    def __init__(self, shared: Work[Batch], writer: TargetWriter) -> None:
+        self._shared = shared
+        self._writer = writer
+        self._next: deque[Batch] = deque()
+        self._under_way: deque[Batch] = deque()
+        self._damaged: deque[bytes] = deque()
+        self._resumed = 0
+
+    def work(self, session: ReadSession) -> None:
+        """Fetches all that is left."""
+        writer, under_way = self._writer, self._under_way
+        writer.forget()
+        self._next.extendleft(reversed(under_way))
+        under_way.clear()
+        while True:
+            while len(under_way) < _AHEAD and self._ask(session):
+                pass
+            if under_way:
+                session.contents(writer)
+                self._shared.finish(writer, under_way.popleft().part)
+                session.settled += 1
+                again = writer.again()
+                self._next.extendleft(Batch([(digest, None)], None) for digest in again)
+            elif self._damaged:
+                repair(session, writer, self._damaged[0])
+                self._damaged.popleft()
+                self._shared.finish(writer, None)
+                session.settled += 1
+            elif not self._refill(wait=True):
+                return
+
+    def _ask(self, session: ReadSession) -> bool:
+        """Asks for another batch, if there is one now; returns whether it did. One that has come in
+        part is asked for when nothing else is under way.
+        """
+        if len(self._damaged) >= _MOST_DAMAGED or not (self._next or self._refill(wait=False)):
+            return False
+        batch = self._next[0]
+        digests = [digest for digest, _ in batch.entries]
+        resumable = len(digests) == 1 and self._writer.has_part(digests[0])
+        if resumable and self._under_way:
+            return False
+        offset = 0
+        if resumable:
+            offset = self._writer.resume(digests[0])
+            session.settled += offset > self._resumed  # That part is not asked for again.
+            self._resumed = offset
+        session.ask_contents(digests, offset)
+        self._under_way.append(self._next.popleft())
+        return True
+
+    def _refill(self, *, wait: bool) -> bool:
+        """Takes a batch and leaves out what the destination has; returns whether there is work."""
+        shared, writer = self._shared, self._writer
+        while (batch := shared.queue.take(wait=wait)) is not None:
+            lacking = [entry for entry in batch.entries if not shared.has(writer, entry)]
+            damaged = {digest for digest, _ in lacking if writer.has_base(digest)}
+            self._damaged.extend(damaged)
+            absent = [entry for entry in lacking if entry[0] not in damaged]
+            if absent:
+                self._next.append(Batch(absent, batch.part))
+                return True
+            shared.finish(writer, batch.part)
+            if damaged:
+                return wait
+        return False
+
+
+def _cut(entries: Iterable[tuple[bytes, int]]) -> Iterator[list[Entry]]:
+    """Yields batches, cut by count and by size. A blob that may be resumed is a batch alone."""
+    batch: list[Entry] = []
+    total = 0
+    for digest, size in entries:
+        full = len(batch) == _BATCH_BLOBS or total + size > _BATCH_BYTES
+        if batch and (full or size > RESUMABLE):
+            yield batch
+            batch, total = [], 0
+        batch.append((digest, size))
+        total += size
+    if batch:
+        yield batch

@@ -1,0 +1,138 @@
+"""What is wanted, and the work that the threads of a restore share, wherever the blobs come from.
+
+A blob that is missing, unreadable, or does not hash to its name is reported and left out; all
+others are restored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from ntt_backup.client.pool import WorkQueue
+from ntt_backup.errors import SOME_FAILED
+from ntt_backup.model import Failure, Failures
+from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
+
+Entry = tuple[bytes, int | None]
+Job = TypeVar("Job")
+
+_DIGITS: Final = 64
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a restore has done so far. right: blobs that the destination had. bytes: what was
+    fetched. archived: objects that must be thawed first, archived_bytes: their size. part: of the
+    work, from 0 to 1; None where that is not known.
+    """
+
+    restored: int = 0
+    right: int = 0
+    bytes: int = 0
+    archived: int = 0
+    archived_bytes: int = 0
+    part: float | None = None
+    duration_s: float = 0.0
+    wrong: Failures = field(default_factory=Failures)
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.wrong or self.archived else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to restore: all that begins with prefix, or these blobids, in any order and number."""
+
+    prefix: str = ""
+    blobids: Iterable[str] | None = None
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """The first number of the prefix, and how many there are."""
+        return int(self.prefix.ljust(_DIGITS, "0"), 16), 1 << 4 * (_DIGITS - len(self.prefix))
+
+
+class Work(Generic[Job]):
+    """What the threads share: one lists jobs, the others fetch.
+
+    trust_size: a file of the right size is taken for right. cancelled raises where the command is
+    ending.
+    """
+
+    def __init__(
+        self,
+        target: RestoreTarget,
+        workers: int,
+        cancelled: Callable[[], None],
+        *,
+        trust_size: bool,
+    ) -> None:
+        self.target = target
+        self.queue: WorkQueue[Job, None] = WorkQueue(2 * workers, cancelled)
+        self.done = Restored()
+        self._cancelled = cancelled
+        self._trust_size = trust_size
+        self._lock = threading.Lock()
+        self._threads = itertools.count()
+        self._started = time.monotonic()
+
+    def state(self) -> Restored:
+        """Returns how far it is."""
+        self.done.duration_s = time.monotonic() - self._started
+        return self.done
+
+    def thread(
+        self, jobs: Callable[[], Iterable[Job]], fetch: Callable[[TargetWriter], None]
+    ) -> None:
+        """Does the work of one thread: the first one puts jobs into the queue, the others fetch."""
+        number = next(self._threads)
+        if number == 0:
+            for job in jobs():
+                self.queue.put(job)
+            self.queue.close()
+            return
+        writer = TargetWriter(self.target, f"w{number}", self._fetched)
+        try:
+            fetch(writer)
+        finally:
+            writer.close()
+
+    def has(self, writer: TargetWriter, entry: Entry) -> bool:
+        """Returns whether the destination has this blob, and right."""
+        self._cancelled()
+        right = writer.is_right(*entry, trust_size=self._trust_size)
+        with self._lock:
+            self.done.right += right
+        return right
+
+    def finish(self, writer: TargetWriter, part: float | None) -> None:
+        """Publishes what has come, and counts it; part: of all the work."""
+        restored = writer.publish()
+        failures, writer.failures = writer.failures, []
+        with self._lock:
+            self.done.restored += restored
+            for failure in failures:
+                self.done.wrong.add(failure)
+            if part is not None:
+                self.done.part = (self.done.part or 0.0) + part
+
+    def fail(self, failure: Failure) -> None:
+        """Reports what could not be restored."""
+        with self._lock:
+            self.done.wrong.add(failure)
+
+    def freeze(self, size: int) -> None:
+        """Counts an object that cannot be read before it is thawed."""
+        with self._lock:
+            self.done.archived += 1
+            self.done.archived_bytes += size
+
+    def _fetched(self, count: int) -> None:
+        with self._lock:
+            self.done.bytes += count

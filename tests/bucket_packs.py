@@ -1,0 +1,68 @@
+"""Packs and blobs put into a bucket as a run would, for tests of what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+from blake3 import blake3
+
+from ntt_backup.config import RemoteConfig
+from ntt_backup.model import StoredPack
+from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.keys import PackKey, blob_key
+from ntt_backup.pack.format import Entry, pack_id
+from ntt_backup.pack.writer import PackWriter
+
+STORE_ID = bytes(16)
+
+
+def blobid_of(content: bytes) -> str:
+    return blake3(content).hexdigest()
+
+
+def put_pack(bucket: Bucket, contents: Iterable[bytes]) -> tuple[StoredPack, tuple[Entry, ...]]:
+    """Stores a pack of these blobs; returns it as the ledger knows it, and what is in it."""
+    blobs = sorted((blake3(content).digest(), content) for content in set(contents))
+    digests = [digest for digest, _ in blobs]
+    identity = pack_id(STORE_ID, digests)
+    name = PackKey.of(digests[0], digests[-1], identity)
+    data = bytearray()
+    writer = PackWriter(data.extend, STORE_ID, identity)
+    for digest, content in blobs:
+        writer.add(digest, content)
+    entries = writer.close()
+    info = bucket.put(name.key, data, sha256(data).digest())
+    stored = StoredPack(
+        name.pack_id,
+        name.key,
+        digests[0].hex(),
+        digests[-1].hex(),
+        len(blobs),
+        len(data),
+        info.checksum,
+    )
+    return stored, entries
+
+
+def put_large(bucket: Bucket, content: bytes) -> str:
+    """Stores a blob as an object of its own; returns its blobid."""
+    blobid = blobid_of(content)
+    bucket.put(blob_key(blobid), content, sha256(content).digest())
+    return blobid
+
+
+def bucket_settings(url: str = "s3://bucket/backup") -> RemoteConfig:
+    """Settings of a target that is a bucket, without a store; waits are short."""
+    return RemoteConfig.model_validate(
+        {
+            "remote": {"url": url, "endpoint": "http://127.0.0.1:1"},
+            "run": {"backoff_base": 0.01, "backoff_cap": 0.05, "outage_timeout": 5},
+        }
+    )
+
+
+def by_path(contents: Iterable[bytes]) -> dict[str, bytes]:
+    """The files that a restore of these blobs makes."""
+    found = {blobid_of(one): one for one in contents}
+    return {f"{name[:2]}/{name[2:4]}/{name}": content for name, content in found.items()}

@@ -1,0 +1,66 @@
+"""The packs of a bucket, by their tables: against a model, and what the local cache may do."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.objects.cache import Cache
+from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.objects.tables import Tables, names_of, packs_for, packs_of
+from tests.fake_bucket import FakeBucket
+from tests.bucket_packs import put_large, put_pack
+
+
+def patient(bucket: FakeBucket) -> PatientBucket:
+    return PatientBucket(bucket, Backoff(0.01, 0.01), 1, lambda *_: None, threading.Event())
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sets(st.integers(0, 300), min_size=1), max_size=8), st.integers(0, 400))
+def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int) -> None:
+    bucket = FakeBucket()
+    content = {number: b"%d," % number * (number % 5 + 1) for number in range(300)}
+    model: dict[bytes, int] = {}
+    holders: dict[bytes, set[str]] = {}
+    for numbers in {frozenset(one & content.keys()) for one in packs} - {frozenset()}:
+        blobs = {content[number] for number in numbers}
+        pack, _ = put_pack(bucket, blobs)
+        for blob in blobs:
+            digest = blake3(blob).digest()
+            model[digest] = len(blob)
+            holders.setdefault(digest, set()).add(pack.key)
+    large = b"large %d" % seed
+    model[bytes.fromhex(put_large(bucket, large))] = len(large)
+    reader = patient(bucket)
+    tables = Tables(reader, None)
+    chance = random.Random(seed)
+    for prefix in ("", f"{chance.randrange(16):x}", f"{chance.randrange(256):02x}"):
+        found = list(names_of(reader, tables, prefix, lambda *_: None))
+        assert found == sorted(one for one in model.items() if one[0].hex().startswith(prefix))
+        keys = {pack.key for pack in packs_of(reader, prefix)}
+        for digest, at in holders.items():
+            assert not digest.hex().startswith(prefix) or at <= keys
+    some = sorted(chance.sample(sorted(holders), min(len(holders), 5)))
+    keys = {pack.key for pack in packs_for(reader, some)}
+    assert set().union(*(holders[one] for one in some)) <= keys
+
+
+def test_the_cache_stays_within_its_bound_and_does_without_a_directory(tmp_path: Path) -> None:
+    cache = Cache("s3://bucket", tmp_path / "cache", most=10_000)
+    for number in range(100):
+        cache.store(f"{number:032x}", bytes(1000))
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) <= 20_000
+    assert cache.load(f"{99:032x}") == bytes(1000)
+    assert Cache("s3://other", tmp_path / "cache").load(f"{99:032x}") is None
+    (tmp_path / "file").write_text("")
+    nowhere = Cache("s3://bucket", tmp_path / "file")
+    nowhere.store("00", b"x")
+    assert nowhere.load("00") is None

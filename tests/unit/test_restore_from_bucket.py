@@ -1,0 +1,290 @@
+"""Restore from a bucket: whole, in part, past damage, with few requests."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects import open as opening
+from ntt_backup.objects.keys import blob_key
+from ntt_backup.restore.restore import restore
+from ntt_backup.restore.work import Restored, Wanted
+from tests.fake_bucket import FakeBucket
+from tests.files import tree
+from tests.bucket_packs import blobid_of, bucket_settings, by_path, put_large, put_pack
+
+MIB = 1 << 20
+
+
+def blobs(count: int, seed: int = 1, most: int = 30_000) -> list[bytes]:
+    chance = random.Random(seed)
+    return [
+        chance.randbytes(chance.choice((0, 1, 700, chance.randrange(most)))) for _ in range(count)
+    ]
+
+
+def flip(bucket: FakeBucket, key: str, place: int) -> None:
+    content = bytearray(bucket.objects[key])
+    content[place] ^= 1
+    bucket.objects[key] = bytes(content)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
+    fake = FakeBucket()
+    monkeypatch.setattr(opening, "open_bucket", lambda remote: fake)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return fake
+
+
+def run(tmp_path: Path, wanted: Wanted, **changes: Any) -> Restored:
+    options: dict[str, Any] = {
+        "workers": 2,
+        "trust_size": False,
+        "on_progress": lambda done: None,
+        "on_outage": lambda error, seconds: None,
+        **changes,
+    }
+    return restore(bucket_settings(), tmp_path / "back", wanted, **options)
+
+
+def reasons(done: Restored) -> dict[str, str]:
+    return {one.blobid: str(one.reason) for one in done.wrong.first}
+
+
+def chosen(contents: Iterable[bytes]) -> Wanted:
+    return Wanted(blobids=[blobid_of(one) for one in contents])
+
+
+def test_everything_comes_back_and_a_second_call_fetches_nothing(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    several = [blobs(300, 1), blobs(300, 2), [random.Random(3).randbytes(20 * MIB)]]
+    for some in several:
+        put_pack(bucket, some)
+    large = random.Random(4).randbytes(40 * MIB)
+    put_large(bucket, large)
+    everything = {*(one for some in several for one in some), large}
+
+    parts = []
+    done = run(tmp_path, Wanted(), on_progress=lambda done: parts.append(done.part))
+
+    assert tree(tmp_path / "back") == by_path(everything)
+    assert not done.wrong
+    assert done.bytes >= sum(map(len, everything))
+    assert done.part == pytest.approx(1)
+    again = run(tmp_path, Wanted())
+    assert (again.restored, again.bytes) == (0, 0)
+
+
+def test_a_prefix_and_a_list_need_only_the_packs_that_may_hold_them(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    contents = blobs(2000, most=200)
+    by_byte: dict[str, list[bytes]] = {}
+    for one in contents:
+        by_byte.setdefault(blobid_of(one)[:2], []).append(one)
+    for some in by_byte.values():
+        put_pack(bucket, some)
+    wide = blobs(50, seed=9)
+    put_pack(bucket, wide)
+    prefix = blobid_of(contents[0])[:3]
+    bucket.requests.clear()
+
+    run(tmp_path, Wanted(prefix))
+
+    expected = [one for one in {*contents, *wide} if blobid_of(one).startswith(prefix)]
+    assert tree(tmp_path / "back") == by_path(expected)
+    assert bucket.requests.total() <= 7
+    some = random.Random(1).sample(contents, 5)
+    absent = "0" * 64
+    names = [*(blobid_of(one) for one in some), absent]
+    done = run(tmp_path, Wanted(blobids=names))
+    assert tree(tmp_path / "back") == by_path([*expected, *some])
+    assert reasons(done) == {absent: "remote-missing"}
+
+
+def test_four_thousand_small_files_of_a_prefix_take_few_requests(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    contents = {random.Random(number).randbytes(number % 6000) for number in range(4000)}
+    put_pack(bucket, contents)
+    bucket.requests.clear()
+    run(tmp_path, Wanted("a"))
+    assert bucket.requests.total() <= 20
+    run(tmp_path, Wanted())
+    assert tree(tmp_path / "back") == by_path(contents)
+    assert bucket.requests.total() <= 30
+
+
+def test_what_one_pack_has_not_right_is_taken_from_another(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    both, once = [random.Random(1).randbytes(20_000)], blobs(100, seed=3)
+    first, entries = put_pack(bucket, both + once)
+    put_pack(bucket, both + blobs(10, seed=4))
+    place = {entry.digest.hex(): entry.offset for entry in entries}
+    bad = max(once, key=len)
+    flip(bucket, first.key, place[blobid_of(both[0])] + 7)
+    flip(bucket, first.key, place[blobid_of(bad)] + 7)
+
+    done = run(tmp_path, chosen([*both, *once]))
+
+    assert reasons(done) == {blobid_of(bad): "remote-corrupt"}
+    assert done.exit_code == 7
+    assert tree(tmp_path / "back") == by_path(one for one in [*both, *once] if one != bad)
+
+
+def test_packs_that_cannot_be_read_are_named_and_all_others_restored(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    good = blobs(100)
+    put_pack(bucket, good)
+    damaged, _ = put_pack(bucket, blobs(100, seed=2))
+    flip(bucket, damaged.key, damaged.size - 1536 + 100)
+    short, _ = put_pack(bucket, blobs(100, seed=3))
+    bucket.objects[short.key] = bucket.objects[short.key][:-700]
+    frozen, _ = put_pack(bucket, blobs(100, seed=4))
+    bucket.archived.add(frozen.key)
+    keys: list[str] = []
+
+    done = run(tmp_path, Wanted(), on_archived=keys.append)
+
+    assert reasons(done) == {damaged.key: "remote-corrupt", short.key: "remote-corrupt"}
+    assert keys == [frozen.key]
+    assert (done.archived, done.archived_bytes, done.exit_code) == (1, frozen.size, 7)
+    assert tree(tmp_path / "back") == by_path(good)
+    bucket.archived.clear()
+    run(tmp_path, Wanted())
+    assert tree(tmp_path / "back") == by_path([*good, *blobs(100, seed=4)])
+
+
+def test_tables_are_kept_and_a_damaged_cache_is_no_worse_than_none(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    contents = blobs(300)
+    put_pack(bucket, contents)
+    run(tmp_path, chosen(contents[:1]))
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert kept
+    bucket.requests.clear()
+    run(tmp_path, chosen(contents[:20]))
+    assert bucket.requests["get_range"] == 1  # Its table is at hand.
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+
+    run(tmp_path, chosen(contents))
+
+    assert tree(tmp_path / "back") == by_path(contents)
+
+
+def test_outages_are_waited_for_once_the_bucket_was_reached(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    contents = blobs(300)
+    put_pack(bucket, contents)
+    calls = 0
+
+    def every_third(verb: str, key: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise RemoteUnreachable("the object store is away")
+
+    bucket.before = every_third
+    told: list[BackupError] = []
+    run(tmp_path, Wanted(), on_outage=lambda error, seconds: told.append(error))
+    assert tree(tmp_path / "back") == by_path(contents)
+    assert told
+
+    def always(verb: str, key: str) -> None:
+        raise RemoteUnreachable("the object store is away")
+
+    bucket.before = always
+    with pytest.raises(RemoteUnreachable):
+        run(tmp_path, Wanted())
+    bucket.before = lambda verb, key: None
+
+    def denied(verb: str, key: str) -> None:
+        if verb == "get_range":
+            raise RemoteDenied("no right")
+
+    bucket.before = denied
+    (tmp_path / "back").rename(tmp_path / "earlier")
+    with pytest.raises(RemoteDenied):
+        run(tmp_path, Wanted())
+
+
+def test_what_the_bucket_has_and_does_not_give_is_left_out(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    shared, alone = blobs(3, most=20_000), blobs(100, seed=2)
+    stuck, _ = put_pack(bucket, alone + shared)
+    put_pack(bucket, shared)
+    large = put_large(bucket, random.Random(1).randbytes(20 * MIB))
+
+    asked: Counter[str] = Counter()
+
+    def refuse(verb: str, key: str) -> None:
+        asked[key] += verb == "get_range"
+        if verb == "get_range" and (large in key or (key == stuck.key and asked[key] > 1)):
+            raise RemoteUnreachable("the object store answers 500")
+
+    bucket.before = refuse
+    done = run(tmp_path, Wanted())
+    expected = {blobid_of(one) for one in alone if one and one not in shared}
+    assert reasons(done) == dict.fromkeys({*expected, large}, "remote-unreadable")
+    assert by_path(shared).items() <= tree(tmp_path / "back").items()
+
+
+def test_answers_that_break_off_are_asked_for_again(
+    bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = blobs(300)
+    put_pack(bucket, contents)
+    real, calls = bucket.get_range, 0
+
+    def short(key: str, start: int, length: int) -> bytes:
+        nonlocal calls
+        calls += 1
+        found = real(key, start, length)
+        return found[: len(found) // 2] if calls % 2 else found
+
+    monkeypatch.setattr(bucket, "get_range", short)
+    assert not run(tmp_path, Wanted()).wrong
+    assert tree(tmp_path / "back") == by_path(contents)
+
+
+def test_a_large_blob_is_resumed_and_a_wrong_part_fetched_again(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    content = random.Random(1).randbytes(70 * MIB)
+    blobid = put_large(bucket, content)
+    read = 0
+
+    def stop(verb: str, key: str) -> None:
+        nonlocal read
+        read += verb == "get_range"
+        if read > 2:
+            raise RemoteDenied("the key was revoked")
+
+    bucket.before = stop
+    with pytest.raises(RemoteDenied):
+        run(tmp_path, Wanted())
+    bucket.before = lambda verb, key: None
+    (part,) = (tmp_path / "back" / ".ntt-restore" / "partial").iterdir()
+    assert part.stat().st_size == 32 * MIB
+
+    done = run(tmp_path, Wanted())
+
+    assert done.bytes == 38 * MIB
+    assert tree(tmp_path / "back") == by_path([content])
+    (tmp_path / "back" / blobid[:2] / blobid[2:4] / blobid).unlink()
+    flip(bucket, blob_key(blobid), 1)
+    assert reasons(run(tmp_path, Wanted())) == {blobid: "remote-corrupt"}
