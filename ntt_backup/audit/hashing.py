@@ -98,12 +98,12 @@ def _receive_verdicts(session: ReadSession, job: Job) -> Checked:
 
 
 def _receive_contents(session: ReadSession, job: Job) -> Checked:
-    hashing = _Hashing()
+    hashing = Hashing()
     session.contents(hashing)
     return Checked(job, hashing.bytes, tuple(hashing.failures))
 
 
-class _Hashing:
+class Hashing:
     """Takes contents, hashes them, and keeps none."""
 
     def __init__(self) -> None:

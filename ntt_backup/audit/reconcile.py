@@ -8,8 +8,9 @@ In every range the catalog is read first. A blob that a run copies at this momen
 not marked yet, which is harmless; it can never show as copied and absent.
 
 Only names and sizes are compared; `verify` reads contents. What `apply` changes is in the safe
-direction: what the remote lacks is pending again. Nothing is ever marked as copied, and nothing is
-deleted.
+direction: what the remote lacks is pending again, and nothing is deleted on it. Nothing is marked
+as copied, except what a bucket's packs name: a pack is visible only once all that it names was
+verified and stored, and the next run would not find it there, as it finds files.
 """
 
 from __future__ import annotations
@@ -24,22 +25,25 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
+from ntt_backup.audit.remote_names import BucketNames, ReceiverNames, RemoteNames
 from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.blobdir.walk import Tree
-from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.ledger import Ledger, record_checks
+from ntt_backup.catalog.packs import forget_packs, insert_packs, iter_packs
 from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.selection import Row, rows_in
-from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.config import Settings
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable
-from ntt_backup.model import BlobRange, Failure, Reason
+from ntt_backup.format import many
+from ntt_backup.model import Blob, BlobRange, Failure, Reason, StoredPack
+from ntt_backup.objects.tables import PackObject, describe, packs_of
 from ntt_backup.source.inspection import Store
 
 _APPLY_BLOBS: Final = 1000
 _EXAMPLES: Final = 5
 _PREFIX_DIGITS: Final = 2
-_blobid = itemgetter(0)
+_name = itemgetter(0)
 
 
 class Difference(StrEnum):
@@ -48,7 +52,9 @@ class Difference(StrEnum):
     LOST = "copied-but-absent"
     REMOTE_SIZE = "remote-size-differs"
     UNREADABLE = "remote-unreadable"
+    PACK_LOST = "pack-recorded-but-absent"
     UNMARKED = "there-but-not-marked"
+    UNRECORDED = "pack-there-but-not-recorded"
     UNKNOWN = "there-but-not-in-catalog"
     UNREGISTERED = "in-store-but-not-in-catalog"
     SOURCELESS = "in-catalog-but-not-in-store"
@@ -64,13 +70,12 @@ _REASONS: Final = {
     Difference.LOST: Reason.REMOTE_MISSING,
     Difference.REMOTE_SIZE: Reason.REMOTE_CORRUPT,
 }
-_STRAYS: Final = dict(enumerate(StrayKind))
 
 
 @dataclass(slots=True)
 class Comparison:
     """What was seen so far. part: of the work, from 0 to 1. requeued: blobs that are pending again.
-    examples: the first of each kind, with a remark.
+    marked: blobs that count as copied now. examples: the first of each kind, with a remark.
     """
 
     rows: int = 0
@@ -79,6 +84,7 @@ class Comparison:
     agreed: int = 0
     part: float = 0.0
     requeued: int = 0
+    marked: int = 0
     duration_s: float = 0.0
     differences: Counter[Difference] = field(
         default_factory=lambda: Counter(dict.fromkeys(Difference, 0))
@@ -100,25 +106,30 @@ def reconcile(
     on_outage: Callable[[BackupError, float], None],
 ) -> Comparison:
     """Compares all three; on_difference gets kind, blobid or path, remark. Raises BackupError."""
-    pool = SessionPool(settings, "reconcile", ("list",), on_outage)
     store = Store(settings.source.root)
     store.probe()
-    session = pool.session("0")
+    names: ReceiverNames | BucketNames
+    if settings.remote.kind == "s3":
+        names = BucketNames.of(settings, on_outage)
+    else:
+        names = ReceiverNames(settings, on_outage)
     try:
         with store.tree() as tree:
-            work = _Work(conn, settings.target, tree, session, apply, on_difference)
-            if apply and pool.is_empty():
+            work = _Work(conn, settings.target, tree, names, apply, on_difference)
+            if apply and names.is_empty():
                 raise RemoteUnreachable(
-                    "by-hash on the remote is empty",
-                    hint="is its disk mounted? Nothing was marked. Without --apply the comparison"
-                    " is made nevertheless",
+                    "there is no blob on the remote",
+                    hint="is its disk mounted, is it the right bucket? Nothing was marked. Without"
+                    " --apply the comparison is made nevertheless",
                 )
             for one in prefix_ranges():
                 work.compare(one)
                 on_progress(work.seen)
+            if isinstance(names, BucketNames):
+                compare_packs(conn, settings.target, names, work.tell, apply=apply)
             return work.end()
     finally:
-        session.close()
+        names.close()
 
 
 @dataclass
@@ -126,11 +137,12 @@ class _Work:
     conn: Connection
     target: str
     tree: Tree
-    session: ReconnectingSession
+    names: RemoteNames
     apply: bool
     on_difference: Callable[[Difference, str, str], None]
     started: float = field(default_factory=time.monotonic)
     lost: list[Failure] = field(default_factory=list)
+    found: list[Blob] = field(default_factory=list)
     # Directories that the remote cannot read. Their blobs may exist without being listed.
     unreadable: list[str] = field(default_factory=list)
     seen: Comparison = field(default_factory=Comparison)
@@ -146,9 +158,9 @@ class _Work:
             ((row.blobid, "row", row) for row in rows),
             self._remote(prefix),
             self._local(prefix),
-            key=_blobid,
+            key=_name,
         )
-        for blobid, found in groupby(merged, key=_blobid):
+        for blobid, found in groupby(merged, key=_name):
             self._judge(blobid, **{source: value for _, source, value in found})
         self.seen.part = (one.index + 1) / len(prefix_ranges())
         self.seen.duration_s = time.monotonic() - self.started
@@ -164,16 +176,14 @@ class _Work:
             if is_blobid(row.blobid):
                 found.append(row)
             else:
-                self._tell(Difference.BAD_BLOBID, row.blobid, "")
+                self.tell(Difference.BAD_BLOBID, row.blobid, "")
         self.seen.rows += len(found)
         return sorted(found)
 
     def _remote(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
-        low = int(prefix.ljust(64, "0"), 16)
-        high = low + (1 << 4 * (64 - _PREFIX_DIGITS))
-        for page in self.session.names(low, high, on_stray=self._stray_on_remote):
-            self.seen.on_remote += len(page)
-            yield from ((digest.hex(), "remote", size) for digest, size in page)
+        for digest, size in self.names.below(prefix, self._stray_on_remote):
+            self.seen.on_remote += 1
+            yield digest.hex(), "remote", size
 
     def _local(self, prefix: str) -> Iterator[tuple[str, str, Any]]:
         directories = self.tree.level(prefix) if prefix in self.prefixes else ()
@@ -191,16 +201,15 @@ class _Work:
         found: list[str] = []
         for one in entries:
             if isinstance(one, Stray):
-                self._tell(Difference.STRAY_STORE, one.path, f"{one.kind} {one.detail}".strip())
+                self.tell(Difference.STRAY_STORE, one.path, f"{one.kind} {one.detail}".strip())
             else:
                 found.append(one)
         return sorted(found)
 
-    def _stray_on_remote(self, number: int, path: str) -> None:
-        kind = _STRAYS.get(number, StrayKind.UNREADABLE)
+    def _stray_on_remote(self, path: str, kind: StrayKind) -> None:
         if kind is StrayKind.UNREADABLE:
             self.unreadable.append("" if path == "." else path.replace("/", ""))
-        self._tell(Difference.STRAY_REMOTE, path, kind)
+        self.tell(Difference.STRAY_REMOTE, path, kind)
 
     def _judge(
         self,
@@ -213,29 +222,32 @@ class _Work:
         before = self.seen.differences.total()
         if row is None:
             if local is not None:
-                self._tell(Difference.UNREGISTERED, blobid, f"{local} bytes")
+                self.tell(Difference.UNREGISTERED, blobid, f"{local} bytes")
             if remote is not None:
-                self._tell(Difference.UNKNOWN, blobid, f"{remote} bytes")
+                self.tell(Difference.UNKNOWN, blobid, f"{remote} bytes")
             return
         if local is None:
-            self._tell(Difference.SOURCELESS, blobid, "copied" if row.copied else "not copied")
+            self.tell(Difference.SOURCELESS, blobid, "copied" if row.copied else "not copied")
         elif row.size is not None and row.size != local:
-            self._tell(Difference.STORE_SIZE, blobid, f"{local} bytes, {row.size} in the catalog")
+            self.tell(Difference.STORE_SIZE, blobid, f"{local} bytes, {row.size} in the catalog")
         # The store's size was checked when the blob was sent; the catalog's is second best.
         expected = local if local is not None else row.size
         if row.copied:
             if remote is None and blobid.startswith(tuple(self.unreadable)):
-                self._tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
+                self.tell(Difference.UNREADABLE, blobid, "its remote directory is unreadable")
             elif remote is None:
                 self._lose(Difference.LOST, blobid, "not listed on the remote")
             elif expected is not None and remote != expected:
                 said = f"{remote} bytes on the remote, {expected} expected"
                 self._lose(Difference.REMOTE_SIZE, blobid, said)
         elif remote is not None:
-            self._tell(Difference.UNMARKED, blobid, "failed" if row.failed else "pending")
+            self.tell(Difference.UNMARKED, blobid, "failed" if row.failed else "pending")
+            if not row.failed and expected in (None, remote):
+                self._find(Blob(blobid, remote))
         self.seen.agreed += self.seen.differences.total() == before
 
-    def _tell(self, what: Difference, name: str, remark: str) -> None:
+    def tell(self, what: Difference, name: str, remark: str) -> None:
+        """Reports a difference."""
         self.seen.differences[what] += 1
         examples = self.seen.examples.setdefault(what, [])
         if len(examples) < _EXAMPLES:
@@ -243,13 +255,55 @@ class _Work:
         self.on_difference(what, name, remark)
 
     def _lose(self, what: Difference, blobid: str, remark: str) -> None:
-        self._tell(what, blobid, remark)
+        self.tell(what, blobid, remark)
         if self.apply:
             self.lost.append(Failure(blobid, _REASONS[what], remark))
             if len(self.lost) >= _APPLY_BLOBS:
+                self._record()
+
+    def _find(self, blob: Blob) -> None:
+        if self.apply and isinstance(self.names, BucketNames):
+            self.found.append(blob)
+            if len(self.found) >= _APPLY_BLOBS:
                 self._record()
 
     def _record(self) -> None:
         lost, self.lost = self.lost, []
         if lost:
             self.seen.requeued += record_checks(self.conn, self.target, [], lost)
+        found, self.found = self.found, []
+        if found:
+            Ledger(self.conn, self.target).record(found, [])
+            self.seen.marked += len(found)
+
+
+def compare_packs(
+    conn: Connection,
+    target: str,
+    names: BucketNames,
+    tell: Callable[[Difference, str, str], None],
+    *,
+    apply: bool,
+) -> None:
+    """Compares the packs that the ledger knows with those of the bucket; with apply the ledger
+    learns what the bucket has. Which blobs are copied is another question, see `reconcile`.
+    """
+    rows = ((pack.key, "row", pack) for pack in iter_packs(conn, target))
+    listed = ((pack.key, "object", pack) for pack in packs_of(names.bucket))
+    for key, found in groupby(heapq.merge(rows, listed, key=_name), key=_name):
+        sides: dict[str, Any] = {source: value for _, source, value in found}
+        listing: PackObject | None = sides.get("object")
+        row: StoredPack | None = sides.get("row")
+        if listing is not None:
+            if row is not None and row.size == listing.size:
+                continue
+            tell(Difference.UNRECORDED, key, f"{listing.size} bytes")
+            if apply and (stored := describe(names.bucket, names.tables, listing)) is not None:
+                with translated("record a pack"), conn.transaction():
+                    insert_packs(conn, target, [stored])
+        # It may have come after its part of the listing was made.
+        elif row is not None and names.bucket.head(key) is None:
+            tell(Difference.PACK_LOST, key, many(row.blobs, "blob"))
+            if apply:
+                with translated("forget a pack"), conn.transaction():
+                    forget_packs(conn, target, [row.pack_id])

@@ -28,7 +28,7 @@ from ntt_backup.client.pool import SessionPool, run_threads
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
-from ntt_backup.model import Blob, Failure, Failures, Reason
+from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
 from ntt_backup.upload.batching import cut
 
 # What is asked for again when the link drops, and a step of the progress of a download.
@@ -36,7 +36,7 @@ _JOB_BLOBS: Final = 1000
 _JOB_BYTES: Final = 64 << 20
 _RECORD_BLOBS: Final = 2000
 _RECORD_SECONDS: Final = 5.0
-_LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
+LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 
 # Scripts read the words in JSON.
 Way = Literal["there", "download", "local"]
@@ -45,32 +45,36 @@ Way = Literal["there", "download", "local"]
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to check, and how. way: hash on the remote (`there`), after a download, or the local
-    store. fraction: a random part. Times are in seconds.
+    store. fraction: a random part. Times are in seconds, max_bytes is of content.
     """
 
     way: Way = "there"
     prefix: str = ""
     fraction: float | None = None
     max_duration: float | None = None
+    max_bytes: int | None = None
     older_than: float | None = None
     workers: int = 2
 
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far, of total blobs; requeued are pending again."""
+    """What a check has found so far, of total blobs; requeued are pending again. lost_packs: packs
+    of a bucket that do not count any more.
+    """
 
     total: int = 0
     checked: int = 0
     bytes: int = 0
     requeued: int = 0
+    lost_packs: int = 0
     complete: bool = False
     duration_s: float = 0.0
     wrong: Failures = field(default_factory=Failures)
 
     @property
     def exit_code(self) -> int:
-        return SOME_FAILED if self.wrong else 0
+        return SOME_FAILED if self.wrong or self.lost_packs else 0
 
 
 def verify_remote(
@@ -134,6 +138,7 @@ class _Check:
     pool: SessionPool | None
     ahead: list[Blob] = field(default_factory=list)
     exhausted: bool = False
+    asked: int = 0
     has_blobs: bool = False
     right: list[str] = field(default_factory=list)
     lost: list[Failure] = field(default_factory=list)
@@ -173,8 +178,7 @@ class _Check:
     def _next_job(self) -> Job:
         limit = self.question.max_duration
         if limit is not None and time.monotonic() - self.started >= limit:
-            self.exhausted = True
-            self.ahead.clear()
+            self._stop()
         if not self.exhausted and len(self.ahead) < _JOB_BLOBS:
             blobs = self.checks.next(_JOB_BLOBS)
             self.exhausted = not blobs
@@ -184,8 +188,17 @@ class _Check:
             self.ahead += good
         count = cut(self.ahead, _JOB_BLOBS, _JOB_BYTES)
         job, self.ahead = self.ahead[:count], self.ahead[count:]
+        self.asked += total_size(job)
+        if self.question.max_bytes is not None and self.asked > self.question.max_bytes:
+            self._stop()
+            return ()
         # One directory after the other, as disks like it.
         return tuple(sorted(job, key=lambda blob: blob.blobid))
+
+    def _stop(self) -> None:
+        """Leaves the rest for the next call."""
+        self.exhausted = True
+        self.ahead.clear()
 
     def _take_results(self) -> None:
         found = self.found
@@ -194,7 +207,7 @@ class _Check:
             found.bytes += checked.bytes
             wrong = {failure.blobid for failure in checked.failures}
             self.right += [blob.blobid for blob in checked.blobs if blob.blobid not in wrong]
-            self.lost += [failure for failure in checked.failures if failure.reason in _LOST]
+            self.lost += [failure for failure in checked.failures if failure.reason in LOST]
             for failure in checked.failures:
                 found.wrong.add(failure)
         found.duration_s = time.monotonic() - self.started

@@ -5,12 +5,13 @@ The ledger knows which packs there are and not where each blob lies: that is the
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.queries import statement
+from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import StoredPack
 
 _PAGE: Final = 1000
@@ -46,3 +47,46 @@ def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
             rows = conn.execute(query, values).fetchall()
         yield from (StoredPack(*row) for row in rows)
         found, past = len(rows), rows[-1][1] if rows else ""
+
+
+class PackChecks:
+    """The packs to check, those first that were checked longest ago. blobs: how many these hold.
+
+    prefix: only packs that may hold blobids which begin so. older_than: seconds since the last
+    check. fraction: a random sample of that part.
+    """
+
+    def __init__(
+        self,
+        conn: Connection,
+        target: str,
+        *,
+        prefix: str = "",
+        older_than: float | None = None,
+        fraction: float | None = None,
+    ) -> None:
+        self._conn = conn
+        self._past: tuple[object, str] = ("-infinity", "")
+        with translated("list the packs to check"):
+            bound = conn.execute(statement("check_bound"), {"older_than": older_than or 0})
+            self._values = {
+                "target": target,
+                "first": prefix.ljust(64, "0"),
+                "last": prefix.ljust(64, "f"),
+                "fraction": fraction,
+                "seed": secrets.token_hex(4),
+                "before": bound.fetchall()[0][0],
+            }
+            query = statement("count_packs_to_check", chosen=fragment("packs_to_check"))
+            self.blobs = int(conn.execute(query, self._values).fetchall()[0][0])
+
+    def next(self, count: int) -> list[StoredPack]:
+        """Returns the next packs; none at the end."""
+        checked, key = self._past
+        query = statement("next_packs_to_check", chosen=fragment("packs_to_check"))
+        values = {**self._values, "past_checked": checked, "past_key": key, "limit": count}
+        with translated("list the packs to check"):
+            rows = self._conn.execute(query, values).fetchall()
+        if rows:
+            self._past = (rows[-1][-1] or "-infinity", rows[-1][1])
+        return [StoredPack(*row[:-1]) for row in rows]

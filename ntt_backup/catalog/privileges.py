@@ -44,7 +44,13 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "verify": _CHECKED,
     "verify on a bucket": (*_CHECKED, "select update delete packs"),
     "reconcile --apply": _CHECKED,
-    "reconcile --apply on a bucket": (*_CHECKED, "select insert update delete packs"),
+    "reconcile on a bucket": ("select packs",),
+    "reconcile --apply on a bucket": (
+        *_CHECKED,
+        "update .size",
+        "delete failures",
+        "select insert update delete packs",
+    ),
 }
 MONITORING: Final = ("check", "status", "reconcile")
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})

@@ -91,7 +91,8 @@ class Checks:
     """The blobs to check, those first that were checked longest ago; total is their number.
 
     prefix: only blobids that begin so. older_than: seconds since the last check. fraction: a random
-    sample of that part. local: what the store should have, instead of what was copied.
+    sample of that part. local: what the store should have, instead of what was copied. least: only
+    blobs of at least so many bytes.
 
     Nothing is indexed by the last check, so the server makes the list once, and it is read in
     pages. A connection has one such list at a time.
@@ -106,11 +107,17 @@ class Checks:
         older_than: float | None = None,
         fraction: float | None = None,
         local: bool = False,
+        least: int | None = None,
     ) -> None:
         self._conn = conn
         parts = _readable(target)
         parts["chosen"] = fragment("blobs_of_the_store" if local else "copied_blobs", **parts)
-        values = {"prefix": prefix, "older_than": older_than, "fraction": fraction}
+        values = {
+            "prefix": prefix,
+            "older_than": older_than,
+            "fraction": fraction,
+            "least": least,
+        }
         with translated("list the blobs to check"):
             with conn.transaction():
                 conn.execute(statement("begin_checks", **parts), values)

@@ -89,10 +89,12 @@ def open_catalog(
     """Yields a connection to a catalog that has, and allows, what the command (of
     `privileges.NEEDS`) does. Raises CatalogError.
     """
+    from ntt_backup.catalog import privileges
     from ntt_backup.catalog.schema_check import verify_schema
 
+    bucket = settings.remote is not None and settings.remote.kind == "s3"
     with connect(settings, application or command) as conn:
-        verify_schema(conn, settings.target, command)
+        verify_schema(conn, settings.target, privileges.of(command, bucket=bucket))
         yield conn
 
 

@@ -1,4 +1,4 @@
-"""Types of values on the command line: durations, parts of a whole, prefixes of blobids."""
+"""Types of values on the command line: durations, sizes, parts of a whole, prefixes of blobids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ntt_backup.config import parse_duration
+from ntt_backup.config import parse_duration, parse_size
 
 T = TypeVar("T")
 
@@ -43,4 +43,5 @@ def _hex_prefix(text: str) -> str:
 
 DURATION = Parsed("duration", parse_duration, "a duration such as 90s, 15min, 2h or 30d")
 PART = Parsed("percent", _part, "a part such as 1% or 0.1%")
+SIZE = Parsed("size", parse_size, "a size such as 500MB, 10GiB or 1TB")
 HEX_PREFIX = Parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")

@@ -23,8 +23,10 @@ _ADVICE: Final = {
     Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
     " replaces them",
     Difference.UNREADABLE: "look at their directories on the remote; nothing is known about them",
+    Difference.PACK_LOST: "whether blobs are lost with it is said beside; --apply forgets the pack",
     Difference.UNMARKED: "the next run marks the right ones and replaces the others; failed ones"
-    " wait for `ntt-backup-remote requeue`",
+    " wait for `ntt-backup-remote requeue`. In a bucket --apply marks them",
+    Difference.UNRECORDED: "`ntt-backup-remote reconcile --apply` records it",
     Difference.UNKNOWN: "their rows were deleted, or they belong to another catalog; left alone",
     Difference.UNREGISTERED: "`ntt-backup-remote scan` registers them",
     Difference.SOURCELESS: "`ntt-backup-remote restore` brings back what is copied; find the"
@@ -120,4 +122,6 @@ def lines(seen: Comparison, *, applied: bool) -> list[str]:
     if applied:
         pending = many(seen.requeued, "blob is", "blobs are")
         said.append(f"{pending} pending again; `ntt-backup-remote run` sends what is pending")
+        if seen.marked:
+            said.append(f"{many(seen.marked, 'blob counts', 'blobs count')} as copied now")
     return said

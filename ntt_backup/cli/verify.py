@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
+from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.cli.common import (
     Common,
     open_catalog,
@@ -17,7 +18,7 @@ from ntt_backup.cli.common import (
     result_options,
     sessions_option,
 )
-from ntt_backup.cli.param_types import DURATION, PART
+from ntt_backup.cli.param_types import DURATION, PART, SIZE
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.format import duration, many, size
@@ -31,6 +32,9 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 )
 @click.option(
     "--max-duration", type=DURATION, metavar="TIME", help="Stop after this time: 90s, 2h, 1d."
+)
+@click.option(
+    "--max-bytes", type=SIZE, metavar="SIZE", help="Stop before more than this is read: 10GB, 1TiB."
 )
 @click.option(
     "--older-than",
@@ -51,8 +55,10 @@ def verify(
 ) -> None:
     """Check the blobs on the remote by their hashes.
 
-    Blobs whose last check is oldest come first, and every check is recorded. A blob that is missing
-    or wrong becomes pending again, and the next run repairs it. Exit code 7 when a blob was wrong.
+    A bucket cannot hash: its objects are looked up, size and checksum are compared with what was
+    sent, and --download reads them. Blobs whose last check is oldest come first, and every check is
+    recorded. A blob that is missing or wrong becomes pending again, and the next run repairs it.
+    Exit code 7 when a blob was wrong.
     """
     if local and download:
         raise click.UsageError("give only one of --local and --download")
@@ -71,10 +77,14 @@ def verify(
         else:
             remote = common.load(RemoteConfig)
             with open_catalog(remote, "verify") as conn:
-                found = verify_remote(
-                    conn, remote, question, on_progress=progress, on_outage=line.outage
-                )
+                check = verify_bucket if remote.remote.kind == "s3" else verify_remote
+                found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)
             said = [*lines(found, question), *advice_for_remote(found)]
+            if remote.remote.kind == "s3" and way == "there":
+                said.append(
+                    "only sizes and checksums were asked for; to prove the contents:"
+                    " ntt-backup-remote verify --download"
+                )
     fields = {"target": common.target, "way": way, **fields_of(found)}
     report(fields, said, found.exit_code, as_json=as_json)
 
@@ -97,12 +107,16 @@ def lines(found: Findings, question: Question) -> list[str]:
     ]
     if not found.complete:
         said.append("not all were checked: the next call begins with those checked longest ago")
+    if found.lost_packs:
+        said.append(f"LOST: {many(found.lost_packs, 'pack')}, missing or damaged as a whole")
     if found.wrong:
         count = len(found.wrong)
         said.append(f"WRONG: {count:,} of them ({count / found.checked:.3%})")
         return [*said, *count_lines(found.wrong.counts), *failure_lines(found.wrong)]
     if not found.checked:
         return [*said, "there was nothing to check"]
+    if found.lost_packs:
+        return [*said, "all their blobs are in other packs, or not copied any more"]
     said.append("all of them are right")
     if question.fraction is not None:
         # The rule of three: if a part p were wrong, n of n would be right with (1-p)^n < e^(-pn).

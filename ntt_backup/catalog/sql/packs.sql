@@ -24,3 +24,31 @@ where target = %(target)s and pack_id = any(%(pack_ids)s);
 select pack_id, key, low, high, blobs, size, checksum from ntt_backup.packs
 where target = %(target)s and key collate "C" > %(past)s
 order by key collate "C" limit %(limit)s;
+
+-- name: packs_to_check
+-- The packs that may hold blobids between two, those first that were checked longest ago. What is
+-- checked meanwhile comes last, and is left out. A sample is the same for the same seed.
+select pack_id, key, low, high, blobs, size, checksum, checked_at from ntt_backup.packs
+where target = %(target)s
+    and low collate "C" <= %(last)s and high collate "C" >= %(first)s
+    and coalesce(checked_at, '-infinity') < %(before)s::timestamptz
+    and (
+        %(fraction)s::float8 is null
+        or ('x' || left(md5(pack_id || %(seed)s::text), 7))::bit(28)::integer
+            < %(fraction)s::float8 * 268435456
+    )
+
+-- name: count_packs_to_check
+-- How many blobs these packs have.
+select coalesce(sum(blobs), 0)::bigint from ({chosen}) as chosen;
+
+-- name: next_packs_to_check
+-- The next of them after one.
+select * from ({chosen}) as chosen
+where (coalesce(checked_at, '-infinity'), key collate "C")
+    > (%(past_checked)s::timestamptz, %(past_key)s::text collate "C")
+order by coalesce(checked_at, '-infinity'), key collate "C" limit %(limit)s;
+
+-- name: check_bound
+-- What was checked before this time is to be checked again.
+select now() - make_interval(secs => %(older_than)s::float8);

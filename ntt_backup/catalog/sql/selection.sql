@@ -20,6 +20,7 @@ where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
         or {last_checked} < now() - make_interval(secs => %(older_than)s::float8)
     )
     and (%(fraction)s::float8 is null or random() < %(fraction)s::float8)
+    and (%(least)s::bigint is null or size >= %(least)s::bigint)
 order by {last_checked} nulls first, blobid;
 
 -- name: count_checks

@@ -1,0 +1,105 @@
+"""Checks one pack, or one blob that is an object of its own, in a bucket: by what the object store
+says of it, or by reading it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ntt_backup.audit.hashing import Hashing
+from ntt_backup.model import Blob, Failure, Reason, StoredPack
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
+from ntt_backup.objects.keys import PackKey, blob_key
+from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.objects.ranges import jobs
+from ntt_backup.objects.tables import PackObject, Tables, between
+from ntt_backup.pack.format import PackError
+
+Target = StoredPack | Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a check. blobs: how many it was about; bytes: of content that was hashed.
+
+    failures: blobs that the bucket has nowhere right. lost: why the pack as a whole does not count
+    any more, None where it does. whole: all of it was looked at.
+    """
+
+    what: Target
+    blobs: int
+    bytes: int = 0
+    failures: tuple[Failure, ...] = ()
+    lost: Failure | None = None
+    whole: bool = True
+
+
+def look(bucket: PatientBucket, what: Target) -> Checked:
+    """Checks it by size and by the checksum that the server keeps: nothing is read."""
+    if isinstance(what, Blob):
+        info = bucket.head(blob_key(what.blobid))
+        failure = None
+        if info is None:
+            failure = _failure(what, Reason.REMOTE_MISSING, "its object is gone")
+        elif what.size is not None and info.size != what.size:
+            text = f"its object has {info.size} bytes, {what.size} expected"
+            failure = _failure(what, Reason.REMOTE_CORRUPT, text)
+        return Checked(what, 1, failures=() if failure is None else (failure,))
+    info = bucket.head(what.key)
+    lost = None
+    if info is None:
+        lost = _failure(what, Reason.REMOTE_MISSING, f"the pack {what.key} is gone")
+    elif info.size != what.size:
+        text = f"the pack {what.key} has {info.size} bytes, {what.size} were sent"
+        lost = _failure(what, Reason.REMOTE_CORRUPT, text)
+    elif info.checksum and what.checksum and info.checksum != what.checksum:
+        text = f"the pack {what.key} is another one than was sent, by its checksum"
+        lost = _failure(what, Reason.REMOTE_CORRUPT, text)
+    return Checked(what, what.blobs, lost=lost)
+
+
+def read(bucket: PatientBucket, tables: Tables, what: Target, prefix: str) -> Checked:
+    """Checks it by reading and hashing it, of a pack the blobids with a prefix. What is wrong in
+    it and right in another pack is no failure.
+    """
+    sink = Hashing()
+    try:
+        if isinstance(what, Blob):
+            give_large(bucket, bytes.fromhex(what.blobid), None, sink)
+            return Checked(what, 1, sink.bytes, tuple(sink.failures))
+        name = PackKey.read(what.key)
+        if name is None:
+            text = f"the ledger names a pack that can be none, {what.key}"
+            return Checked(what, 0, lost=_failure(what, Reason.REMOTE_MISSING, text))
+        pack = PackObject(name, what.size)
+        reader = tables.open(pack)
+        low, high = bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
+        entries = list(between(reader, low, high))
+        for some in jobs(entries):
+            give_blobs(bucket, pack, reader, some, sink)
+        failed = {bytes.fromhex(one.blobid): one for one in sink.failures}
+        if failed:
+            for digest, _ in read_elsewhere(bucket, tables, [*failed], pack):
+                del failed[digest]
+        whole = len(entries) == len(reader.table)
+        return Checked(what, len(entries), sink.bytes, tuple(failed.values()), whole=whole)
+    except ObjectMissing:
+        return look(bucket, what)
+    except (ObjectArchived, ObjectUnreadable) as trouble:
+        text = str(trouble)
+        if isinstance(trouble, ObjectArchived):
+            text = "it lies in an archive class: thaw it to read it"
+        count = 1 if isinstance(what, Blob) else what.blobs
+        key = blob_key(what.blobid) if isinstance(what, Blob) else what.key
+        frozen = Failure(key, Reason.REMOTE_UNREADABLE, text)
+        return Checked(what, count, failures=(frozen,), whole=False)
+    except PackError as error:
+        assert isinstance(what, StoredPack)
+        text = f"the pack {what.key} is damaged: {error}"
+        lost = _failure(what, Reason.REMOTE_CORRUPT, text)
+        return Checked(what, what.blobs, sink.bytes, lost=lost)
+
+
+def _failure(what: Target, reason: Reason, text: str) -> Failure:
+    return Failure(what.blobid if isinstance(what, Blob) else what.key, reason, text)

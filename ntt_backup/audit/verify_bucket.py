@@ -1,0 +1,256 @@
+"""Verify, where the remote is a bucket: pack by pack, those first that were checked longest ago.
+
+A bucket hashes nothing. Asked for the size and the checksum of each object it tells what is missing
+or was replaced, for little money; only reading the packs proves their contents, and costs what all
+that is read costs.
+
+A blob that is wrong, and right in no other pack, becomes pending again. So do all blobs of a pack
+that is lost, unless another pack names them: which they are, the catalog knows and the other packs'
+tables.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ntt_backup.audit.packs import Checked, Target, look, read
+from ntt_backup.audit.remote_names import BucketNames
+from ntt_backup.audit.verify import LOST, Findings, Question
+from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.ledger import record_checks
+from ntt_backup.catalog.packs import PackChecks, forget_packs, mark_packs_checked
+from ntt_backup.catalog.ranges import prefix_ranges, range_name
+from ntt_backup.catalog.selection import Checks, rows_in
+from ntt_backup.client.pool import WorkQueue, run_threads
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.format import many
+from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
+from ntt_backup.objects.keys import LARGE_BLOB
+from ntt_backup.objects.open import open_to_read
+from ntt_backup.objects.patient import PatientBucket
+from ntt_backup.objects.tables import Tables
+
+_PAGE: Final = 100
+_RECORD_SECONDS: Final = 5.0
+_RECORD_BLOBS: Final = 1000
+
+
+def verify_bucket(
+    conn: Connection,
+    settings: RemoteConfig,
+    question: Question,
+    *,
+    on_progress: Callable[[Findings], None],
+    on_outage: Callable[[BackupError, float], None],
+) -> Findings:
+    """Checks what is copied to the target; the way `download` reads it, any other asks the object
+    store. Raises BackupError; what was found is recorded.
+    """
+    stop, news = threading.Event(), threading.Event()
+    bucket, tables = open_to_read(settings, on_outage, stop, cached=False)
+    jobs: WorkQueue[Target, Checked] = WorkQueue(2 * question.workers, bucket.cancelled, news.set)
+    check = _Check(conn, settings.target, question, bucket, tables, jobs, on_progress)
+    try:
+        run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
+    finally:
+        jobs.close()
+    return check.end()
+
+
+@dataclass
+class _Check:
+    """Feeds the queue from the ledger, and records the results."""
+
+    conn: Connection
+    target: str
+    question: Question
+    bucket: PatientBucket
+    tables: Tables
+    jobs: WorkQueue[Target, Checked]
+    on_progress: Callable[[Findings], None]
+    ahead: deque[Target] = field(default_factory=deque)
+    asked: int = 0
+    exhausted: bool = False
+    has_blobs: bool = False
+    right: list[str] = field(default_factory=list)
+    read_packs: list[str] = field(default_factory=list)
+    wrong: list[Failure] = field(default_factory=list)
+    lost: dict[str, tuple[StoredPack, Failure]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        question = self.question
+        self.started = self.recorded = time.monotonic()
+        self.packs = PackChecks(
+            self.conn,
+            self.target,
+            prefix=question.prefix,
+            older_than=question.older_than,
+            fraction=question.fraction,
+        )
+        self.large = Checks(
+            self.conn,
+            self.target,
+            prefix=question.prefix,
+            older_than=question.older_than,
+            fraction=question.fraction,
+            least=LARGE_BLOB,
+        )
+        self.found = Findings(total=self.packs.blobs + self.large.total)
+
+    def work(self) -> None:
+        """Does the jobs of one thread."""
+        while (what := self.jobs.take(wait=True)) is not None:
+            if self.question.way == "download":
+                checked = read(self.bucket, self.tables, what, self.question.prefix)
+            else:
+                checked = look(self.bucket, what)
+            self.jobs.give(checked)
+
+    def step(self) -> None:
+        """Takes results and adds jobs, without waiting."""
+        self._take_results()
+        while not self.jobs.full and (what := self._next()) is not None:
+            self.jobs.put(what)
+        if self.exhausted:
+            self.jobs.close()
+        if time.monotonic() - self.recorded > _RECORD_SECONDS or len(self.wrong) > _RECORD_BLOBS:
+            self._record()
+        self.on_progress(self.found)
+
+    def end(self) -> Findings:
+        """Records the last results, and makes pending what lost packs held. The threads have
+        ended.
+        """
+        self._take_results()
+        self._record()
+        if self.lost:
+            self._require_blobs()
+            self._requeue_lost()
+        self.found.duration_s = time.monotonic() - self.started
+        self.found.complete = self.found.checked >= self.found.total
+        return self.found
+
+    def _next(self) -> Target | None:
+        """Returns what to check next; None where the limits do not allow it, or nothing is left."""
+        question = self.question
+        limit = question.max_duration
+        if limit is not None and time.monotonic() - self.started >= limit:
+            self.exhausted = True
+        if self.exhausted:
+            return None
+        if not self.ahead:
+            self.ahead.extend(self.packs.next(_PAGE) or self._large_blobs())
+        if not self.ahead:
+            self.exhausted = True
+            return None
+        what = self.ahead.popleft()
+        self.asked += (what.size or 0) if question.way == "download" else 0
+        if question.max_bytes is not None and self.asked > question.max_bytes:
+            self.exhausted = True
+            return None
+        return what
+
+    def _large_blobs(self) -> list[Blob]:
+        """Returns more of the blobs that are objects of their own."""
+        while blobs := self.large.next(_PAGE):
+            good = [blob for blob in blobs if is_blobid(blob.blobid)]
+            self.found.total -= len(blobs) - len(good)
+            if good:
+                return good
+        return []
+
+    def _take_results(self) -> None:
+        found = self.found
+        for checked in self.jobs.done():
+            what = checked.what
+            found.checked += checked.blobs
+            found.bytes += checked.bytes
+            self.wrong += checked.failures
+            for failure in checked.failures:
+                found.wrong.add(failure)
+            if isinstance(what, Blob):
+                self.right += [] if checked.failures else [what.blobid]
+                continue
+            found.total += checked.blobs - what.blobs
+            if checked.lost is not None:
+                found.lost_packs += 1
+                self.lost[what.key] = what, checked.lost
+            elif checked.whole and self.question.way == "download":
+                self.read_packs.append(what.pack_id)
+            self.has_blobs = self.has_blobs or checked.lost is None
+        found.duration_s = time.monotonic() - self.started
+
+    def _record(self) -> None:
+        self.recorded = time.monotonic()
+        # A look at an object's size proves nothing about it.
+        right = self.right if self.question.way == "download" else []
+        self.has_blobs = self.has_blobs or bool(self.right)
+        lost = [failure for failure in self.wrong if failure.reason in LOST]
+        packs = self.read_packs
+        self.right, self.wrong, self.read_packs = [], [], []
+        if lost and not self.has_blobs:
+            self._require_blobs()
+        if right or lost:
+            self.found.requeued += record_checks(self.conn, self.target, right, lost)
+        if packs:
+            with translated("record a check"), self.conn.transaction():
+                mark_packs_checked(self.conn, self.target, packs)
+
+    def _require_blobs(self) -> None:
+        """Raises RemoteUnreachable where the bucket has nothing at all."""
+        if not self.has_blobs and BucketNames(self.bucket, self.tables).is_empty():
+            raise RemoteUnreachable(
+                "the bucket is empty below the target's prefix",
+                detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
+                hint="is remote.url right? Nothing was marked. If the backup is really lost, see"
+                " 'When the remote has lost its disk' in docs/operations.md",
+            )
+        self.has_blobs = True
+
+    def _requeue_lost(self) -> None:
+        names = BucketNames(self.bucket, self.tables, but=self.lost.keys())
+        for one in prefix_ranges():
+            name = range_name(one.index)
+            held = [
+                (pack, failure)
+                for pack, failure in self.lost.values()
+                if pack.low[:2] <= name <= pack.high[:2]
+            ]
+            if held:
+                self._requeue_range(one, name, held, names)
+        with translated("forget packs"), self.conn.transaction():
+            forget_packs(self.conn, self.target, [pack.pack_id for pack, _ in self.lost.values()])
+
+    def _requeue_range(
+        self,
+        one: BlobRange,
+        name: str,
+        held: list[tuple[StoredPack, Failure]],
+        names: BucketNames,
+    ) -> None:
+        """Makes pending what no pack names any more, of the blobids in one range that packs may
+        have held. The catalog is read before the bucket: what is sent meanwhile is not missed.
+        """
+        missing: dict[str, Failure] = {}
+        for row in rows_in(self.conn, self.target, one):
+            if row.copied and is_blobid(row.blobid):
+                for pack, failure in held:
+                    if pack.low <= row.blobid <= pack.high:
+                        missing[row.blobid] = failure
+                        break
+        for digest, _ in names.below(name, lambda path, kind: None):
+            missing.pop(digest.hex(), None)
+        gone = [Failure(blobid, why.reason, why.detail) for blobid, why in missing.items()]
+        for failure in gone:
+            self.found.wrong.add(failure)
+        for first in range(0, len(gone), _RECORD_BLOBS):
+            some = gone[first : first + _RECORD_BLOBS]
+            self.found.requeued += record_checks(self.conn, self.target, [], some)
+        self.on_progress(self.found)

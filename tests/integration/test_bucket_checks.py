@@ -1,0 +1,281 @@
+"""verify and reconcile on a bucket: what is lost is pending again, the ledger can be refilled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.audit.reconcile import Comparison, Difference, reconcile
+from ntt_backup.audit.verify import Findings, Question
+from ntt_backup.audit.verify_bucket import verify_bucket
+from ntt_backup.catalog.connection import Connection
+from ntt_backup.catalog.ledger import Ledger
+from ntt_backup.catalog.packs import iter_packs
+from ntt_backup.config import Settings
+from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.model import Blob, StoredPack
+from ntt_backup.objects import keys
+from ntt_backup.objects import open as opening
+from tests.fake_bucket import FakeBucket
+from tests.files import put
+from tests.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
+
+TARGET = "remote"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
+    fake = FakeBucket()
+    monkeypatch.setattr(opening, "open_bucket", lambda remote: fake)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return fake
+
+
+def contents(count: int, seed: int) -> list[bytes]:
+    chance = random.Random(seed)
+    return [chance.randbytes(chance.randrange(1, 30_000)) for _ in range(count)]
+
+
+def register(conn: Connection, blobs: list[bytes]) -> list[Blob]:
+    rows = [Blob(blobid_of(one), len(one)) for one in blobs]
+    with conn.cursor() as cursor:
+        cursor.executemany(
+            "insert into blobs (blobid, size) values (%s, %s) on conflict do nothing",
+            [(one.blobid, one.size) for one in rows],
+        )
+    return rows
+
+
+def back_up(conn: Connection, bucket: FakeBucket, blobs: list[bytes]) -> StoredPack:
+    """Puts blobs into a pack and into the ledger, as a run does."""
+    pack, _ = put_pack(bucket, blobs)
+    Ledger(conn, TARGET).record(register(conn, blobs), [], [pack])
+    return pack
+
+
+def pending(conn: Connection) -> set[str]:
+    rows = conn.execute("select blobid from blobs where remote_copied is not true")
+    return {blobid for (blobid,) in rows}
+
+
+def unproved(conn: Connection) -> set[str]:
+    rows = conn.execute("select pack_id from ntt_backup.packs where checked_at is null")
+    return {pack_id for (pack_id,) in rows}
+
+
+def verified(conn: Connection, *, code: int = 0, **question: Any) -> Findings:
+    found = verify_bucket(
+        conn,
+        bucket_settings(),
+        Question(**question),
+        on_progress=lambda found: None,
+        on_outage=lambda error, seconds: None,
+    )
+    conn.execute("close all")  # As with the connection of one command.
+    assert found.exit_code == code
+    return found
+
+
+def flip(bucket: FakeBucket, key: str, place: int) -> None:
+    content = bytearray(bucket.objects[key])
+    content[place] ^= 1
+    bucket.objects[key] = bytes(content)
+
+
+def test_a_look_finds_what_is_missing_and_what_is_another_object(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    shared = contents(5, 9)
+    sets = [contents(40, 1) + shared, contents(40, 2), contents(40, 3) + shared]
+    gone, short, _ = [back_up(catalog, bucket, one) for one in sets]
+    assert verified(catalog).complete
+    del bucket.objects[gone.key]
+    bucket.objects[short.key] = bucket.objects[short.key][1:]
+    bucket.requests.clear()
+
+    found = verified(catalog, code=7)
+
+    lost = {blobid_of(one) for one in contents(40, 1) + contents(40, 2)}
+    assert pending(catalog) == lost
+    assert (found.requeued, found.lost_packs, found.bytes) == (80, 2, 0)
+    # Which of two packs that overlap held a blob, nobody knows any more.
+    assert found.wrong.counts.total() == 80
+    assert [pack.blobs for pack in iter_packs(catalog, TARGET)] == [45]
+    # The next run sends them, and nothing is wrong any more.
+    back_up(catalog, bucket, contents(40, 1) + contents(40, 2))
+    assert verified(catalog).complete
+    assert not pending(catalog)
+
+
+def test_reading_finds_flipped_bytes_and_damaged_tables(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    once, both = contents(60, 1), contents(2, 2)
+    pack, entries = put_pack(bucket, once + both)
+    Ledger(catalog, TARGET).record(register(catalog, once + both), [], [pack])
+    other = back_up(catalog, bucket, both + contents(20, 3))
+    places = {entry.digest.hex(): entry for entry in entries}
+    bad = max(once, key=len)
+    for content in (bad, both[0]):
+        flip(bucket, pack.key, places[blobid_of(content)].offset + 5)
+    assert verified(catalog).complete
+
+    found = verified(catalog, way="download", code=7)
+
+    assert pending(catalog) == {blobid_of(bad)}
+    assert found.wrong.counts == {"remote-corrupt": 1}
+    assert found.checked == found.total == pack.blobs + other.blobs
+    assert found.bytes >= sum(map(len, once))
+    assert not unproved(catalog)
+    flip(bucket, pack.key, pack.size - 1400)
+    found = verified(catalog, way="download", code=7)
+    assert found.lost_packs == 1
+    assert pending(catalog) == {blobid_of(one) for one in once}
+
+
+def test_a_check_that_is_limited_goes_on_with_what_was_checked_longest_ago(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    packs = [back_up(catalog, bucket, contents(20, seed)) for seed in range(6)]
+    most = sum(pack.size for pack in packs) // 2
+    limits: dict[str, Any] = {"way": "download", "max_bytes": most}
+    for _ in range(2):
+        before = len(unproved(catalog))
+        found = verified(catalog, **limits)
+        assert 0 < found.bytes <= most
+        assert not found.complete
+        assert len(unproved(catalog)) < before
+    left = 20 * len(unproved(catalog))
+    assert verified(catalog, way="download", older_than=3600.0).total == left
+    assert not unproved(catalog)
+    assert verified(catalog, way="download", older_than=3600.0).total == 0
+    assert verified(catalog, way="download", max_duration=0.0).checked == 0
+    assert verified(catalog, fraction=1.0).checked == 120
+    assert verified(catalog, fraction=0.0000001).checked == 0
+
+
+def test_a_prefix_of_a_pack_is_checked_without_the_rest(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    blobs = contents(200, 1)
+    pack, entries = put_pack(bucket, blobs)
+    Ledger(catalog, TARGET).record(register(catalog, blobs), [], [pack])
+    for entry in entries:
+        if not entry.digest.hex().startswith("a"):
+            flip(bucket, pack.key, entry.offset)
+    found = verified(catalog, way="download", prefix="a")
+    assert found.complete
+    assert found.checked == sum(blobid_of(one).startswith("a") for one in blobs)
+    assert unproved(catalog)
+
+
+def test_large_blobs_are_checked_by_themselves(
+    catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    large = [random.Random(seed).randbytes(150_000) for seed in range(3)]
+    Ledger(catalog, TARGET).record(register(catalog, large), [])
+    names = [put_large(bucket, one) for one in large]
+    back_up(catalog, bucket, contents(10, 1))
+    assert verified(catalog).checked == 13
+    flip(bucket, keys.blob_key(names[0]), 9)
+    del bucket.objects[keys.blob_key(names[1])]
+    assert verified(catalog, code=7).wrong.counts == {"remote-missing": 1}
+    assert verified(catalog, way="download", code=7).wrong.counts == {"remote-corrupt": 1}
+    assert pending(catalog) == set(names[:2])
+
+
+def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) -> None:
+    back_up(catalog, bucket, contents(10, 1))
+    bucket.objects.clear()
+    with pytest.raises(RemoteUnreachable, match="empty"):
+        verified(catalog)
+    assert not pending(catalog)
+    assert list(iter_packs(catalog, TARGET))
+
+
+# --- reconcile ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(
+    catalog: Connection, bucket: FakeBucket, tmp_path: Path
+) -> Callable[..., tuple[Comparison, dict[str, int]]]:
+    """Compares; returns what was seen, and the differences that there are."""
+    store = tmp_path / "store"
+    store.mkdir()
+
+    def compare(stored: list[bytes], *, apply: bool = False) -> tuple[Comparison, dict[str, int]]:
+        for one in stored:
+            put(store, one)
+        settings = Settings.model_validate(
+            {
+                **bucket_settings().model_dump(include={"run"}),
+                "source": {"root": str(store)},
+                "remote": {"url": "s3://bucket/backup", "endpoint": "http://127.0.0.1:1"},
+            }
+        )
+        seen = reconcile(
+            catalog,
+            settings,
+            apply=apply,
+            on_progress=lambda seen: None,
+            on_difference=lambda what, name, remark: None,
+            on_outage=lambda error, seconds: None,
+        )
+        return seen, {what: count for what, count in seen.differences.items() if count}
+
+    return compare
+
+
+def test_an_empty_ledger_is_refilled_from_the_packs(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    first, second, unsent = contents(50, 1), contents(50, 2), contents(3, 3)
+    large = contents(1, 4)
+    packs = [put_pack(bucket, first)[0], put_pack(bucket, second + first[:3])[0]]
+    put_large(bucket, large[0])
+    everything = first + second + unsent + large
+    register(catalog, everything)
+
+    seen, kinds = compared(everything)
+    assert kinds == {Difference.UNMARKED: 101, Difference.UNRECORDED: 2}
+    assert pending(catalog) == {blobid_of(one) for one in everything}
+    seen, _ = compared(everything, apply=True)
+
+    assert seen.marked == 101
+    assert pending(catalog) == {blobid_of(one) for one in unsent}
+    assert {one.pack_id: one for one in iter_packs(catalog, TARGET)} == {
+        one.pack_id: one for one in packs
+    }
+    assert compared(everything)[1] == {}
+
+
+def test_what_no_pack_names_is_pending_again(
+    catalog: Connection, bucket: FakeBucket, compared: Callable[..., Any]
+) -> None:
+    first, second = contents(50, 1), contents(50, 2)
+    gone = back_up(catalog, bucket, first)
+    damaged = back_up(catalog, bucket, second)
+    good = back_up(catalog, bucket, first[:10] + contents(5, 3))
+    del bucket.objects[gone.key]
+    flip(bucket, damaged.key, damaged.size - 1400)
+    everything = first + second + contents(5, 3)
+
+    seen, kinds = compared(everything, apply=True)
+
+    assert kinds == {
+        Difference.LOST: 90,
+        Difference.PACK_LOST: 1,
+        Difference.STRAY_REMOTE: 1,
+    }
+    assert (seen.requeued, seen.exit_code) == (90, 7)
+    assert pending(catalog) == {blobid_of(one) for one in first[10:] + second}
+    assert {one.key for one in iter_packs(catalog, TARGET)} == {damaged.key, good.key}
+    bucket.objects.clear()
+    with pytest.raises(RemoteUnreachable):
+        compared(everything, apply=True)
