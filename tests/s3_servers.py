@@ -16,12 +16,11 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +39,9 @@ from tests.sshd import HOST, free_port
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# SeaweedFS listens for its own sake this far above each port it is given.
-_GRPC = 10_000
+# SeaweedFS's parts. Each listens twice, the second time for the others.
+_PARTS = ("master", "volume", "filer", "s3")
+_STARTS = 5
 _OPENER = build_opener(ProxyHandler({}))
 
 
@@ -118,28 +118,36 @@ def _home(name: str) -> Iterator[Path]:
 
 @contextmanager
 def _running(
-    argv: Sequence[str], url: str, log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[int]:
-    """Runs a server until the end, once it answers at the URL, whatever that is; yields its pid."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=log.parent,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
-    try:
-        _wait_for(lambda: process.poll() is not None or _answers(url), log)
-        if process.poll() is not None:
-            pytest.fail(f"{argv[0]} ended:\n{log.read_text(errors='replace')}", pytrace=False)
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
+    choose: Callable[[], tuple[list[str], str]],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[int, str]]:
+    """Runs a server until the end, once it answers; yields its pid and its URL.
+
+    choose: a command and the URL, each time on other ports. Somebody may take one in between.
+    """
+    for _ in range(_STARTS):
+        argv, url = choose()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=log.parent,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        try:
+            _wait_for(lambda: process.poll() is not None or _answers(url), log)  # noqa: B023
+            if process.poll() is None:
+                yield process.pid, url
+                return
+        finally:
+            process.kill()
+            process.wait()
+    pytest.fail(f"{argv[0]} ended:\n{log.read_text(errors='replace')}", pytrace=False)
 
 
 def _wait_for(condition: Callable[[], bool], log: Path) -> None:
@@ -158,17 +166,6 @@ def _answers(url: str) -> bool:
         return answer.code < 500
     except OSError:
         return False
-
-
-def _ports(count: int, above: int) -> set[int]:
-    """Ports of this process that are free, as are those so far above them."""
-    found = set[int]()
-    while len(found) < count:
-        port = free_port()
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind((HOST, port + above))
-            found.add(port)
-    return found
 
 
 @contextmanager
@@ -195,40 +192,33 @@ def seaweedfs() -> Iterator[S3Server]:
         data = home / "data"
         data.mkdir()
         (home / "s3.json").write_text(json.dumps({"identities": identities}))
-        roles = ("master", "volume", "filer", "s3")
-        ports = dict(zip(roles, _ports(len(roles), above=_GRPC), strict=True))
-        argv = [
-            weed,
-            "server",
-            "-s3",
-            f"-dir={data}",
-            f"-ip={HOST}",
-            f"-ip.bind={HOST}",
-            f"-master.port={ports['master']}",
-            "-master.telemetry=false",
+        taken = dict[str, int]()
+
+        def choose() -> tuple[list[str], str]:
+            ports = set[int]()
+            while len(ports) < 2 * len(_PARTS):
+                ports.add(free_port())
+            argv = [weed, "server", f"-dir={data}", f"-ip={HOST}", f"-ip.bind={HOST}"]
+            for part in _PARTS:
+                taken[part] = ports.pop()
+                argv += [f"-{part}.port={ports.pop()}", f"-{part}.port.grpc={taken[part]}"]
+            argv += ["-s3", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
             # Each bucket takes several volumes, and this size of each.
-            "-master.volumeSizeLimitMB=64",
-            f"-volume.port={ports['volume']}",
-            "-volume.max=300",
-            f"-filer.port={ports['filer']}",
-            f"-filer.localSocket={home}/filer.sock",
-            f"-s3.port={ports['s3']}",
-            f"-s3.config={home}/s3.json",
-            f"-s3.localSocket={home}/s3.sock",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-        ]
-        endpoint = f"http://{HOST}:{ports['s3']}"
-        log = home / "log"
+            argv += ["-volume.max=300", "-master.volumeSizeLimitMB=64"]
+            argv += [f"-filer.localSocket={home}/filer.sock", f"-s3.localSocket={home}/s3.sock"]
+            argv += [f"-s3.config={home}/s3.json"]
+            (port,) = (one.partition("=")[2] for one in argv if one.startswith("-s3.port="))
+            return argv, f"http://{HOST}:{port}"
+
         try:
-            with _running(argv, endpoint, log) as pid:
+            with _running(choose, home / "log") as (pid, endpoint):
                 server = S3Server(endpoint, owner, sender, reader, data, pid)
-                _wait_for(lambda: _takes_content(server), log)
+                _wait_for(lambda: _takes_content(server), home / "log")
                 yield server
         finally:
             # It makes these whatever it is told.
-            for role, port in ports.items():
-                Path(f"/tmp/seaweedfs-{role}-grpc-{port + _GRPC}.sock").unlink(missing_ok=True)
+            for part, port in taken.items():
+                Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 def _takes_content(server: S3Server) -> bool:
@@ -253,12 +243,15 @@ def versitygw() -> Iterator[S3Server]:
         data = home / "data"
         data.mkdir()
         owner = Account("owner")
-        endpoint = f"http://{HOST}:{(port := free_port())}"
         keys = {"ROOT_ACCESS_KEY": owner.name, "ROOT_SECRET_KEY": owner.secret}
-        argv = [program, "--port", f"{HOST}:{port}", "posix", "--sidecar"]
-        argv += [str(home / "meta"), str(data)]
         (home / "meta").mkdir()
-        with _running(argv, endpoint, home / "log", keys) as pid:
+
+        def choose() -> tuple[list[str], str]:
+            place = f"{HOST}:{free_port()}"
+            kept = ["posix", "--sidecar", str(home / "meta"), str(data)]
+            return [program, "--port", place, *kept], f"http://{place}"
+
+        with _running(choose, home / "log", keys) as (pid, endpoint):
             yield S3Server(endpoint, owner, owner, owner, data, pid)
 
 
@@ -274,10 +267,14 @@ def rclone() -> Iterator[S3Server]:
         data = home / "data"
         data.mkdir()
         owner = Account("owner")
-        endpoint = f"http://{HOST}:{(port := free_port())}"
-        argv = [program, "serve", "s3", "--addr", f"{HOST}:{port}", "--config", "/dev/null"]
-        argv += [f"--auth-key={owner.name},{owner.secret}", str(data)]
-        with _running(argv, endpoint, home / "log") as pid:
+
+        def choose() -> tuple[list[str], str]:
+            place = f"{HOST}:{free_port()}"
+            key = f"--auth-key={owner.name},{owner.secret}"
+            argv = [program, "serve", "s3", "--addr", place, "--config", os.devnull, key, str(data)]
+            return argv, f"http://{place}"
+
+        with _running(choose, home / "log") as (pid, endpoint):
             yield S3Server(endpoint, owner, owner, owner, data, pid, weak=True)
 
 

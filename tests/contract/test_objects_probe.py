@@ -88,6 +88,29 @@ def test_a_trial_in_an_append_only_bucket_leaves_one_object_however_often() -> N
     assert list(bucket.uploads("")) == []
 
 
+def test_a_trial_says_what_a_policy_refuses_and_what_versioning_keeps(s3: S3Server) -> None:
+    settings = s3.bucket()
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": f"arn:aws:s3:::{settings.bucket}/*",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    s3.client().put_bucket_policy(Bucket=settings.bucket, Policy=policy)
+    s3.client().put_bucket_versioning(
+        Bucket=settings.bucket, VersioningConfiguration={"Status": "Enabled"}
+    )
+    bucket = open_bucket(settings)
+    for _ in range(2):
+        probe = ObjectsProbe(bucket, OWNER)
+        assert "versioning is on" in probe.facts(will_try_out=True).program
+        said = probe.try_out()
+        assert "not append-only: overwriting is allowed" in said
+        assert "versioning keeps what was there before" in said
+        assert [info.key for info in bucket.list("")] == [f"packs/trial-{OWNER}"]
+
+
 def test_a_trial_says_in_what_a_server_is_weak() -> None:
     bucket = FakeBucket(weak=True)
     said = ObjectsProbe(bucket, OWNER).try_out()

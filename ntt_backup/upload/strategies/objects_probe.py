@@ -44,12 +44,14 @@ class ObjectsProbe:
         self._key = TRIALS + owner
         self._content = blake3(self._key.encode()).digest(_SIZE)
         self._sha256 = sha256(self._content).digest()
+        self._versioned = False
 
     def connect(self) -> None:
         """Does nothing: each request finds a connection."""
 
     def facts(self, *, will_try_out: bool) -> Facts:
         found = self._bucket.facts()
+        self._versioned = found.versioning == "on"
         said = [f"versioning is {found.versioning}"] if found.versioning else []
         said += [f"object lock is {found.lock}"] if found.lock else []
         return Facts(
@@ -66,6 +68,8 @@ class ObjectsProbe:
         weak += self._weaknesses()
         refused = [self._overwriting_is_refused(), self._deleting_is_refused()]
         words = [f"a trial object in parts, checked and {read_back}", _append_only(*refused), *weak]
+        if self._versioned and not all(refused):
+            words.append("versioning keeps what was there before")
         if refused[1]:
             words.append(f"{self._key} stays")
         return "; ".join(words)
