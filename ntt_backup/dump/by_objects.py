@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Final
 
@@ -30,6 +31,8 @@ from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
 
 _RECORD: Final = ".json"
 _PIECE: Final = 8 * 1024**2
+# The sender of an upload that was begun so long ago lives no more.
+_DEAD: Final = timedelta(days=1)
 
 
 class DumpsByObjects:
@@ -56,6 +59,11 @@ class DumpsByObjects:
         trial.give_up()
 
     def upload(self, name: str) -> UploadByObjects:
+        before = datetime.now(UTC) - _DEAD
+        with suppress(RemoteDenied):  # The bucket's own rule removes them then.
+            for one in list(self._bucket.uploads(DUMPS)):
+                if one.begun < before:
+                    self._bucket.abort(one.key, one.upload_id)
         return UploadByObjects(self._bucket, DUMPS + name, self._part_size)
 
     def drop(self, names: Sequence[str]) -> int:

@@ -39,7 +39,7 @@ PAGE = 1000
 _PATIENCE: Final = 15.0
 _LONGEST_WAIT: Final = 4.0
 # So often content is sent that is damaged on its way.
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 2
 
 
 class S3Bucket:

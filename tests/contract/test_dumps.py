@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,14 @@ def test_a_dump_that_may_not_be_removed_stays_and_is_told() -> None:
     with pytest.raises(RemoteDenied):
         place.drop([NAME])
     assert place.contents().dumps[0].whole
+
+
+def test_a_dump_that_was_killed_leaves_its_parts_for_a_day() -> None:
+    bucket = FakeBucket()
+    place = DumpsByObjects(bucket, SMALLEST_PART)
+    old, young = bucket.create_upload(f"pgdump/{NAME}"), bucket.create_upload(f"pgdump/{NAME}")
+    pack = bucket.create_upload("packs/one")
+    for upload_id, hours in ((old, 25), (young, 23), (pack, 25)):
+        bucket.begun(upload_id, datetime.now(UTC) - timedelta(hours=hours))
+    send_dump(place, b"content")
+    assert {one.upload_id for one in bucket.uploads("")} == {young, pack}

@@ -131,7 +131,7 @@ class ObjectsProbe:
             pass
         wrong, key = sha256(b"another").digest(), f"{self._key}-damaged"
         try:
-            self._bucket.put(key, self._content, wrong)
+            self._bucket.put(key, b"damaged", wrong)
             found.append("it does not compare SHA-256 sums")
             self._bucket.delete(key)
         except (ContentDamaged, ObjectExists, RemoteDenied):
