@@ -222,6 +222,12 @@ class Translator:
                     detail=f"{self._endpoint}: {failure.kwargs.get('error', detail)}"[:_SHOWN],
                     hint="look at remote.endpoint, and at the network",
                 )
+            case boto.ProxyConnectionError():
+                return RemoteUnreachable(
+                    "the proxy before the object store does not answer",
+                    detail=detail,
+                    hint="look at HTTPS_PROXY and NO_PROXY",
+                )
             case boto.ReadTimeoutError():
                 return RemoteUnreachable("the object store has stopped to answer", detail=detail)
             case (

@@ -1,0 +1,101 @@
+"""The errors of object stores that no server of the tests gives."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from email.utils import formatdate
+from time import time
+from typing import Any
+
+import pytest
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from ntt_backup.config.models import RemoteSettings
+from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects.bucket import ObjectArchived
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.objects.s3_errors import Translator
+
+TRANSLATOR = Translator("bucket", "https://s3.example.org")
+
+
+def answered(status: int, code: str, headers: dict[str, str], **said: str) -> boto.ClientError:
+    response: Any = {
+        "Error": {"Code": code, "Message": "no", **said},
+        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
+    }
+    return boto.ClientError(response, "GetObject")
+
+
+def tls(words: str) -> boto.SSLError:
+    return boto.SSLError(endpoint_url="", error=ssl.SSLError(words))
+
+
+def translated(failure: Exception) -> BackupError:
+    error = TRANSLATOR.translated(failure, "get_object", "key")
+    assert isinstance(error, BackupError)
+    return error
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        answered(301, "PermanentRedirect", {"x-amz-bucket-region": "eu-central-1"}),
+        answered(400, "AuthorizationHeaderMalformed", {}, Region="eu-central-1"),
+    ],
+)
+def test_the_right_region_is_told(failure: Exception) -> None:
+    error = translated(failure)
+    assert isinstance(error, RemoteDenied)
+    assert error.message == "the bucket is in the region eu-central-1"
+    assert error.hint == 'set remote.region = "eu-central-1"'
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-7230, "differ by 2 h 0 min: ours is ahead"), (7230, "differ by 2 h 0 min: ours is behind")],
+)
+def test_a_clock_that_is_wrong_is_told_by_how_much(seconds: float, words: str) -> None:
+    date = formatdate(time() + seconds, usegmt=True)
+    error = translated(answered(403, "RequestTimeTooSkewed", {"date": date}))
+    assert isinstance(error, RemoteUnreachable)
+    assert error.message.endswith(words)
+
+
+def test_an_object_in_an_archive_class_is_no_outage() -> None:
+    error = TRANSLATOR.translated(answered(403, "InvalidObjectState", {}), "get_object", "key")
+    assert isinstance(error, ObjectArchived)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "words"),
+    [
+        (tls("CERTIFICATE_VERIFY_FAILED"), RemoteDenied, "not trusted"),
+        (tls("EOF occurred"), RemoteUnreachable, "TLS"),
+        (boto.ReadTimeoutError(endpoint_url=""), RemoteUnreachable, "stopped to answer"),
+        (boto.ConnectTimeoutError(endpoint_url=""), RemoteUnreachable, "does not answer"),
+        (boto.ProxyConnectionError(proxy_url=""), RemoteUnreachable, "proxy"),
+        (boto.UnauthorizedSSOTokenError(), RemoteDenied, "credentials cannot be fetched"),
+        (boto.PartialCredentialsError(provider="", cred_var=""), RemoteDenied, "no credentials"),
+        (ResponseParserError("<html>"), RemoteDenied, "no object store"),
+        (boto.ParamValidationError(report="x"), RemoteDenied, "cannot be made"),
+    ],
+)
+def test_trouble_on_the_way_has_words_and_a_class(
+    failure: Exception, kind: type[BackupError], words: str
+) -> None:
+    error = translated(failure)
+    assert isinstance(error, kind)
+    assert words in error.message
+
+
+def test_a_bucket_without_boto3_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("ntt_backup.objects.s3_")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("botocore.client", "botocore.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match="boto3") as caught:
+        open_bucket(RemoteSettings(url="s3://bucket/prefix"))
+    assert caught.value.hint == "pip install 'ntt-backup[s3]'"
