@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -20,7 +21,7 @@ from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import StoreConfig
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, printable, size
-from ntt_backup.pack.format import PackError
+from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.source.packing import Packed, list_store, pack_blobs
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
@@ -80,7 +81,10 @@ def pack(
         raise click.UsageError("give only one of --list and --prefix")
     root = source or common.load(StoreConfig).source.root
     with ProgressLine(sys.stderr, quiet=quiet) as line:
-        blobids = sorted(set(read_blobids(names))) if names else list(list_store(root, prefix))
+        if names is not None:
+            blobids = sorted(set(read_blobids(names)))
+        else:  # One more than fits says that they do not.
+            blobids = list(islice(list_store(root, prefix), MAX_ENTRIES + 1))
         with writing(file):
             done = pack_blobs(
                 root,

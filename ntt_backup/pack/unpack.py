@@ -29,6 +29,7 @@ from ntt_backup.wire.write_messages import REFUSED
 _WINDOW: Final = 1 << 20
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CLOSED_AT_ONCE: Final = 250
+_UNREADABLE: Final = "the pack cannot be read where it lies"
 
 
 @dataclass(slots=True)
@@ -98,9 +99,11 @@ class Unpacker:
                     self._stage_large(entry, path, done)
                     continue
                 if offset < low or offset + stored > high:
+                    if stored > len(window):
+                        window = self._window = memoryview(bytearray(stored))
                     low, high = offset, offset + self._fill(offset, stored)
                     if offset + stored > high:
-                        done.wrong.append((digest, "the pack cannot be read where it lies"))
+                        done.wrong.append((digest, _UNREADABLE))
                         continue
                 found: bytes | memoryview = window[offset - low : offset - low + stored]
                 if codec != RAW:
@@ -148,7 +151,10 @@ class Unpacker:
         """Reads from offset on; returns how many bytes the window has, at least those wanted unless
         they cannot be read.
         """
-        for length in (_WINDOW, wanted):  # Again without what lies after it, which may be bad.
+        for length in (
+            len(self._window),
+            wanted,
+        ):  # Again without what lies after it, which may be bad.
             with suppress(OSError):
                 return os.preadv(self._pack, [self._window[:length]], offset)
         return 0
@@ -169,8 +175,7 @@ class Unpacker:
             done.size += entry.stored
             return
         os.unlink(path, dir_fd=self._stage)
-        text = other_content(entry.digest) if at == end else "the pack cannot be read where it lies"
-        done.wrong.append((entry.digest, text))
+        done.wrong.append((entry.digest, other_content(entry.digest) if at == end else _UNREADABLE))
 
 
 class _Files:

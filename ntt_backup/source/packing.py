@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.blobdir.syscalls import rename_new
-from ntt_backup.errors import SOME_FAILED, ConfigError
+from ntt_backup.errors import SOME_FAILED, ConfigError, SourceError
 from ntt_backup.model import Blob, Failure, Failures
 from ntt_backup.pack.format import MAX_ENTRIES, pack_id
 from ntt_backup.pack.writer import PackWriter
@@ -88,7 +88,7 @@ def pack_blobs(
     """
     if len(blobids) > MAX_ENTRIES:
         raise ConfigError(
-            f"a pack has at most {MAX_ENTRIES:,} blobs, and these are {len(blobids):,}",
+            f"a pack has at most {MAX_ENTRIES:,} blobs, and these are more",
             hint="make one for each --prefix",
         )
     began = time.monotonic()
@@ -129,18 +129,29 @@ def _add_large(reader: Reader, writer: PackWriter, blob: Blob, buffer: memoryvie
     sized = examined[0]
     assert sized.size is not None
     hasher = blake3()
-    missing = sized.size
-    with reader.opened(sized) as fd:
-        writer.begin(bytes.fromhex(blob.blobid), missing)
-        while missing and (count := os.readv(fd, [buffer[: min(missing, len(buffer))]])):
-            hasher.update(buffer[:count])
-            writer.more(buffer[:count])
-            missing -= count
-    if missing or hasher.hexdigest() != blob.blobid:
-        raise ConfigError(
+    writer.begin(bytes.fromhex(blob.blobid), sized.size)
+    for piece in _pieces(reader, sized, buffer):
+        hasher.update(piece)
+        writer.more(piece)
+    if hasher.hexdigest() != blob.blobid:
+        raise SourceError(
             f"{blob.blobid} was changed while it was packed", hint="pack again when nobody writes"
         )
     return sized.size
+
+
+def _pieces(reader: Reader, blob: Blob, buffer: memoryview) -> Iterator[memoryview]:
+    """Yields as much content as the blob has had. Raises SourceError."""
+    missing = blob.expected
+    try:
+        with reader.opened(blob) as fd:
+            while missing and (count := os.readv(fd, [buffer[: min(missing, len(buffer))]])):
+                yield buffer[:count]
+                missing -= count
+    except OSError as error:
+        raise SourceError(f"cannot read {blob.blobid}", detail=error.strerror or "") from error
+    if missing:
+        raise SourceError(f"{blob.blobid} was cut while it was packed", hint="pack again")
 
 
 @contextmanager

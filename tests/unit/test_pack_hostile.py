@@ -31,6 +31,7 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.salvage import find_members
 from ntt_backup.pack.ustar import write_header
 from ntt_backup.restore.unpack import unpack
+from tests.files import tree
 from tests.packs import noise, pack, reader, text
 
 SMALL = [noise(1, 20_000), *(text(n, 1500) for n in range(400)), b""]
@@ -177,6 +178,18 @@ def test_more_entries_than_a_pack_may_have_are_not_even_read() -> None:
     with pytest.raises(PackError):
         PackReader(read, len(data))
     assert sum(asked) == len(data)
+
+
+def test_a_compressed_blob_of_another_writer_may_be_large(tmp_path: Path) -> None:
+    content = noise(1, 3_000_000) + bytes(3_000_000)
+    frame = zstandard.ZstdCompressor().compress(content)
+    entry = Entry(blake3(content).digest(), 0, len(frame), len(content), ZSTD)
+    data = forged(frame, [entry])
+    assert reader(data).read_blob(entry) == content
+    file, to = tmp_path / "in.tar", tmp_path / "to"
+    file.write_bytes(data)
+    unpack([file], to, jobs=1, verify=True, on_progress=lambda _: None)
+    assert list(tree(to).values()) == [content]
 
 
 def bomb(says: int | None) -> bytes:
