@@ -165,6 +165,7 @@ class ImageWriter:
         return _node(_DIRECTORY, 2 + len(below), len(entries), self.itself, first)
 
     def _write_front(self) -> None:
+        self._blocks[-1] = self._at // BLOCK
         fields = [
             _COMPATIBLE,
             _BLOCK_BITS,

@@ -15,11 +15,13 @@ from ntt_backup.objects.keys import PACKS, PackKey
 
 def find(directory: Path, prefix: str) -> list[Source]:
     """Returns the packs below a directory (`*.tar`) and the files there that are named as blobids,
-    each as a device of its own. Left out is what by its name has no blob of that prefix.
+    each as a device of its own. Left out is what by its name has no blob of that prefix. Instead of
+    a directory one pack may be named.
 
     Raises MountImpossible.
     """
-    paths = sorted(path for path in _files(directory) if _may_have(path.name, prefix))
+    found = [directory] if directory.is_file() else _files(directory)
+    paths = sorted(path for path in found if _may_have(path.name, prefix))
     if not paths:
         raise MountImpossible(f"no packs in {directory}", hint="name the directory of the packs")
     if len(paths) > MAX_DEVICES:

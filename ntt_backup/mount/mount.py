@@ -51,6 +51,27 @@ def mount_packs(
     return built
 
 
+def write_image(packs: Path, image: Path, *, prefix: str, on_left_out: OnLeftOut) -> Built:
+    """Writes the image of packs, a directory of them or one, to a file, which appears whole. Its
+    devices are the packs in the order of their paths, and then itself. Raises OSError, and
+    MountImpossible.
+    """
+    sources = local.find(packs, prefix)
+    sizes = [one.size for one in sources]
+    part = image.with_name(f".{image.name}.part")
+    try:
+        with part.open("w+b") as file:
+            built = build(
+                file, sizes, sources, scratch=image.parent, prefix=prefix, on_left_out=on_left_out
+            )
+            _require_some(built)
+            os.fsync(file.fileno())
+        part.replace(image)
+    finally:
+        part.unlink(missing_ok=True)
+    return built
+
+
 def mount_bucket(
     open_bucket: Callable[[], Bucket],
     directory: Path,
