@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -55,7 +55,7 @@ def mount(
     needed (6.4 for a bucket). umount DIR ends it. What is read from DIR is not compared with its
     name: that is what verify does. Exit code 7 when a pack or a blob is damaged and was left out.
     """
-    left_out = _LeftOut()
+    left_out = LeftOut()
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
     began = time.monotonic()
     if packs is not None:
@@ -74,16 +74,12 @@ def mount(
             prefix=prefix,
             on_left_out=left_out.say,
         )
-    seconds = time.monotonic() - began
-    report(
-        {**fields_of(built), "duration_s": round(seconds, 3)},
-        lines(built, directory, seconds),
-        SOME_FAILED if built.left_out else 0,
-        as_json=as_json,
-    )
+    built.duration_s = time.monotonic() - began
+    said = f"mounted on {directory}; umount {directory} ends it"
+    report_built(built, said, as_json=as_json)
 
 
-class _LeftOut:
+class LeftOut:
     """Shows the first of what is damaged."""
 
     def __init__(self) -> None:
@@ -110,14 +106,15 @@ def _bucket(common: Common) -> Callable[[], Bucket]:
     return lambda: open_bucket(remote)
 
 
-def lines(built: Built, directory: Path, seconds: float) -> list[str]:
-    """Returns what was mounted, for a terminal."""
-    said = [
-        f"mounted {amount(built.blobs, built.bytes)}, of {many(built.packs, 'pack')}, on"
-        f" {directory} in {duration(seconds)}; umount {directory} ends it",
+def report_built(built: Built, done: str, *, as_json: bool) -> NoReturn:
+    """Prints what an image shows, and ends the process. done: what was done with it."""
+    lines = [
+        f"{amount(built.blobs, built.bytes)}, of {many(built.packs, 'pack')}, in"
+        f" {duration(built.duration_s)}: {done}",
         f"the image has {size(built.image_bytes)}, with the content of"
-        f" {many(built.copied, 'blob')}; the others are read from their packs",
+        f" {many(built.copied, 'blob')}; the others lie in their packs",
     ]
     if built.left_out:
-        said.append(f"NOT mounted: {built.left_out:,} packs or blobs that are damaged")
-    return said
+        lines.append(f"LEFT OUT: {built.left_out:,} packs or blobs that are damaged")
+    code = SOME_FAILED if built.left_out else 0
+    report(fields_of(built), lines, code, as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -49,6 +50,13 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option("--check", is_flag=True, help="Check FILE instead: hash every blob in it.")
 @click.option("--list-blobs", is_flag=True, help="Print the blobids in FILE instead.")
+@click.option(
+    "--image",
+    type=click.Path(path_type=Path),
+    metavar="IMAGE",
+    help="Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
+    " packs; see docs/mount.md.",
+)
 @result_options
 @click.pass_obj
 def pack(
@@ -61,6 +69,7 @@ def pack(
     force: bool,
     check: bool,
     list_blobs: bool,
+    image: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -71,8 +80,10 @@ def pack(
     and no remote is needed. Exit code 7 when a blob was wrong.
     """
     making = source is not None or names is not None
-    if making + check + list_blobs != 1:
-        raise click.UsageError("give one of --from or --list, --check, and --list-blobs")
+    if making + check + list_blobs + (image is not None) != 1:
+        raise click.UsageError("give one of --from or --list, --check, --list-blobs, and --image")
+    if image is not None:
+        _write_image(file, image, prefix, as_json)
     if list_blobs:
         _list_blobs(file, as_json)
     if check:
@@ -102,6 +113,19 @@ def pack(
         said.append(f"NOT packed: {many(len(done.wrong), 'blob')}")
         said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
     report(fields_of(done), said, done.exit_code, as_json=as_json)
+
+
+def _write_image(packs: Path, image: Path, prefix: str, as_json: bool) -> NoReturn:
+    from ntt_backup.cli.mount import LeftOut, report_built
+    from ntt_backup.mount.mount import write_image
+
+    began = time.monotonic()
+    with writing(image):
+        built = write_image(
+            packs.absolute(), image.absolute(), prefix=prefix, on_left_out=LeftOut().say
+        )
+    built.duration_s = time.monotonic() - began
+    report_built(built, f"written to {image}", as_json=as_json)
 
 
 def _progress_text(done: Packed) -> str:

@@ -64,6 +64,7 @@ class Built:
     copied: int = 0
     left_out: int = 0
     image_bytes: int = 0
+    duration_s: float = 0.0
 
 
 class _Run(NamedTuple):

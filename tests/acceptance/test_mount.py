@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.config.models import RemoteSettings
+from ntt_backup.mount import kernel
 from ntt_backup.objects.s3 import open_bucket
 from tests.mounts import contents, mount_point, packs, write, wrong
 from tests.s3_servers import S3Server
@@ -36,8 +37,12 @@ def mount(place: Path, *options: str, **environ: str) -> dict[str, Any]:
 
 
 def mount_text(place: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return program("mount", str(place), *options, **environ)
+
+
+def program(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ntt_backup", "mount", str(place), *options],
+        [sys.executable, "-m", "ntt_backup", *words],
         capture_output=True,
         text=True,
         env={**os.environ, "NTT_CONFIG": os.devnull, **environ},
@@ -57,7 +62,7 @@ def test_packs_in_a_directory_are_mounted_and_unmounted(tmp_path: Path, place: P
     directory = write(tmp_path / "packs", packs(blobs, 90))
     done = mount_text(place, "--packs", str(directory))
     assert done.returncode == 0, done.stderr
-    assert f"mounted {len(blobs):,} blobs" in done.stdout
+    assert done.stdout.startswith(f"{len(blobs):,} blobs, ")
     assert f"umount {place} ends it" in done.stdout
     assert wrong(place, blobs) == []
     subprocess.run(["umount", place], check=True)
@@ -77,9 +82,26 @@ def test_a_damaged_pack_is_named_and_the_others_are_mounted(tmp_path: Path, plac
     done = mount_text(place, "--packs", str(directory))
     assert done.returncode == 7, done.stderr
     assert f"left out {lost}: " in done.stderr
-    assert "NOT mounted: 1" in done.stdout
+    assert "LEFT OUT: 1" in done.stdout
     kept = dict(sorted(blobs.items())[100:])
     assert wrong(place, kept) == []
+
+
+def test_an_image_alone_is_what_the_kernel_mounts(tmp_path: Path, place: Path) -> None:
+    blobs = contents(200)
+    write(place / "packs", packs(blobs, 90))
+    image = place / "image"
+    done = program("pack", str(place / "packs"), "--image", str(image), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["blobs"] == len(blobs)
+    devices = [str(path) for path in sorted(place.glob("packs/packs/*/*.tar"))]
+    assert sorted(place.iterdir()) == [image, place / "packs"]
+    (on := place / "packs" / "on").mkdir()
+    kernel.attach(str(image), [*devices, str(image)], on, direct=False)
+    try:
+        assert wrong(on, blobs) == []
+    finally:
+        subprocess.run(["umount", on], check=True)
 
 
 def many_blobs(place: Path, s3: S3Server, number: int) -> None:
