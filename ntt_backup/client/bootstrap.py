@@ -72,7 +72,7 @@ sources = {{}}
 def bundle() -> tuple[str, bytes]:
     """Returns the remote command, and the bytes that follow once its loader has greeted."""
     program = f"sources = {_sources()!r}\n{_IMPORTER.format(start='serve')}"
-    data = zlib.compress(program.encode(), 9)
+    data = zlib.compress(program.encode())
     words = " ".join(GREETING)
     return f"exec sh -c '{PYTHON} -E -c \"{LOADER}\" {len(data)} {words}'", data
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.bootstrap import bundle
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
@@ -22,6 +23,7 @@ SOUND_SECONDS: Final = 600.0
 
 def fork_worker(spec: WorkerSpec) -> Child:
     """Returns a worker process that waits for GO. Raises OSError where that cannot be."""
+    bundle()  # Made once, and not by each of the copies.
     return Fork(partial(work, spec), f"ntt-worker {spec.worker}")
 
 
