@@ -14,9 +14,9 @@ from ntt_backup.config import RemoteSettings
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
+from tests.bucket_packs import by_path, put_large, put_pack
 from tests.environment import Environment
 from tests.files import tree
-from tests.bucket_packs import by_path, put_large, put_pack
 from tests.s3_servers import S3Server
 
 

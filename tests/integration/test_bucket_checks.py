@@ -20,9 +20,9 @@ from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from ntt_backup.objects import open as opening
+from tests.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import put
-from tests.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
 
 TARGET = "remote"
 

@@ -14,8 +14,8 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables, names_of, packs_for, packs_of
-from tests.fake_bucket import FakeBucket
 from tests.bucket_packs import put_large, put_pack
+from tests.fake_bucket import FakeBucket
 
 
 def patient(bucket: FakeBucket) -> PatientBucket:

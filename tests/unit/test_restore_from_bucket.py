@@ -15,9 +15,9 @@ from ntt_backup.objects import open as opening
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.restore.restore import restore
 from ntt_backup.restore.work import Restored, Wanted
+from tests.bucket_packs import blobid_of, bucket_settings, by_path, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
-from tests.bucket_packs import blobid_of, bucket_settings, by_path, put_large, put_pack
 
 MIB = 1 << 20
 
