@@ -12,11 +12,12 @@ all of them. Trouble is a function of an `Exchange`; those below are ready made.
 requests pass before it begins, `when` picks them by their key.
 
 Strict (`S3Proxy(s3, strict=True)`) is "R2 mode": parts of unequal size, checksums in trailers and
-object-lock headers are refused.
+object-lock headers are refused. With `tls` it speaks TLS.
 """
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from base64 import b64encode
@@ -175,7 +176,12 @@ class S3Proxy:
     """
 
     def __init__(
-        self, server: S3Server, account: Account | None = None, *, strict: bool = False
+        self,
+        server: S3Server,
+        account: Account | None = None,
+        *,
+        strict: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.server = server
         self.account = account or server.sender
@@ -206,11 +212,14 @@ class S3Proxy:
 
         self._http = ThreadingHTTPServer((HOST, 0), Handler)
         self._http.daemon_threads = True
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
+        self._scheme = "http" if tls is None else "https"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
 
     @property
     def endpoint(self) -> str:
-        return f"http://{HOST}:{self._http.server_port}"
+        return f"{self._scheme}://{HOST}:{self._http.server_port}"
 
     @property
     def requests(self) -> Counter[str]:

@@ -203,16 +203,20 @@ class S3Bucket:
         # A server's clock is told in whole seconds.
         skew = 0.0 if clock is None else max(0.0, before - clock - 1, clock - after)
         versioning = self._told("get_bucket_versioning", "Status")
-        lock = self._told("get_object_lock_configuration", "ObjectLockConfiguration")
+        lock = self._told(
+            "get_object_lock_configuration", "ObjectLockConfiguration", "ObjectLockEnabled"
+        )
         return BucketFacts(headers.get("server", "unknown server"), skew, versioning, lock)
 
-    def _told(self, operation: str, name: str) -> str:
+    def _told(self, operation: str, *names: str) -> str:
         """Returns whether something of the bucket is on; "" where the credentials may not ask."""
         try:
-            answer = getattr(self._client, operation)(Bucket=self._bucket)
+            said = getattr(self._client, operation)(Bucket=self._bucket)
         except FAILURES as failure:
             return "off" if "NotFound" in str(failure) else ""
-        return "on" if answer.get(name) not in (None, "Suspended") else "off"
+        for name in names:
+            said = said.get(name, {})
+        return "on" if said == "Enabled" else "off"
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         following = {"StartAfter": self._prefix + after} if after else {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import ssl
+import subprocess
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -218,6 +220,26 @@ def test_a_server_that_speaks_no_tls_is_told(s3: S3Server) -> None:
     endpoint = s3.endpoint.replace("http:", "https:")
     with pytest.raises(RemoteDenied, match="does not speak TLS"):
         open_bucket(s3.bucket(endpoint=endpoint)).head(KEY)
+
+
+def test_a_certificate_is_trusted_by_its_authority_alone(s3: S3Server, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    name = ["-subj", "/CN=test", "-addext", f"subjectAltName=IP:{HOST}", "-days", "2"]
+    making = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"]
+    making += ["ec_paramgen_curve:prime256v1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*making, *name], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with S3Proxy(s3, tls=context) as proxy:
+        settings = s3.bucket(endpoint=proxy.endpoint)
+        with pytest.raises(RemoteDenied, match="certificate is not trusted") as caught:
+            open_bucket(settings).head(KEY)
+        assert "remote.ca_bundle" in caught.value.hint
+        trusting = settings.model_copy(update={"ca_bundle": certificate})
+        content = os.urandom(600_000)
+        bucket = open_bucket(trusting)
+        bucket.complete(KEY, *upload(bucket, content))
+        assert bucket.get_range(KEY, 0, len(content)) == content
 
 
 def test_wrong_and_missing_credentials_are_told(
