@@ -10,7 +10,7 @@ from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import MAX_DEVICE, MAX_DEVICES
 from ntt_backup.mount.image import Source
-from ntt_backup.objects.keys import PACKS, PackKey
+from ntt_backup.objects.keys import PackKey
 
 
 def find(directory: Path, prefix: str) -> list[Source]:
@@ -54,7 +54,7 @@ def _files(directory: Path) -> Iterator[Path]:
 def _may_have(name: str, prefix: str) -> bool:
     if is_blobid(name):
         return name.startswith(prefix)
-    key = PackKey.read(f"{PACKS}{name[:2]}/{name}")
+    key = PackKey.read_name(name)
     return key is None or key.may_have(prefix)
 
 

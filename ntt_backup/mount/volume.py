@@ -11,7 +11,7 @@ from typing import Final
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.mount.erofs import MAX_DEVICE
 from ntt_backup.objects.bucket import Bucket, ObjectInfo
-from ntt_backup.objects.keys import BLOBS, PACKS, PackKey, blobid_of
+from ntt_backup.objects.keys import PackKey, blob_prefix, blobid_of, pack_prefixes
 
 # What is fetched at once. Each object begins at a multiple of it.
 PIECE: Final = 1 << 20
@@ -53,13 +53,12 @@ def find(bucket: Bucket, prefix: str) -> Iterator[ObjectInfo]:
     """Yields the packs that may have a blob of that prefix, and the blobs that are objects of their
     own.
     """
-    for one in bucket.list(PACKS):
-        key = PackKey.read(one.key)
-        if key is not None and key.low[: len(prefix)] > prefix:
-            break
-        if key is not None and one.size and key.may_have(prefix):
-            yield one
-    for one in bucket.list(BLOBS + (f"{prefix[:2]}/" if len(prefix) >= 2 else prefix)):
+    for below in pack_prefixes(prefix):
+        for one in bucket.list(below):
+            key = PackKey.read(one.key)
+            if key is not None and one.size and key.may_have(prefix):
+                yield one
+    for one in bucket.list(blob_prefix(prefix)):
         blobid = blobid_of(one.key)
         if blobid is not None and one.size and blobid.startswith(prefix):
             yield one

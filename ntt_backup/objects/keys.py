@@ -26,9 +26,7 @@ TRIALS: Final = f"{PACKS}trial-"
 # Blobs of so many bytes are objects of their own.
 LARGE_BLOB: Final = 64 << 20
 
-_PACK: Final = re.compile(
-    r"packs/(?:[0-9a-f]{2}|wide)/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.tar"
-)
+_PACK: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.tar")
 
 
 class PackKey(NamedTuple):
@@ -58,9 +56,14 @@ class PackKey(NamedTuple):
     @staticmethod
     def read(key: str) -> PackKey | None:
         """Returns what a key says; None for one that is no pack's."""
-        found = _PACK.fullmatch(key)
-        pack = PackKey(*found.groups()) if found is not None else None
-        return pack if pack is not None and pack.key == key and pack.low <= pack.high else None
+        pack = PackKey.read_name(key.rpartition("/")[2])
+        return pack if pack is not None and pack.key == key else None
+
+    @staticmethod
+    def read_name(name: str) -> PackKey | None:
+        """Returns what the last part of a key says, wherever it stands."""
+        found = _PACK.fullmatch(name)
+        return None if found is None or found[1] > found[2] else PackKey(*found.groups())
 
 
 def blob_key(blobid: str) -> str:
@@ -70,11 +73,9 @@ def blob_key(blobid: str) -> str:
 
 def pack_prefixes(prefix: str) -> list[str]:
     """Returns what the keys of packs begin with that may hold blobids with this prefix."""
-    return (
-        [PACKS]
-        if not prefix
-        else [PACKS + (f"{prefix[:2]}/" if prefix[1:] else prefix), WIDE_PACKS]
-    )
+    if not prefix:
+        return [PACKS]
+    return [PACKS + (f"{prefix[:2]}/" if prefix[1:] else prefix), WIDE_PACKS]
 
 
 def blob_prefix(prefix: str) -> str:

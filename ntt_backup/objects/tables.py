@@ -48,10 +48,6 @@ class PackObject(NamedTuple):
     def key(self) -> str:
         return self.name.key
 
-    def overlaps(self, low: str, high: str) -> bool:
-        """Returns whether it may hold a blobid between these 16 digits, both included."""
-        return self.name.low <= high and low <= self.name.high
-
 
 class LargeBlob(NamedTuple):
     """A blob that is an object of its own, as it is listed."""
@@ -62,12 +58,11 @@ class LargeBlob(NamedTuple):
 
 def packs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[PackObject]:
     """Yields the packs that may hold blobids with a prefix."""
-    low, high = prefix.ljust(16, "0")[:16], prefix.ljust(16, "f")[:16]
     for below in pack_prefixes(prefix):
         for one in bucket.list(below):
             name = PackKey.read(one.key)
-            if name is not None and (pack := PackObject(name, one.size)).overlaps(low, high):
-                yield pack
+            if name is not None and name.may_have(prefix):
+                yield PackObject(name, one.size)
 
 
 def large_blobs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[LargeBlob]:
