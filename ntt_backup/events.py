@@ -277,6 +277,7 @@ class BatchComplete(WorkerEvent):
     duration_s: Annotated[Amount, doc("seconds from the batch's start to its answer")]
     mb_per_s: Annotated[Amount, doc("10^6 bytes of content a second")]
     attempt: Positive
+    pack: Annotated[str, doc("the key of the pack in the bucket; empty where there is none")] = ""
 
     @classmethod
     def of(cls, receipt: Receipt) -> Self:
@@ -290,6 +291,7 @@ class BatchComplete(WorkerEvent):
             duration_s=receipt.duration_s,
             mb_per_s=receipt.stored_bytes / max(receipt.duration_s, 1e-6) / _MEGA,
             attempt=receipt.batch.attempt,
+            pack=receipt.packs[0].key if receipt.packs else "",
         )
 
 

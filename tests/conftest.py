@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.sshd",
     "tests.s3_servers",
     "tests.environment",
+    "tests.bucket_environment",
     "tests.link",
 ]
 

@@ -23,7 +23,9 @@ _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlim
 @click.option("--workers", help="Number of workers that send in parallel.")
 @click.option("--batch-size", help="Largest number of blobs in a batch.")
 @click.option("--batch-bytes", help="Largest content of a batch, for example 256MiB.")
-@click.option("--strategy", help="How batches are sent: auto, stream or tar.")
+@click.option(
+    "--strategy", help="How batches are sent: auto, stream or tar; to a bucket always objects."
+)
 @click.option("--codec", help="Compression of stream: auto, none, zlib, zstd-1, ... zstd-12.")
 @click.option(
     "--bwlimit", metavar="RATE", help="Bytes a second of all workers together, for example 10MB."

@@ -80,7 +80,9 @@ class SessionSpec:
     zero for content that has to be sent again, so that the sum is what was stored and what is under
     way. meanwhile is called while the remote starts the receiver, cancelled while an answer is
     waited for, and may raise. sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a
-    file).
+    file). bucket: the settings of one, where that is the target; then nothing goes over the
+    transport. dead_before: returns the time of the epoch before which uploads were begun that are
+    nobody's any more; this session removes them.
     """
 
     transport: Transport
@@ -95,15 +97,21 @@ class SessionSpec:
     meanwhile: Callable[[], None] = lambda: None
     cancelled: Callable[[], None] = lambda: None
     sync: str = "syncfs"
+    bucket: RemoteSettings | None = None
+    dead_before: Callable[[], float] | None = None
 
     @staticmethod
-    def of(settings: RemoteConfig, run_id: str, slot: str) -> SessionSpec:
-        """Returns what the settings say for a session. Raises ConfigError for a bucket."""
+    def of(settings: RemoteConfig, run_id: str, slot: str, *, sends: bool = False) -> SessionSpec:
+        """Returns what the settings say for a session. sends: it sends batches, which alone are for
+        a bucket, too. Raises ConfigError for a bucket otherwise.
+        """
         remote, run, owner = settings.remote, settings.run, identity.owner(settings)
         if remote.kind == "file" and run.codec == "auto":
             # There is no link that compression could make faster.
             run = run.model_copy(update={"codec": "none"})
-        return SessionSpec(transport_to(remote), remote.path, owner, run_id, slot, run)
+        bucket = remote if sends and remote.kind == "s3" else None
+        transport = transport_to(remote) if bucket is None else Local(0.0)
+        return SessionSpec(transport, remote.path, owner, run_id, slot, run, bucket=bucket)
 
     def channel(self, command: str) -> Channel:
         """Starts the remote command, under this limit."""

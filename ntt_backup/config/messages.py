@@ -71,6 +71,9 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
         other = origin_of(f"remote.{error['ctx']['name']}")
         text = f"{origin_of('remote.url')} and {other} name different places"
         yield Problem(text, "keep one of them")
+    elif error["type"] == "strategy":
+        text = f"{origin_of('run.strategy')} is not for this target"
+        yield Problem(text, "leave it out: a bucket takes objects, any other target stream or tar")
     elif error["type"] == "contradiction":
         low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
         text = f"{origin_of(low)} is above {origin_of(high)}"

@@ -40,6 +40,8 @@ from ntt_backup.model import DEFAULT_TARGET
 
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
+# What a run to a bucket does where nothing else is set.
+_PACKS: Mapping[str, int] = {"batch_size": 65_536, "window": 2}
 
 
 class _Section(BaseModel):
@@ -148,7 +150,7 @@ class RunSettings(_Section):
     workers: Count = Field(default=4, ge=1, le=256)
     batch_size: Count = Field(default=1000, ge=1, le=100_000)
     batch_bytes: Size = Field(default=256 * 1024**2, ge=1, le=MOST_BYTES)
-    strategy: Literal["auto", "tar", "stream"] = "auto"
+    strategy: Literal["auto", "tar", "stream", "objects"] = "auto"
     codec: Literal["auto", "none", "zlib", "zstd-1", "zstd-3", "zstd-6", "zstd-9", "zstd-12"] = (
         "auto"
     )
@@ -171,6 +173,13 @@ class RunSettings(_Section):
             pair = {"low": "backoff_base", "high": "backoff_cap"}
             raise PydanticCustomError("contradiction", "{low} is above {high}", pair)
         return self
+
+    def for_bucket(self) -> RunSettings:
+        """Returns the settings for a bucket, where a batch is a pack: what was set holds, but for
+        the strategy.
+        """
+        unset = {name: value for name, value in _PACKS.items() if name not in self.model_fields_set}
+        return self.model_copy(update={**unset, "strategy": "objects"})
 
 
 class DumpSettings(_Section):
@@ -234,10 +243,19 @@ class CatalogConfig(BaseModel):
     catalog: CatalogSettings = CatalogSettings()
     source: SourceSettings | None = None
     remote: RemoteSettings | None = None
-    run: RunSettings = RunSettings()
+    run: RunSettings = Field(default=RunSettings(), validate_default=True)
     dump: DumpSettings = DumpSettings()
     log: LogSettings = LogSettings()
     lock: LockSettings = Field(default=LockSettings(), validate_default=True)
+
+    @field_validator("run")
+    @classmethod
+    def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
+        remote = info.data.get("remote")
+        bucket = remote is not None and remote.kind == "s3"
+        if run.strategy not in (("auto", "objects") if bucket else ("auto", "tar", "stream")):
+            raise PydanticCustomError("strategy", "it does not serve the target")
+        return run.for_bucket() if bucket else run
 
     @field_validator("lock")
     @classmethod

@@ -24,7 +24,7 @@ from typing import Final, Self
 import humanize
 
 from ntt_backup import __version__
-from ntt_backup.catalog import connection, selection, stats
+from ntt_backup.catalog import connection, privileges, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import SessionSpec
@@ -73,7 +73,7 @@ def check(settings: Settings) -> Iterator[Step]:
     yield _guarded("target", lambda: _target(settings))
 
     def open_one() -> Probe:
-        spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check")
+        spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
         return open_probe(settings.run.strategy, spec)
 
     preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
@@ -133,6 +133,7 @@ class Preflight:
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
         self._sizes: list[int] = []
+        self._bucket = settings.remote.kind == "s3"
         self.strategy: str | None = None
         self.pending = False
         self.estimate: PendingEstimate | None = None
@@ -144,7 +145,7 @@ class Preflight:
         yield source
         yield _guarded("catalog", self._look_at_catalog)
         if (catalog := self._catalog) is not None:
-            yield _guarded("rights", lambda: _rights(catalog, self._settings.target))
+            yield _guarded("rights", lambda: self._rights(catalog))
             if source.error is None:
                 yield _guarded("pending", lambda: self._look_for_pending(catalog))
         facts: list[Facts] = []
@@ -156,7 +157,8 @@ class Preflight:
             if catalog is not None:
                 yield _guarded("space", lambda: self._look_for_space(catalog, facts[0]))
                 if not facts[0].placed:
-                    yield _guarded("by-hash", lambda: self._look_for_place(catalog, probe))
+                    name = "store" if self._bucket else "by-hash"
+                    yield _guarded(name, lambda: self._look_for_place(catalog, probe))
 
     def __enter__(self) -> Self:
         return self
@@ -183,7 +185,8 @@ class Preflight:
         conn = connection.connect(settings.catalog.url, name)
         try:
             connection.refuse_shared_session(conn, settings.catalog.url)
-            warnings = verify_schema(conn, settings.target, "run" if self._prepare else "check")
+            command = privileges.of("run", bucket=self._bucket) if self._prepare else "check"
+            warnings = verify_schema(conn, settings.target, command)
         except BaseException:
             conn.close()
             raise
@@ -191,6 +194,10 @@ class Preflight:
         server = conn.info.parameter_status("server_version") or "unknown"
         text = f"{connection.describe(settings.catalog.url)}, PostgreSQL {server}"
         return Step("", text, warning="; ".join(warnings))
+
+    def _rights(self, catalog: Connection) -> Step:
+        verify_rights(catalog, self._settings.target, privileges.of("run", bucket=self._bucket))
+        return Step("", f"{catalog.info.user} may do what a run does")
 
     def _look_for_pending(self, catalog: Connection) -> Step:
         """Looks for a few pending blobs in the store: a wrong source.root shows here."""
@@ -231,14 +238,16 @@ class Preflight:
         found = probe.facts(will_try_out=self._try_out)
         facts.append(found)
         self.strategy = probe.strategy
-        host = self._settings.remote.host or "this machine"
-        return Step("", f"{host}: {found.system}, {found.program}; strategy {self.strategy}")
+        remote = self._settings.remote
+        where = remote.url if self._bucket else remote.host or "this machine"
+        return Step("", f"{where}: {found.system}, {found.program}; strategy {self.strategy}")
 
     def _look_for_place(self, catalog: Connection, probe: Probe) -> Step:
         """Makes by-hash at the start of a target's life. Later, that it is missing means
         a disk that is not mounted: making it would fill the disk below.
         """
-        path = f"{self._settings.remote.path}/by-hash"
+        remote = self._settings.remote
+        path = f"{remote.url}/format.json" if self._bucket else f"{remote.path}/by-hash"
         if selection.any_copied(catalog, self._settings.target):
             raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
         if not self._prepare:
@@ -254,10 +263,12 @@ class Preflight:
 
     def _look_for_space(self, catalog: Connection, facts: Facts) -> Step:
         estimate = self._estimate(catalog)
-        if facts.free_bytes is None:
-            return Step("", warning="the remote does not say how much space is free")
         need, unsized = _need(estimate, self._sizes)
         about = "" if estimate.exact and not estimate.unsized else "about "
+        if self._bucket:
+            return Step("", f"{about}{humanize.naturalsize(need)} pending{unsized}")
+        if facts.free_bytes is None:
+            return Step("", warning="the remote does not say how much space is free")
         free = humanize.naturalsize(facts.free_bytes)
         text = f"{free} free, {about}{humanize.naturalsize(need)} pending{unsized}"
         # A guess is no reason to refuse.
@@ -325,11 +336,6 @@ def _on_one_disk(*paths: str | Path) -> bool:
         return len({Path(path).stat().st_dev for path in paths}) == 1
     except OSError:
         return False
-
-
-def _rights(catalog: Connection, target: str) -> Step:
-    verify_rights(catalog, target, "run")
-    return Step("", f"{catalog.info.user} may do what a run does")
 
 
 def _transfer(probe: Probe) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,8 +16,11 @@ from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.model import PendingEstimate
 from ntt_backup.upload.worker_main import WorkerSpec
 
-# One more worker pays for so many bytes.
+# One more worker pays for so many bytes, and in a bucket, where fewer are more packs, for so many
+# bytes or blobs.
 _SHARE: Final = 4 * 1024 * 1024
+_PACK_SHARE: Final = 32 * 1024 * 1024
+_PACK_BLOBS: Final = 16_384
 
 
 def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
@@ -25,7 +29,10 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
     """
     if not pending.exact or pending.unsized:
         return run.workers
-    shares = max(pending.blobs / run.batch_size, pending.bytes / min(run.batch_bytes, _SHARE))
+    packs = run.strategy == "objects"
+    count = min(run.batch_size, _PACK_BLOBS) if packs else run.batch_size
+    size = min(run.batch_bytes, _PACK_SHARE if packs else _SHARE)
+    shares = max(pending.blobs / count, pending.bytes / size)
     return max(1, min(run.workers, math.ceil(shares)))
 
 
@@ -49,6 +56,7 @@ class WorkerPool:
             strategy=run.strategy,
             watch=watch,
             limit=limit,
+            started=time.time(),
         )
         self._workers = [
             SupervisedWorker(replace(spec, worker=worker), backoff) for worker in range(run.workers)

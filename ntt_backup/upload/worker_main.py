@@ -29,6 +29,7 @@ from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_probe, open_session
+from ntt_backup.upload.strategies.objects import DEAD_SECONDS
 from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.worker import Worker
@@ -51,7 +52,7 @@ _FRESH_SECONDS: Final = 30.0
 class WorkerSpec:
     """What a worker is to do. worker: its number, counted from 0. limit: what all
     workers together may send. probes: the worker probes the remote before it works; its strategy
-    may be `auto`.
+    may be `auto`. started: the time of the epoch when the run began.
     """
 
     settings: Settings
@@ -62,6 +63,7 @@ class WorkerSpec:
     watch: bool
     limit: Limit | None = None
     probes: bool = False
+    started: float = 0.0
 
 
 class Remote:
@@ -134,17 +136,33 @@ class Remote:
 def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
     """Returns what this worker's sessions are opened with."""
     return replace(
-        SessionSpec.of(spec.settings, spec.run_id, str(spec.worker)),
+        SessionSpec.of(spec.settings, spec.run_id, str(spec.worker), sends=True),
         pace=spec.limit.sender(spec.worker) if spec.limit is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,
         meanwhile=load,
+        dead_before=None if spec.worker else lambda: _dead_before(spec),
     )
 
 
 def load() -> None:
     """Loads what speaks to the catalog: the first worker is forked before that is loaded."""
     import ntt_backup.upload.catalog_session  # noqa: F401
+
+
+def _dead_before(spec: WorkerSpec) -> float:
+    """Returns before which time an upload was begun that has no sender any more. This host has one
+    run for a target, so where no other host sends to it, that is the time when the run began.
+    """
+    from ntt_backup.catalog.connection import connect
+    from ntt_backup.catalog.range_locks import holders
+
+    latest = time.time() - DEAD_SECONDS
+    with suppress(BackupError), connect(spec.settings.catalog.url, spec.application) as conn:
+        names = [one.application_name for one in holders(conn, spec.settings.target)]
+        if all(name.startswith(f"{spec.application}/") for name in names):
+            latest = max(latest, spec.started)
+    return latest
 
 
 def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None:

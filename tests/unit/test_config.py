@@ -481,3 +481,12 @@ def test_any_value_loads_or_is_refused_by_its_name(key: str, value: object) -> N
     if error is not None:
         assert error.message.startswith(f"--{key.partition('.')[2].replace('_', '-')} is ")
         assert str(error).isprintable()
+
+
+def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
+    remote = {"url": "s3://bucket/prefix"}
+    packs = Settings(source={"root": "/s"}, remote=remote).run
+    own = Settings(source={"root": "/s"}, remote=remote, run={"batch_size": 7, "window": 1}).run
+
+    assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 65_536, 2)
+    assert (own.strategy, own.batch_size, own.window) == ("objects", 7, 1)

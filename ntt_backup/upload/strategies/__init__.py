@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies.objects import open_objects, probe_objects
 from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.strategies.stream import connect, open_stream
@@ -32,6 +33,7 @@ class Strategy:
 STRATEGIES: Mapping[str, Strategy] = {
     "stream": Strategy(open_stream, StreamProbe, connect),
     "tar": Strategy(lambda spec, store, _: TarSession(spec, store), TarProbe),
+    "objects": Strategy(lambda spec, store, _: open_objects(spec, store), probe_objects),
 }
 
 

@@ -1,0 +1,385 @@
+"""The `objects` strategy: batches as packs in a bucket, each blob checked on its way.
+
+A batch is one pack; its large blobs are objects of their own. Each blob is hashed while it is read,
+and nothing becomes visible before all of its object is right: one bad blob, and the upload is
+dropped and made anew without it. The receipt is the bucket's checksum of the whole object, compared
+with ours.
+
+A key follows from the blobs alone. So a batch that is sent again finds what was stored of it,
+whether its answer was lost or its sender died.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from blake3 import blake3
+
+from ntt_backup.blobdir.layout import is_blobid
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.error_text import explain_gone
+from ntt_backup.errors import BatchRejected, RemoteDenied, RemoteUnreachable, SourceError
+from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
+from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.keys import BLOBS, FORMAT, PACKS, PackKey, blob_key
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.pack.format import pack_id
+from ntt_backup.pack.writer import PackWriter
+from ntt_backup.source.inspection import Store
+from ntt_backup.source.reader import Reader, TooLarge
+from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
+from ntt_backup.upload.strategies.outbox import Meter, Outbox, Outgoing
+from ntt_backup.upload.strategies.session import Outcome, Rejection
+
+# A blob of this size is an object of its own.
+LARGE: Final = 64 * 1024**2
+# An upload that is older has no sender any more.
+DEAD_SECONDS: Final = 86400.0
+_PIECE: Final = 4 * 1024**2
+_TURN_SECONDS: Final = 0.2
+# To read a small blob takes as long as to read so many bytes of a large one.
+_A_BLOB: Final = 4096
+
+
+def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
+    """Opens a session; one that is to sweep removes what dead ones have begun."""
+    assert spec.bucket is not None
+    meter = Meter(spec.pace)
+    bucket = open_bucket(spec.bucket, meter)
+    if (store_id := store_format.read(bucket)) is None:
+        raise explain_gone(f"{spec.bucket.url}/{FORMAT} is missing")
+    if spec.dead_before is not None:
+        sweep(bucket, spec.dead_before())
+    part_size = spec.bucket.part_size
+    return ObjectsSession(spec, store, bucket, meter, store_id=store_id, part_size=part_size)
+
+
+def probe_objects(spec: SessionSpec) -> ObjectsProbe:
+    """Returns a look at the bucket."""
+    assert spec.bucket is not None
+    return ObjectsProbe(open_bucket(spec.bucket), spec.owner)
+
+
+def sweep(bucket: Bucket, dead_before: float) -> None:
+    """Removes the uploads that were begun before this time of the epoch. An append-only bucket may
+    not allow that: then its own rule removes them.
+    """
+    before = datetime.fromtimestamp(dead_before, UTC)
+    with suppress(RemoteDenied):
+        for upload in list(bucket.uploads("")):
+            if upload.key.startswith((PACKS, BLOBS)) and upload.begun < before:
+                bucket.abort(upload.key, upload.upload_id)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch that was put. packed and large: what is on its way, and which blobs are in it.
+
+    written, told: bytes of content that were handed over, and reported. wire: of objects.
+    """
+
+    batch: Batch
+    started: float
+    look: bool
+    failed: list[Failure] = field(default_factory=list)
+    packed: list[tuple[Outgoing, PackKey, list[Blob]]] = field(default_factory=list)
+    large: list[tuple[Outgoing, Blob]] = field(default_factory=list)
+    told: int = 0
+    whole: bool = False
+
+    @property
+    def objects(self) -> list[Outgoing]:
+        return [*(one[0] for one in self.packed), *(one[0] for one in self.large)]
+
+    @property
+    def answered(self) -> bool:
+        """Whether each of its objects has an outcome."""
+        return self.whole and all(out.settled for out in self.objects)
+
+
+class ObjectsSession:
+    """See `session.Session`. Only its methods' own thread tells of bytes and content.
+
+    looks: so many of the first batches may be in the bucket already, since a run before this one
+    may have died between the last request for them and their record.
+    """
+
+    lingers = False
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        store: Store,
+        bucket: Bucket,
+        meter: Meter,
+        *,
+        store_id: bytes,
+        part_size: int,
+    ) -> None:
+        self._spec = spec
+        self._store = store
+        self._store_id = store_id
+        self._meter = meter
+        self._outbox = Outbox(bucket, part_size, self._hear)
+        self._flights: list[_Flight] = []
+        self._outcomes: list[Outcome] = []
+        self._usable = True
+        self._looks = spec.run.window
+        self._buffer = memoryview(bytearray(_PIECE + 1))
+        self._reported = 0
+        self._unheard = 0
+        self._heard = (0, 0)
+        self._heard_at = time.monotonic()
+
+    @property
+    def usable(self) -> bool:
+        return self._usable
+
+    @property
+    def in_flight(self) -> tuple[Batch, ...]:
+        return tuple(flight.batch for flight in self._flights)
+
+    def put(self, batch: Batch) -> None:
+        look = batch.attempt > 1 or self._looks > 0
+        self._looks -= 1
+        flight = _Flight(batch, time.monotonic(), look)
+        self._flights.append(flight)
+        try:
+            with Reader(self._store) as reader:
+                self._put_blobs(flight, reader)
+                reader.require_life(flight.failed, nothing_sent=not flight.objects)
+        except SourceError:
+            # What was finished of it stays, and is found when it is sent again.
+            self._flights.remove(flight)
+            self._correct_content(flight, 0)
+            raise
+        except BaseException:
+            self.abort()
+            raise
+        flight.whole = True
+
+    def collect(self, timeout: float) -> list[Outcome]:
+        deadline = time.monotonic() + timeout
+        while self._usable and self._flights:
+            self._take_answers()
+            left = deadline - time.monotonic()
+            if self._outcomes or left <= 0:
+                break
+            self._outbox.wait(min(left, _TURN_SECONDS))
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def close(self) -> None:
+        if self._usable:
+            self.abort()
+
+    def abort(self) -> None:
+        self._take_answers()
+        self._usable = False
+        self._outbox.abort()
+        for flight in self._flights:
+            self._correct_content(flight, 0)
+
+    # --- what is sent -----------------------------------------------------------------------------
+
+    def _put_blobs(self, flight: _Flight, reader: Reader) -> None:
+        small: dict[str, Blob] = {}
+        for blob in flight.batch.blobs:
+            if blob.expected < LARGE:
+                small[blob.blobid] = blob
+            elif (failure := self._put_large(flight, reader, blob)) is not None:
+                flight.failed.append(failure)
+        for one in [one for one in small if not is_blobid(one)]:
+            flight.failed.append(Failure(one, Reason.BAD_BLOBID, "not 64 lowercase hex digits"))
+            del small[one]
+        blobs = sorted(small.values(), key=lambda blob: blob.blobid)
+        while blobs and (bad := self._put_pack(flight, reader, blobs)):
+            flight.failed += bad
+            gone = {failure.blobid for failure in bad}
+            blobs = [blob for blob in blobs if blob.blobid not in gone]
+
+    def _put_pack(self, flight: _Flight, reader: Reader, blobs: Sequence[Blob]) -> list[Failure]:
+        """Sends a pack of the blobs; where some of them are bad, it sends nothing and returns
+        these.
+        """
+        digests = [bytes.fromhex(blob.blobid) for blob in blobs]
+        name = PackKey.of(digests[0], digests[-1], pack_id(self._store_id, digests))
+        out = self._outbox.begin(name.key, look=flight.look)
+        sent: list[Blob] = []
+        bad: list[Failure] = []
+        with self._dropped_unless_finished(out):
+            writer = PackWriter(
+                lambda data: self._outbox.write(out, data),
+                self._store_id,
+                bytes.fromhex(name.pack_id),
+            )
+            for blob, digest in zip(blobs, digests, strict=True):
+                found = reader.read(blob, self._buffer)
+                if isinstance(found, TooLarge):
+                    found = self._pass_on(reader, found.blob, None if bad else writer)
+                elif isinstance(found, int) and not bad:
+                    writer.add(digest, self._buffer[:found])
+                if isinstance(found, Failure):
+                    # The rest is only read, to know all that are bad.
+                    bad.append(found)
+                else:
+                    sent.append(Blob(blob.blobid, found))
+                    self._carry(flight, 0 if bad else found)
+            if not bad:
+                writer.close()
+                self._outbox.finish(out)
+                flight.packed.append((out, name, sent))
+        if bad:
+            self._correct_content(flight, sum(blob.size or 0 for _, blob in flight.large))
+        return bad
+
+    def _pass_on(self, reader: Reader, blob: Blob, writer: PackWriter | None) -> int | Failure:
+        """Reads a blob in pieces, into the pack where there is one; returns its size."""
+        size = blob.size or 0
+        if writer is not None:
+            writer.begin(bytes.fromhex(blob.blobid), size)
+        found, left = blake3(), size
+        try:
+            with reader.opened(blob) as fd:
+                while left and (count := os.readv(fd, [self._buffer[: min(left, _PIECE)]])):
+                    found.update(self._buffer[:count])
+                    if writer is not None:
+                        writer.more(self._buffer[:count])
+                    left -= count
+                    self._hear()
+        except OSError as error:
+            return reader.failure(blob, error)
+        return _problem(blob, found.hexdigest(), left) or size
+
+    def _put_large(self, flight: _Flight, reader: Reader, blob: Blob) -> Failure | None:
+        """Sends a blob as an object of its own; one that is bad is returned, and not sent."""
+        examined = reader.examine(blob, verify=False)
+        if isinstance(examined, Failure):
+            return examined
+        blob = examined[0]
+        left = blob.size or 0
+        out = self._outbox.begin(blob_key(blob.blobid), left, look=flight.look)
+        found, carried = blake3(), 0
+        with self._dropped_unless_finished(out):
+            try:
+                with reader.opened(blob) as fd:
+                    while left:
+                        space = self._outbox.space(out)[: min(left, _PIECE)]
+                        if not (count := os.readv(fd, [space])):
+                            break
+                        found.update(space[:count])
+                        self._outbox.filled(out, count)
+                        self._carry(flight, count)
+                        carried += count
+                        left -= count
+            except OSError as error:
+                failure: Failure | None = reader.failure(blob, error)
+            else:
+                failure = _problem(blob, found.hexdigest(), left)
+            if failure is None:
+                self._outbox.finish(out)
+                flight.large.append((out, blob))
+            else:
+                self._carry(flight, -carried)
+        return failure
+
+    @contextmanager
+    def _dropped_unless_finished(self, out: Outgoing) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if out.done is None and self._usable:
+                self._outbox.drop(out)
+
+    # --- what comes back --------------------------------------------------------------------------
+
+    def _take_answers(self) -> None:
+        for flight in [one for one in self._flights if one.answered]:
+            self._flights.remove(flight)
+            self._outcomes.append(self._outcome(flight))
+
+    def _outcome(self, flight: _Flight) -> Outcome:
+        stored: list[Blob] = []
+        packs: list[StoredPack] = []
+        for out, blob in flight.large:
+            if out.info is None:
+                said = f"the bucket has something else as {out.key}"
+                flight.failed.append(Failure(blob.blobid, Reason.REMOTE_REJECTED, said))
+            else:
+                stored.append(blob)
+        for out, name, blobs in flight.packed:
+            if (info := out.info) is None:
+                self._correct_content(flight, 0)
+                return Rejection(
+                    flight.batch,
+                    BatchRejected(
+                        "the bucket has another pack of the same blobs",
+                        detail=out.key,
+                        hint="packs of fewer blobs have other names; `verify` looks at that one",
+                    ),
+                )
+            stored += blobs
+            low, high = blobs[0].blobid, blobs[-1].blobid
+            count, size = len(blobs), info.size
+            packs.append(StoredPack(name.pack_id, out.key, low, high, count, size, info.checksum))
+        receipt = Receipt(
+            flight.batch,
+            tuple(stored),
+            tuple(flight.failed),
+            sum(out.size for out in flight.objects),
+            time.monotonic() - flight.started,
+            tuple(packs),
+        )
+        self._correct_content(flight, receipt.stored_bytes)
+        return receipt
+
+    def _hear(self) -> None:
+        """Tells how much was sent; ends the session where the bucket is in trouble or silent."""
+        sent = self._meter.sent
+        self._spec.on_bytes(sent - self._reported)
+        self._reported = sent
+        if (trouble := self._outbox.trouble) is not None:
+            self.abort()
+            raise trouble
+        now, heard = time.monotonic(), (sent, self._outbox.answers)
+        run, all_sent = self._spec.run, sent >= self._outbox.handed_over
+        limit = run.receipt_timeout if all_sent else run.stall_timeout
+        if heard != self._heard or not self._outbox.waiting:
+            self._heard, self._heard_at = heard, now
+        elif now - max(self._heard_at, self._meter.throttled) > limit:
+            self.abort()
+            raise RemoteUnreachable("the object store does not answer", detail=f"for {limit:.0f} s")
+
+    # --- what is reported of content --------------------------------------------------------------
+
+    def _carry(self, flight: _Flight, count: int) -> None:
+        """Reports content that was handed over for a batch."""
+        flight.told += count
+        self._spec.on_content(count)
+        self._unheard += count + _A_BLOB
+        if self._unheard >= _PIECE:
+            self._unheard = 0
+            self._hear()
+
+    def _correct_content(self, flight: _Flight, stored: int) -> None:
+        """Reports that so many bytes were stored of what was handed over for this batch."""
+        self._spec.on_content(stored - flight.told)
+        flight.told = stored
+
+
+def _problem(blob: Blob, found: str, missing: int) -> Failure | None:
+    """Returns what is wrong with content that was read, and came so many bytes short."""
+    if missing:
+        text = f"it ended {missing} bytes early"
+    elif found != blob.blobid:
+        text = f"its content hashes to {found}"
+    else:
+        return None
+    return Failure(blob.blobid, Reason.CORRUPT_SOURCE, text)

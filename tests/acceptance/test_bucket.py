@@ -1,0 +1,157 @@
+"""Runs to a bucket by the real program: all is copied once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+
+import pytest
+
+from tests.bucket_environment import BucketEnvironment, as_reader
+from tests.environment import wait_until
+from tests.patience import PATIENCE
+
+LARGE = 70_000_000
+
+
+def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.fill(300)
+    env.put(random.Random(5).randbytes(LARGE))
+
+    first = env.run("run")
+
+    assert first.returncode == 0, first.stdout + first.stderr
+    env.assert_complete()
+    assert len(env.packs()) == 1
+    (told,) = env.events("batch_complete")
+    assert told["pack"] in env.packs()
+    assert env.events("worker_start")[0]["strategy"] == "objects"
+    before = set(env.packs())
+    second = env.run("run")
+    assert second.returncode == 0, second.stdout
+    assert set(env.packs()) == before
+    env.put(b"one more")
+    assert env.run("run").returncode == 0
+    env.assert_complete()
+    assert len(env.packs()) == 2
+    assert env.status()["copied"] == len(env.in_store())
+
+
+def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.fill(3)
+
+    done = env.call("check")
+
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^ok +remote +s3://.*strategy objects", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok +store +s3://.*/format.json will be made", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok +transfer ", done.stdout, re.MULTILINE)
+    assert env.on_remote() == {}
+    assert env.run("run").returncode == 0
+    assert " will be made" not in env.call("check").stdout
+
+
+@pytest.mark.parametrize("strategy", ["tar", "stream"])
+def test_another_strategy_is_refused(bucket_env: BucketEnvironment, strategy: str) -> None:
+    done = bucket_env.run("run", "--strategy", strategy)
+
+    assert done.returncode == 2
+    assert "--strategy is not for this target" in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+
+
+def test_an_old_catalog_is_completed_by_init_db(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.fill(3)
+    env.query("drop table ntt_backup.packs")
+
+    refused = env.run("run")
+
+    assert refused.returncode == 4
+    assert "lacks packs" in refused.stdout
+    assert "init-db" in refused.stdout
+    assert env.call("init-db").returncode == 0
+    assert env.run("run").returncode == 0
+    env.assert_complete()
+
+
+def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.fill(3)
+    as_reader(env)
+    assert env.run("run").returncode == 5
+    env.environ = {**env.server.sender.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
+    wrong = env.run("run")
+    assert wrong.returncode == 5
+    assert "does not accept the credentials" in wrong.stdout
+    env.environ = {}
+    env.write_config(remote={"url": "s3://no-such-bucket/backup"})
+    missing = env.run("run")
+    assert missing.returncode == 5, missing.stdout
+    assert "no such bucket" in missing.stdout
+    assert env.copied() == set()
+    assert env.failures() == {}
+
+
+def test_bad_blobs_are_failed_and_requeued(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.fill(50)
+    bad = env.put(b"right")
+    env.path(bad).write_bytes(b"wrong")
+    gone = env.put(b"gone")
+    env.path(gone).unlink()
+
+    done = env.run("run")
+
+    assert done.returncode == 7
+    assert env.failures() == {bad: "corrupt-source", gone: "missing"}
+    env.path(bad).write_bytes(b"right")
+    env.put_in_store(b"gone")
+    assert env.call("requeue").returncode == 0
+    assert env.run("run").returncode == 0
+    env.assert_complete()
+
+
+@pytest.mark.parametrize("victim", ["worker", "coordinator"])
+def test_what_is_killed_is_finished(bucket_env: BucketEnvironment, victim: str) -> None:
+    env = bucket_env
+    env.fill(60, size=lambda chance: chance.randrange(500_000, 1_500_000))
+    env.write_config(
+        run={"workers": 2, "batch_bytes": "12MiB", "bwlimit": "8MB/s"},
+        remote={"part_size": "5MiB"},
+    )
+    with env.running("run") as run:
+        dead = env.await_event("batch_complete")["pid"]
+        wait_until(env.litter, "an upload that is under way")
+        os.kill(dead if victim == "worker" else run.pid, signal.SIGKILL)
+        if victim == "worker":
+            env.await_event("worker_restart")
+        run.send_signal(signal.SIGTERM)
+        run.wait(PATIENCE)
+        wait_until(lambda: not env.processes(), "the end of all")
+    env.assert_nothing_half()
+
+    env.write_config(run={"bwlimit": "1GB/s"})
+    done = env.run("run")
+
+    assert done.returncode == 0, done.stdout
+    env.assert_complete()
+
+
+def test_a_run_that_watches_sends_what_comes(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    env.write_config(run={"poll_interval": 0.2})
+    env.put(b"first")
+    with env.running("run", "--watch") as run:
+        env.await_copied(env.copied() | {env.put(b"second")})
+        third = env.put(b"third")
+        env.await_copied({third})
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 128 + signal.SIGTERM
+    env.assert_complete()
+    assert json.loads(env.log.read_text().splitlines()[-1])["outcome"] == "stopped"

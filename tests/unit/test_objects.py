@@ -1,0 +1,318 @@
+"""The strategy `objects` and a bucket in memory: what is told as stored is in a pack, and right."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, cast
+
+import pytest
+
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.config import RunSettings
+from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.model import Batch, Blob, Receipt
+from ntt_backup.objects.keys import PACKS, blobid_of
+from ntt_backup.pack.reader import PackReader
+from ntt_backup.source.inspection import Store
+from ntt_backup.upload.strategies import objects
+from ntt_backup.upload.strategies.objects import ObjectsSession, sweep
+from ntt_backup.upload.strategies.outbox import Meter
+from ntt_backup.upload.strategies.session import Outcome, Rejection
+from tests.fake_bucket import FakeBucket
+from tests.files import put
+from tests.patience import PATIENCE
+
+PART = 5 * 1024**2
+
+
+class Scene:
+    """A store, a bucket, and sessions between them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bucket = FakeBucket()
+        self.content = 0
+        self.wire = 0
+        self.run: dict[str, Any] = {}
+
+    def session(self, pace: Any = None) -> ObjectsSession:
+        spec = SessionSpec(
+            cast(Any, None),
+            "/nowhere",
+            "owner",
+            "run",
+            "0",
+            RunSettings(window=2, **self.run),
+            on_bytes=lambda count: setattr(self, "wire", self.wire + count),
+            on_content=lambda count: setattr(self, "content", self.content + count),
+        )
+        meter = Meter(pace)
+        return ObjectsSession(
+            spec, Store(self.root), self.bucket, meter, store_id=b"s" * 16, part_size=PART
+        )
+
+    def blobs(self, *sizes: int, seed: int = 1) -> tuple[Blob, ...]:
+        chance = random.Random(seed)
+        return tuple(put(self.root, chance.randbytes(size)) for size in sizes)
+
+    def stored(self) -> dict[str, bytes]:
+        """Blobid to content of all that the bucket shows; each once, each right."""
+        found: dict[str, bytes] = {}
+        for key, content in self.bucket.objects.items():
+            if key.startswith(PACKS):
+                reader = PackReader(partial(self.bucket.get_range, key), len(content))
+                for entry in reader.table:
+                    assert entry.digest.hex() not in found
+                    found[entry.digest.hex()] = reader.read_blob(entry)
+            else:
+                blobid = blobid_of(key)
+                assert blobid is not None
+                found[blobid] = content
+        return found
+
+    def in_store(self, blobs: tuple[Blob, ...]) -> dict[str, bytes]:
+        return {
+            blob.blobid: (self.root / blob.blobid[:2] / blob.blobid[2:4] / blob.blobid).read_bytes()
+            for blob in blobs
+        }
+
+
+def settled(session: ObjectsSession) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    while session.in_flight:
+        outcomes += session.collect(PATIENCE)
+    return outcomes
+
+
+def exchange(session: ObjectsSession, one: Batch) -> list[Outcome]:
+    session.put(one)
+    return settled(session)
+
+
+def receipt(outcomes: list[Outcome]) -> Receipt:
+    (one,) = outcomes
+    assert isinstance(one, Receipt)
+    return one
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(objects, "LARGE", 6 * 1024**2)
+    return Scene(tmp_path)
+
+
+def batch(blobs: tuple[Blob, ...], name: str = "0.1", attempt: int = 1) -> Batch:
+    return Batch(name, blobs, frozenset({1}), attempt)
+
+
+def test_a_batch_is_one_pack_and_its_large_blobs_objects(scene: Scene) -> None:
+    blobs = scene.blobs(0, 1, 513, 70_000, 5_000_000, 5_900_000, 7_000_000, 11_000_001)
+    session = scene.session()
+
+    session.put(batch(blobs))
+    got = receipt(settled(session))
+    session.close()
+
+    assert scene.stored() == scene.in_store(blobs)
+    assert sorted(got.stored, key=lambda blob: blob.blobid) == sorted(
+        blobs, key=lambda blob: blob.blobid
+    )
+    assert got.failed == ()
+    (pack,) = got.packs
+    info = scene.bucket.head(pack.key)
+    assert info is not None
+    assert (pack.size, pack.checksum, pack.blobs) == (info.size, info.checksum, 6)
+    assert len(pack.checksum.rpartition("-")[2]) == 1
+    assert scene.content == got.stored_bytes == sum(blob.size or 0 for blob in blobs)
+    assert list(scene.bucket.uploads("")) == []
+
+
+def test_a_small_batch_is_one_request(scene: Scene) -> None:
+    blobs = scene.blobs(*[300] * 200)
+    session = scene.session()
+    session._looks = 0
+
+    session.put(batch(blobs))
+    receipt(settled(session))
+
+    assert scene.bucket.requests == {"put": 1}
+    assert scene.stored() == scene.in_store(blobs)
+
+
+def test_bad_blobs_are_failed_and_the_pack_is_made_without_them(scene: Scene) -> None:
+    good = scene.blobs(10, 3_000_000, 4_000_000, 5_500_000, 7_000_000)
+    bad = scene.blobs(20, 5_400_000, 8_000_000, 30, seed=2)
+    for blob in bad[:3]:
+        path = scene.root / blob.blobid[:2] / blob.blobid[2:4] / blob.blobid
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    (scene.root / bad[3].blobid[:2] / bad[3].blobid[2:4] / bad[3].blobid).unlink()
+    session = scene.session()
+
+    session.put(batch((*bad, *good, Blob("../" * 22))))
+    got = receipt(settled(session))
+
+    assert scene.stored() == scene.in_store(good)
+    assert {one.blobid: str(one.reason) for one in got.failed} == {
+        **{blob.blobid: "corrupt-source" for blob in bad[:3]},
+        bad[3].blobid: "missing",
+        "../" * 22: "bad-blobid",
+    }
+    assert scene.content == got.stored_bytes == sum(blob.size or 0 for blob in good)
+    session.close()
+    assert list(scene.bucket.uploads("")) == []
+
+
+def test_what_was_stored_before_is_not_sent_again(scene: Scene) -> None:
+    blobs = scene.blobs(10, 3_000_000, 4_000_000, 7_000_000)
+    for number in range(2):
+        session = scene.session()
+        scene.bucket.requests.clear()
+        session.put(batch(blobs))
+        got = receipt(settled(session))
+        assert scene.stored() == scene.in_store(blobs)
+        assert len(got.packs) == 1
+        assert ("put_part" in scene.bucket.requests) == (number == 0)
+
+
+@pytest.mark.parametrize("verb", ["put", "complete"])
+def test_a_lost_answer_is_found_out_by_looking(scene: Scene, verb: str) -> None:
+    blobs = scene.blobs(*([10] if verb == "put" else [3_000_000, 4_000_000]))
+    lost: list[str] = []
+
+    def lose(done: str, key: str) -> None:
+        if done == verb and not lost:
+            lost.append(key)
+            raise RemoteUnreachable("the answer was lost")
+
+    scene.bucket.after = lose
+    session = scene.session()
+    session.put(batch(blobs))
+
+    got = receipt(settled(session))
+
+    assert lost == [got.packs[0].key]
+    assert scene.stored() == scene.in_store(blobs)
+    assert list(scene.bucket.uploads("")) == []
+
+
+def test_another_content_under_the_key_is_a_refusal_and_costs_no_second_sending(
+    scene: Scene,
+) -> None:
+    """A pack that was damaged in the bucket: its blobs go into packs of other names."""
+    blobs = scene.blobs(3_000_000, 4_000_000)
+    session = scene.session()
+    session.put(batch(blobs))
+    key = receipt(settled(session)).packs[0].key
+    whole = scene.bucket.objects[key]
+    scene.bucket.objects[key] = whole[:-1] + b"?"
+    scene.bucket._infos.pop(key)
+    scene.bucket.requests.clear()
+
+    session.put(batch(blobs, attempt=2))
+
+    (refused,) = settled(session)
+    assert isinstance(refused, Rejection)
+    assert isinstance(refused.error, BatchRejected)
+    assert refused.error.detail == key
+    assert "put_part" not in scene.bucket.requests
+    assert scene.content == sum(blob.size or 0 for blob in blobs)
+    for half in (blobs[:1], blobs[1:]):
+        session.put(batch(half))
+        assert receipt(settled(session)).stored == half
+
+
+def test_the_same_content_of_other_parts_is_read_back(scene: Scene) -> None:
+    blobs = scene.blobs(3_000_000, 4_000_000, 7_000_000)
+    session = scene.session()
+    session.put(batch(blobs))
+    (pack,) = receipt(settled(session)).packs
+    scene.bucket._infos.clear()  # It keeps no checksum of them any more.
+
+    session.put(batch(blobs, attempt=2))
+
+    assert receipt(settled(session)).packs == (pack,)
+    assert scene.bucket.requests["get_range"] >= 4
+
+
+def test_a_key_that_is_taken_while_it_is_sent_is_compared(scene: Scene) -> None:
+    """Another host has sent the same pack meanwhile."""
+    blobs = scene.blobs(3_000_000, 4_000_000)
+    other = scene.session()
+    other.put(batch(blobs))
+    expected = receipt(settled(other)).packs
+    session = scene.session()
+    session._looks = 0
+
+    session.put(batch(blobs))
+
+    assert receipt(settled(session)).packs == expected
+    assert list(scene.bucket.uploads("")) == []
+
+
+@pytest.mark.parametrize("verb", ["create_upload", "put_part", "complete", "head"])
+def test_an_error_ends_the_session_with_the_batch_in_flight(scene: Scene, verb: str) -> None:
+    blobs = scene.blobs(3_000_000, 4_000_000, 5_900_000, 7_000_000)
+
+    def fail(asked: str, key: str) -> None:
+        if asked == verb:
+            raise RemoteUnreachable("away")
+
+    scene.bucket.before = fail
+    session = scene.session()
+    with pytest.raises(RemoteUnreachable, match="away"):
+        exchange(session, batch(blobs))
+
+    assert not session.usable
+    assert [one.name for one in session.in_flight] == ["0.1"]
+    assert scene.content == 0
+    scene.bucket.before = lambda verb, key: None
+    sweep(scene.bucket, time.time() + 60)
+    assert list(scene.bucket.uploads("")) == []
+    again = scene.session()
+    again.put(batch(blobs, attempt=2))
+    receipt(settled(again))
+    assert scene.stored() == scene.in_store(blobs)
+
+
+def test_a_bucket_that_says_nothing_is_given_up(scene: Scene) -> None:
+    blobs = scene.blobs(3_000_000, 4_000_000)
+    quiet = Event()
+    scene.bucket.before = lambda verb, key: quiet.wait(PATIENCE) if verb == "put_part" else None
+    scene.run = {"stall_timeout": 1, "receipt_timeout": 1}
+    session = scene.session()
+    with pytest.raises(RemoteUnreachable, match="does not answer"):
+        exchange(session, batch(blobs))
+    quiet.set()
+    assert not session.usable
+
+
+def test_a_store_that_is_away_fails_no_blob(scene: Scene) -> None:
+    blobs = scene.blobs(10, 20)
+    session = scene.session()
+    for path in list(scene.root.iterdir()):
+        path.rename(scene.root.parent / f"away-{path.name}")
+    scene.root.rmdir()
+
+    with pytest.raises(SourceError):
+        session.put(batch(blobs))
+
+    assert session.in_flight == ()
+    assert session.usable
+
+
+def test_a_weak_bucket_that_overwrites_and_keeps_no_checksum_is_survived(scene: Scene) -> None:
+    scene.bucket = FakeBucket(weak=True)
+    blobs = scene.blobs(3_000_000, 4_000_000)
+    session = scene.session()
+
+    session.put(batch(blobs))
+
+    receipt(settled(session))
+    assert scene.stored() == scene.in_store(blobs)
+    assert scene.bucket.requests["get_range"] >= 2
