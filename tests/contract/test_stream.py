@@ -108,26 +108,30 @@ def spec_of(harness: Harness) -> SessionSpec:
     )
 
 
-def interrupted(local: Harness, size: int) -> Batch:
-    """A batch of one blob whose sending was broken off."""
+def interrupted(local: Harness, machine: Machine, size: int) -> Batch:
+    """A batch of one blob whose receiver was killed before it had all of it."""
     batch = local.batch("b", random_bytes(size))
-    first = local.open(codec="none")
+    first = local.open(transport=machine, codec="none")
     first.put(batch)
     first.abort()
     return batch
 
 
-def test_a_large_blob_goes_on_where_its_last_durable_byte_was(local: Harness) -> None:
+def test_a_large_blob_goes_on_where_its_last_durable_byte_was(
+    local: Harness, machine: Machine
+) -> None:
     size = 96 * MIB
-    batch = interrupted(local, size)
+    batch = interrupted(local, machine, size)
     already = local.sent
     local.assert_arrives(batch, codec="none")
     assert local.sent - already < size // 2
 
 
-def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(local: Harness) -> None:
+def test_a_partial_blob_that_went_bad_on_the_remote_is_sent_anew(
+    local: Harness, machine: Machine
+) -> None:
     size = 96 * MIB
-    batch = interrupted(local, size)
+    batch = interrupted(local, machine, size)
     partial = local.remote_dir / ".ntt-incoming" / "partial" / batch.blobs[0].blobid
     with partial.open("r+b") as file:
         file.seek(5)
