@@ -45,12 +45,6 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
         origin = layer[key].origin if key in layer else key
         return origin if origin.isprintable() else ascii(origin)[1:-1]
 
-    if error["type"] == "strategy":
-        text = (
-            f"{origin_of('run.strategy')} needs a receiver, and {error['ctx']['url']} is a bucket"
-        )
-        yield Problem(text, "set run.strategy to auto")
-        return
     section, name = str(error["loc"][0]), str((*error["loc"], "")[1])
     fields = TABLES[section].model_fields
     key = f"{section}.{name}"

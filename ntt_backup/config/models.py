@@ -281,12 +281,6 @@ class Settings(StoreConfig, RemoteConfig):
     # pydantic would take the first base's field, which may be missing.
     remote: RemoteSettings
 
-    @model_validator(mode="after")
-    def _strategy_of_the_kind(self) -> Self:
-        if self.remote.kind == "s3" and self.run.strategy in ("tar", "stream"):
-            raise PydanticCustomError("strategy", "a bucket", {"url": self.remote.url})
-        return self
-
 
 TABLES: Mapping[str, Any] = {
     name: field.annotation for name, field in Settings.model_fields.items() if name != "target"

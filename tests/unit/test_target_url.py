@@ -225,13 +225,16 @@ def test_settings_of_other_kinds_are_named_unless_they_are_shared(tmp_path: Path
     assert (cloud.region, cloud.part_size, cloud.identity_file) == ("eu", 16 * 1024**2, None)
 
 
-@pytest.mark.parametrize("strategy", ["tar", "stream"])
-def test_a_strategy_with_a_receiver_is_refused_for_a_bucket(strategy: str) -> None:
-    environ = {"NTT_REMOTE_URL": "s3://bucket", "NTT_SOURCE_ROOT": "/srv/store"}
+@pytest.mark.parametrize(
+    ("strategy", "url"),
+    [("tar", "s3://bucket/x"), ("stream", "s3://bucket/x"), ("objects", "file:///mnt/usb")],
+)
+def test_a_strategy_of_another_kind_is_refused(strategy: str, url: str) -> None:
+    environ = {"NTT_REMOTE_URL": url, "NTT_SOURCE_ROOT": "/srv/store"}
     load(Settings, environ=environ)
     with pytest.raises(ConfigError) as caught:
         load(Settings, environ=environ, flags={"run.strategy": strategy})
-    assert caught.value.message == "--strategy needs a receiver, and s3://bucket/ is a bucket"
+    assert caught.value.message == "--strategy is not for this target"
 
 
 def test_a_session_goes_the_way_of_its_kind() -> None:
