@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final
 
 from blake3 import blake3
@@ -76,16 +76,27 @@ class Unpacker:
     def stage(self, entries: Sequence[Entry]) -> Unpacked:
         """Writes into the stage what the blob directory lacks."""
         done = Unpacked()
-        open_, write, stage, window = os.open, os.write, self._stage, self._window
-        low = high = 0
+        # The inner loop: nothing is looked up or called that one of most blobs can do without.
+        open_, write, stage, window, verify = (
+            os.open,
+            os.write,
+            self._stage,
+            self._window,
+            self._verify,
+        )
         made: set[str] = set()
-        files = _Files()
+        prefix, place, known = b"", "", False
+        low = high = 0
+        # Files that are still open; their descriptors follow each other.
+        first = end = -1
         try:
-            for entry in sorted(entries, key=attrgetter("offset")):
+            for entry in sorted(entries, key=itemgetter(1)):
                 digest, offset, stored, _, codec = entry
                 name = digest.hex()
-                place = f"{name[:2]}/{name[2:4]}"
-                if self._there.is_right(entry, place):
+                if digest[:2] != prefix:
+                    prefix, place = digest[:2], f"{name[:2]}/{name[2:4]}"
+                    known = self._there.has(place)
+                if known and self._there.is_right(entry):
                     done.right += 1
                     continue
                 if place not in made:
@@ -112,18 +123,23 @@ class Unpacker:
                     except PackError as error:
                         done.wrong.append((digest, str(error)))
                         continue
-                if self._verify and blake3(found).digest() != digest:
+                if verify and blake3(found).digest() != digest:
                     done.wrong.append((digest, other_content(digest)))
                     continue
                 fd = open_(path, _CREATE, 0o644, dir_fd=stage)
-                files.add(fd)
+                if fd != end or fd - first >= _CLOSED_AT_ONCE:
+                    if end > 0:
+                        os.closerange(first, end)
+                    first = fd
+                end = fd + 1
                 size = len(found)
                 if size and (written := write(fd, found)) != size:
                     write_all(fd, memoryview(found)[written:])
                 done.unpacked += 1
                 done.size += size
         finally:
-            files.close()
+            if end > 0:  # An empty range at 0 would close all that there is.
+                os.closerange(first, end)
         return done
 
     def publish(self) -> list[tuple[bytes, str]]:
@@ -178,24 +194,6 @@ class Unpacker:
         done.wrong.append((entry.digest, other_content(entry.digest) if at == end else _UNREADABLE))
 
 
-class _Files:
-    """Files that are written, and closed many at a time: their descriptors follow each other."""
-
-    def __init__(self) -> None:
-        self._first = self._end = -1
-
-    def add(self, fd: int) -> None:
-        if fd != self._end or fd - self._first >= _CLOSED_AT_ONCE:
-            self.close()
-            self._first = fd
-        self._end = fd + 1
-
-    def close(self) -> None:
-        if self._first >= 0:
-            os.closerange(self._first, self._end)
-        self._first = self._end = -1
-
-
 class _There:
     """Tells what a blob directory has, with few looks at the directories that it lacks."""
 
@@ -211,13 +209,15 @@ class _There:
         """Forgets which directories there are: some were published."""
         self._names.clear()
 
-    def is_right(self, entry: Entry, place: str) -> bool:
-        """Returns whether the blob is there, and every byte of it right."""
+    def has(self, place: str) -> bool:
+        """Returns whether there is a directory `aa/bb`."""
         names = self._names.get(place[:2])
         if names is None:
             names = self._names[place[:2]] = self._look(place[:2])
-        if place[3:] not in names:
-            return False
+        return place[3:] in names
+
+    def is_right(self, entry: Entry) -> bool:
+        """Returns whether the blob is there, and every byte of it right."""
         try:
             fd, status = self._blobs.open_blob(entry.digest.hex())
             with closing(fd):

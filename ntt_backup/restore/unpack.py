@@ -114,7 +114,10 @@ def _open(path: Path, done: UnpackedAll) -> tuple[Pack, Slice]:
 
 def _slices(entries: Slice, jobs: int) -> Iterator[Slice]:
     """Yields as many parts as there are processes, which take about equally long."""
-    jobs = max(1, min(jobs, len(entries) // _FEWEST_A_PROCESS))
+    jobs = min(jobs, len(entries) // _FEWEST_A_PROCESS)
+    if jobs <= 1:
+        yield entries
+        return
     share = sum(_COST_OF_A_BLOB + one.raw for one in entries) / jobs
     start, cost = 0, 0
     for number, one in enumerate(entries, 1):
