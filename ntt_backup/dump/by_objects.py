@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
-from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
+from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     Bucket,
@@ -152,7 +152,15 @@ class UploadByObjects:
     def _put(self, data: bytes) -> None:
         number = len(self._parts) + 1
         digest = sha256(data).digest()
-        self._parts.append(self._bucket.put_part(self._key, self._upload_id, number, data, digest))
+        try:
+            part = self._bucket.put_part(self._key, self._upload_id, number, data, digest)
+        except UploadGone as error:
+            raise RemoteUnreachable(
+                "the upload of a dump was aborted",
+                detail=self._key,
+                hint="does a lifecycle rule of the bucket remove uploads too early?",
+            ) from error
+        self._parts.append(part)
         self._whole.update(data)
 
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Final
 
 from ntt_backup.errors import RemoteDenied
-from ntt_backup.objects.bucket import Bucket, ObjectExists, ObjectMissing
+from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectExists, ObjectMissing
 from ntt_backup.objects.keys import FORMAT
 
 VERSION: Final = 1
@@ -26,6 +26,12 @@ def read(bucket: Bucket) -> bytes | None:
         text = bucket.get_range(FORMAT, 0, _LONGEST)
     except ObjectMissing:
         return None
+    except ObjectArchived as error:
+        raise RemoteDenied(
+            "the store in the bucket cannot be read",
+            detail=f"{FORMAT} lies in an archive class",
+            hint="thaw it, and let the bucket's rules archive packs/ and blobs/ alone",
+        ) from error
     try:
         found = json.loads(text)
         version, store = found["format"], found["store"]

@@ -233,3 +233,13 @@ def test_a_dump_that_was_killed_leaves_its_parts_for_a_day() -> None:
         bucket.begun(upload_id, datetime.now(UTC) - timedelta(hours=hours))
     send_dump(place, b"content")
     assert {one.upload_id for one in bucket.uploads("")} == {young, pack}
+
+
+def test_a_dump_whose_upload_somebody_aborts_is_an_outage() -> None:
+    bucket = FakeBucket()
+    upload = DumpsByObjects(bucket, SMALLEST_PART).upload(NAME)
+    (begun,) = bucket.uploads("")
+    bucket.abort(begun.key, begun.upload_id)
+    upload.send(b"content")
+    with pytest.raises(RemoteUnreachable, match="aborted"):
+        upload.finish()

@@ -13,6 +13,7 @@ from ntt_backup.objects.keys import FORMAT
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
 from tests.fake_bucket import FakeBucket
+from tests.s3_proxy import S3Proxy, lose_answer
 from tests.s3_servers import S3Server, as_account
 
 OWNER = "0123456789ab"
@@ -118,6 +119,24 @@ def test_a_trial_says_in_what_a_server_is_weak() -> None:
     assert "ignores If-None-Match" in said
     assert "does not compare SHA-256" in said
     assert bucket.objects == {}
+
+
+def test_a_store_in_an_archive_class_is_told() -> None:
+    bucket = FakeBucket()
+    store_format.make(bucket)
+    bucket.archived.add(FORMAT)
+    with pytest.raises(RemoteDenied, match="cannot be read") as caught:
+        ObjectsProbe(bucket, OWNER).facts(will_try_out=False)
+    assert "thaw" in caught.value.hint
+
+
+def test_a_trial_passes_where_an_answer_is_lost(s3: S3Server) -> None:
+    with S3Proxy(s3) as proxy:
+        for kind in ("create", "part", "complete", "put", "delete"):
+            proxy.trouble(kind, lose_answer)
+        bucket = open_bucket(s3.bucket(endpoint=proxy.endpoint))
+        assert "overwriting and deleting are allowed" in ObjectsProbe(bucket, OWNER).try_out()
+        assert list(bucket.list("")) == []
 
 
 def test_a_trial_goes_into_an_archive_class_unread() -> None:

@@ -21,6 +21,7 @@ from ntt_backup.objects.bucket import (
     ObjectArchived,
     ObjectExists,
     ObjectInfo,
+    UploadGone,
     composite,
 )
 from ntt_backup.objects.keys import TRIALS
@@ -91,8 +92,8 @@ class ObjectsProbe:
         try:
             part = bucket.put_part(key, upload_id, 1, self._content, self._sha256)
             info = bucket.complete(key, upload_id, [part])
-        except ObjectExists:
-            # One of an earlier trial, which could not be removed.
+        except (ObjectExists, UploadGone):
+            # One of an earlier trial, which could not be removed; or an answer was lost.
             bucket.abort(key, upload_id)
             return []
         except BaseException:
