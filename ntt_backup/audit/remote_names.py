@@ -11,7 +11,7 @@ from ntt_backup.client.pool import SessionPool
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.objects.bucket import ObjectArchived, ObjectUnreadable
-from ntt_backup.objects.keys import BLOBS, PACKS
+from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import PackObject, Tables, Trouble, names_of
@@ -102,6 +102,10 @@ class BucketNames:
         return names_of(self.bucket, self.tables, prefix, trouble, self._but)
 
     def is_empty(self) -> bool:
-        return not any(True for below in (PACKS, BLOBS) for _ in self.bucket.list(below))
+        return not any(
+            not one.key.startswith(TRIALS)
+            for below in (PACKS, BLOBS)
+            for one in self.bucket.list(below)
+        )
 
     def close(self) -> None: ...

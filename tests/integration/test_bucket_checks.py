@@ -192,6 +192,7 @@ def test_large_blobs_are_checked_by_themselves(
 def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) -> None:
     back_up(catalog, bucket, contents(10, 1))
     bucket.objects.clear()
+    bucket.objects[f"{keys.TRIALS}0123456789ab"] = b"of a check"
     with pytest.raises(RemoteUnreachable, match="empty"):
         verified(catalog)
     assert not pending(catalog)
