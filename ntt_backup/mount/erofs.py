@@ -22,6 +22,8 @@ BLOCK: Final = 512
 # Addresses of blocks and numbers of devices have 32 and 16 bits; the image is a device as well.
 MAX_DEVICE: Final = (BLOCK << 32) - BLOCK
 MAX_DEVICES: Final = (1 << 16) - 2
+# A blob's size in a record has 40 bits.
+MAX_BLOB: Final = (1 << 40) - 1
 
 # A blob of a tree: digest, device, first block, size. They are sorted as they are.
 RECORD: Final = struct.Struct(">32sHIBI")

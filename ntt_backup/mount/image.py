@@ -21,7 +21,8 @@ from typing import IO, BinaryIO, Final, NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from ntt_backup.mount.erofs import BLOCK, RECORD, ImageWriter
+from ntt_backup.errors import MountImpossible
+from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, RECORD, ImageWriter
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader
 
@@ -41,7 +42,7 @@ class Source:
     """A file that has blobs: a pack, or where digest is given, that blob alone.
 
     name: for messages. read(start, length) returns its bytes. It begins at byte `start` of a
-    device; start is a multiple of 512.
+    device; start is a multiple of 512. Raises MountImpossible for one that is too large.
     """
 
     name: str
@@ -50,6 +51,10 @@ class Source:
     device: int
     start: int = 0
     digest: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.size > MAX_BLOB:
+            raise MountImpossible(f"{self.name} is too large for a mount: it has 1 TiB or more")
 
 
 @dataclass(slots=True)
@@ -140,8 +145,8 @@ class _Builder:
             try:
                 if isinstance(data, PackError):
                     raise data
-                stored = data[entry.offset - run.start :][: entry.stored]
-                content = run.reader.content(entry, stored)
+                at = entry.offset - run.start
+                content = run.reader.content(entry, data[at : at + entry.stored])
                 if blake3(content).digest() != entry.digest:
                     raise PackError(f"{entry.digest.hex()} has other content than its name says")
             except PackError as problem:

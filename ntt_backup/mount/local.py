@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.errors import MountImpossible
-from ntt_backup.mount.erofs import MAX_DEVICE, MAX_DEVICES
+from ntt_backup.mount.erofs import MAX_DEVICES
 from ntt_backup.mount.image import Source
 from ntt_backup.objects.keys import PackKey
 
@@ -34,11 +34,8 @@ def find(directory: Path, prefix: str) -> list[Source]:
 
 def _sources(paths: Sequence[Path]) -> Iterator[Source]:
     for number, path in enumerate(paths, 1):
-        size = path.stat().st_size
-        if size > MAX_DEVICE:
-            raise MountImpossible(f"{path} is too large for a mount, of which files may have 2 TiB")
         digest = bytes.fromhex(path.name) if is_blobid(path.name) else b""
-        yield Source(str(path), size, _reader(path), number, digest=digest)
+        yield Source(str(path), path.stat().st_size, _reader(path), number, digest=digest)
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK
 from ntt_backup.mount.image import Built, Source, build
 from ntt_backup.pack.format import (
@@ -116,6 +117,11 @@ def test_a_table_that_leads_outside_of_its_pack_enters_no_image(
     done, image, told = built(tmp_path, [source(data, 1)])
     assert (image.tree(), done.left_out) == ({}, 1)
     assert "leads outside" in told[0]
+
+
+def test_a_file_that_is_too_large_for_the_format_is_refused() -> None:
+    with pytest.raises(MountImpossible, match="too large"):
+        Source("huge", 1 << 40, reader(b""), 1)
 
 
 def test_a_blob_that_lies_between_blocks_is_copied_if_it_is_not_too_large(tmp_path: Path) -> None:
