@@ -20,7 +20,7 @@ from tests.mounts import contents, mount_point, packs, write, wrong
 from tests.s3_servers import S3Server
 
 # Production's shape in small: most blobs lie in dense members.
-SHAPE = (100, 600, 2000, 5000, 9000, 15_000, 20_000, 40_000)
+SHAPE = (100, 300, 600, 1000, 2000, 3000, 5000, 17_000)
 
 
 @pytest.fixture
