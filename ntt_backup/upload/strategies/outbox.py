@@ -269,11 +269,13 @@ class Outbox:
             digest = sha256(data).digest()
             parts = [Part(1, "", digest, out.used)]
             if out.known is not None:
-                return self._settle(out, out.known, parts, checksum(digest))
+                return self._settle(out, out.known, parts, checksum(digest), older=True)
             try:
                 info = self._bucket.put(out.key, data, digest)
             except (ObjectExists, RemoteUnreachable) as error:
-                return self._settle(out, self._found(out, error), parts, checksum(digest))
+                older = isinstance(error, ObjectExists)
+                info = self._found(out, error)
+                return self._settle(out, info, parts, checksum(digest), older=older)
             return self._settle(out, info, parts, checksum(digest))
         finally:
             self._release(buffer)
@@ -282,14 +284,15 @@ class Outbox:
         parts = [part.result() for part in out.parts]
         if out.upload_id is None:
             assert out.known is not None
-            return self._settle(out, out.known, parts, composite(parts))
+            return self._settle(out, out.known, parts, composite(parts), older=True)
+        older = False
         try:
             info = self._bucket.complete(out.key, out.upload_id.result(), parts)
         except (ObjectExists, UploadGone, RemoteUnreachable) as error:
             info = self._found(out, error)
-            if isinstance(error, ObjectExists):
+            if older := isinstance(error, ObjectExists):
                 self._abort(out)
-        return self._settle(out, info, parts, composite(parts))
+        return self._settle(out, info, parts, composite(parts), older=older)
 
     def _found(self, out: Outgoing, error: Exception) -> ObjectInfo:
         """Returns the object that the bucket has although it did not say so just now."""
@@ -302,19 +305,24 @@ class Outbox:
             ) from error
         return info
 
-    def _settle(self, out: Outgoing, info: ObjectInfo, parts: list[Part], ours: str) -> ObjectInfo:
+    def _settle(
+        self, out: Outgoing, info: ObjectInfo, parts: list[Part], ours: str, *, older: bool = False
+    ) -> ObjectInfo:
         """Returns the object once it is sure to be ours. Raises KeyTaken.
 
         Where the checksum says nothing - the bucket keeps none, or it was made of other parts - the
-        content is read back.
+        content is read back. So is what is older than this sending: it may be what a check has
+        found to be damaged, and its checksum is that of the day when it was stored.
         """
         if not info.checksum:
             info = self._bucket.head(out.key) or info
-        if info.checksum != ours and not self._is_there(out, info, parts):
+        same = info.checksum == ours
+        if (older or not same) and not self._is_there(out, info, parts, same=same):
             raise KeyTaken(out.key)
         return ObjectInfo(out.key, out.size, info.checksum or ours)
 
-    def _is_there(self, out: Outgoing, info: ObjectInfo, parts: list[Part]) -> bool:
+    def _is_there(self, out: Outgoing, info: ObjectInfo, parts: list[Part], *, same: bool) -> bool:
+        """Reads the object back. same: its checksum is ours, which counts where it is archived."""
         if info.size != out.size:
             return False
         start = 0
@@ -323,7 +331,9 @@ class Outbox:
             while start < end:
                 try:
                     piece = self._bucket.get_range(out.key, start, min(_READ_BACK, end - start))
-                except (ObjectMissing, ObjectArchived):
+                except ObjectArchived:
+                    return same
+                except ObjectMissing:
                     piece = b""
                 if not piece:
                     return False
