@@ -23,9 +23,6 @@ SNAPSHOTS: Final = "snapshots/"
 # Beside the packs, so that what protects these is tried. No pack has such a key.
 TRIALS: Final = f"{PACKS}trial-"
 
-# Blobs of so many bytes are objects of their own.
-LARGE_BLOB: Final = 64 << 20
-
 _PACK: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.tar")
 
 

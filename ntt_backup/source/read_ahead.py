@@ -29,7 +29,7 @@ from ntt_backup.model import Blob
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
 
-_THREADS: Final = 8
+_THREADS: Final = 12
 # The number of batches that are claimed, sorted and read as one.
 _BATCHES: Final = 4
 # Reading a larger blob takes longer than the seek, and the kernel reads it ahead.

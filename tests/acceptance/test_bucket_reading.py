@@ -1,134 +1,123 @@
-"""Back from a bucket of a real object store, by the commands: restore, verify, reconcile."""
+"""Back from a bucket of a real object store: restore, verify, reconcile, drill, by the commands."""
 
 from __future__ import annotations
 
 import json
-import random
+from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
+from psycopg import sql
 
-from ntt_backup.catalog.ledger import Ledger
-from ntt_backup.config import RemoteSettings
-from ntt_backup.model import Blob, StoredPack
-from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.s3 import open_bucket
-from tests.bucket_packs import by_path, put_large, put_pack
-from tests.environment import Environment
+from tests.bucket_environment import BucketEnvironment
 from tests.files import tree
-from tests.s3_servers import S3Server
+from tests.postgres import Postgres
 
-
-class Backup:
-    """A store whose blobs lie in a bucket, and a ledger that knows it."""
-
-    def __init__(self, env: Environment, s3: S3Server) -> None:
-        self.env = env
-        self.s3 = s3
-        self.settings: RemoteSettings = s3.bucket()
-        self.bucket: Bucket = open_bucket(self.settings)
-        env.settings["remote"] = {
-            "url": self.settings.url,
-            "endpoint": s3.endpoint,
-            "addressing": "path",
-        }
-        env.write_config()
-        env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
-
-    def send(self, contents: list[bytes]) -> StoredPack:
-        """Has the store, the bucket and the ledger as a run would leave them."""
-        rows = [Blob(self.env.put(content), len(content)) for content in set(contents)]
-        pack, _ = put_pack(self.bucket, contents)
-        with psycopg.connect(self.env.url, autocommit=True) as conn:
-            Ledger(conn, "remote").record(rows, [], [pack])
-        return pack
-
-    def replace(self, key: str, content: bytes) -> None:
-        """Has an object with other content, as a damaged disk does."""
-        client = self.s3.client()
-        client.put_object(
-            Bucket=self.settings.bucket, Key=f"{self.settings.prefix}/{key}", Body=content
-        )
-
-    def remove(self, key: str) -> None:
-        self.s3.client().delete_object(
-            Bucket=self.settings.bucket, Key=f"{self.settings.prefix}/{key}"
-        )
-
-    def call(self, *words: str, code: int = 0) -> dict[str, Any]:
-        done = self.env.call(*words, "--json")
-        assert done.returncode == code, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+MIB = 1 << 20
 
 
 @pytest.fixture
-def backup(env: Environment, s3: S3Server) -> Backup:
-    return Backup(env, s3)
+def backup(bucket_env: BucketEnvironment) -> BucketEnvironment:
+    """Two runs have sent all that the store has."""
+    env = bucket_env
+    env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
+    for seed in (1, 2):
+        env.fill(100, seed=seed)
+        assert env.run("run").returncode == 0
+    return env
 
 
-def contents(count: int, seed: int) -> list[bytes]:
-    chance = random.Random(seed)
-    return [chance.randbytes(chance.randrange(1, 40_000)) for _ in range(count)]
+@pytest.fixture
+def scratch_url(postgres: Postgres) -> Iterator[str]:
+    """An empty database for what comes back."""
+    name = sql.Identifier("bucket_scratch")
+    postgres.execute(sql.SQL("create database {}").format(name))
+    yield postgres.url("bucket_scratch")
+    postgres.execute(sql.SQL("drop database {} with (force)").format(name))
 
 
-def test_all_comes_back_from_the_bucket_alone(backup: Backup) -> None:
-    env = backup.env
-    first, second = contents(300, 1), contents(300, 2)
-    backup.send(first)
-    backup.send([*second, *first[:20]])
-    large = bytes(range(256)) * (80 * 1024)
-    put_large(backup.bucket, large)
+def call(env: BucketEnvironment, *words: str, code: int = 0) -> dict[str, Any]:
+    done = env.call(*words, "--json")
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def damage(env: BucketEnvironment, key: str, place: int) -> None:
+    """Has an object with another byte."""
+    content = bytearray(env.bucket.get_range(key, 0, 1 << 30))
+    content[place] ^= 1
+    client, name = env.server.client(), f"{env.place.prefix}/{key}"
+    client.put_object(Bucket=env.place.bucket, Key=name, Body=bytes(content))
+
+
+def test_all_comes_back_from_the_bucket_alone(backup: BucketEnvironment) -> None:
+    env = backup
+    env.fill(1, size=lambda _: 66 * MIB)
+    assert env.run("run").returncode == 0
+    expected, back = env.in_store(), env.root / "back"
     env.write_config(catalog={"url": "postgresql://nobody@127.0.0.1:1/none"})
     env.store.rename(env.root / "lost")
-    back = env.root / "back"
 
-    prefix = next(iter(by_path(first)))[:2]
-    backup.call("restore", str(back), "--prefix", prefix)
-    expected = by_path([*first, *second, large])
+    prefix = min(expected)[:2]
+    call(env, "restore", str(back), "--prefix", prefix)
     assert tree(back) == {name: one for name, one in expected.items() if name.startswith(prefix)}
-    found = backup.call("restore", str(back))
+    found = call(env, "restore", str(back))
     assert (found["wrong"], found["archived"]) == ({}, 0)
     assert tree(back) == expected
-    assert backup.call("restore", str(back))["bytes"] == 0
-    absent = "0" * 64
-    found = backup.call("restore", str(back), "--blobid", absent, code=7)
+    assert call(env, "restore", str(back))["bytes"] == 0
+    found = call(env, "restore", str(back), "--blobid", "0" * 64, code=7)
     assert found["wrong"] == {"remote-missing": 1}
 
 
-def test_what_is_lost_is_found_and_sent_again(backup: Backup) -> None:
-    env = backup.env
-    first, second, third = (contents(50, seed) for seed in (1, 2, 3))
-    lost, bad = backup.send(first), backup.send(second)
-    backup.send(third)
-    whole = backup.bucket.get_range(bad.key, 0, bad.size)
-    backup.remove(lost.key)
-    assert backup.call("verify", code=7)["wrong"] == {"remote-missing": 50}
-    backup.send(first)
-    assert backup.call("verify")["complete"]
+@pytest.mark.parametrize("place", [-1400, 3000, None], ids=["table", "content", "gone"])
+def test_what_is_damaged_is_found_and_mended_by_the_next_run(
+    backup: BucketEnvironment, place: int | None
+) -> None:
+    env = backup
+    key = min(env.packs())
+    if place is None:
+        env.server.client().delete_object(Bucket=env.place.bucket, Key=f"{env.place.prefix}/{key}")
+    else:
+        damage(env, key, place)
 
-    backup.replace(bad.key, whole[:5000] + bytes(1000) + whole[6000:])
-    found = backup.call("verify", "--download", code=7)
+    way = ["--download"] if place else []
+    found = call(env, "verify", *way, code=7)
+    assert found["requeued"] == len(env.in_store()) - len(env.copied()) > 0
+    assert env.run("run").returncode == 0
 
-    pending = env.query("select count(*) from blobs where not remote_copied")
-    assert pending == [(found["requeued"],)]
-    assert 0 < found["requeued"] < 50
-    done = env.call("verify", "--max-bytes", "1MB", "--download")
+    assert call(env, "verify", "--download")["wrong"] == {}
+    # A pack without a table is told of as long as it lies there.
+    call(env, "restore", str(env.root / "back"), code=7 if place == -1400 else 0)
+    assert tree(env.root / "back") == env.in_store()
+    done = env.call("verify", "--download", "--max-bytes", "1KB")
     assert "not all were checked" in done.stdout
 
 
-def test_reconcile_refills_a_ledger_that_was_lost(backup: Backup) -> None:
-    env = backup.env
-    backup.send(contents(100, 1))
-    backup.send(contents(100, 2))
+def test_reconcile_refills_a_ledger_that_was_lost(backup: BucketEnvironment) -> None:
+    env = backup
+    count = len(env.in_store())
     env.query("update blobs set remote_copied = false")
     env.query("delete from ntt_backup.packs")
 
-    found = backup.call("reconcile", "--apply")
+    assert call(env, "reconcile", "--apply")["marked"] == count
 
-    assert found["marked"] == 200
-    again = backup.call("reconcile")
-    assert (again["agreed"], again["exit_code"]) == (200, 0)
+    again = call(env, "reconcile")
+    assert again["agreed"] == count
     assert not any(again["differences"].values())
-    assert backup.call("verify")["checked"] == 200
+    assert call(env, "verify")["checked"] == count
+    env.assert_complete()
+
+
+def test_a_drill_proves_that_all_comes_back_from_the_bucket(
+    backup: BucketEnvironment, postgres: Postgres, scratch_url: str
+) -> None:
+    env = backup
+    env.write_config(dump={"bin": str(postgres.programs)})
+    assert env.call("dump").returncode == 0
+    scratch = env.root / "scratch"
+
+    found = call(env, "drill", "--scratch", str(scratch), "--database", scratch_url)
+
+    assert (found["proved"], found["lost"], found["wrong"]) == (True, 0, 0)
+    assert tree(scratch) == env.in_store()
