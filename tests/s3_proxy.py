@@ -7,9 +7,9 @@
         ...
         assert proxy.requests["part"] == 3              # by kind, those that met trouble, too
 
-Kinds: put, create, part, complete, abort, uploads, head, get, list, delete; `any` for trouble with
-all of them. Trouble is a function of an `Exchange`; those below are ready made. `after` lets some
-requests pass before it begins, `when` picks them by their key.
+Kinds: put, create, part, complete, abort, uploads, head, get, list, delete, other; `any` is trouble
+with all of them. Trouble is a function of an `Exchange`; those below are ready made. `after` lets
+some requests pass before it begins, `when` picks them by their key.
 
 Strict (`S3Proxy(s3, strict=True)`) is "R2 mode": parts of unequal size, checksums in trailers and
 object-lock headers are refused. With `tls` it speaks TLS.
@@ -313,7 +313,7 @@ class S3Proxy:
 
 def _kind(method: str, key: str, query: dict[str, str]) -> str:
     if not key:
-        return {"uploads": "uploads", "list-type": "list"}.get(next(iter(query), ""), "list")
+        return "uploads" if "uploads" in query else "list" if "list-type" in query else "other"
     match method:
         case "PUT":
             return "part" if "uploadId" in query else "put"

@@ -27,7 +27,7 @@ from ntt_backup.objects.bucket import (
 from ntt_backup.objects.keys import TRIALS
 from ntt_backup.upload.strategies.probe import Facts
 
-_SIZE: Final = 70_000
+_SIZE: Final = 4096
 
 
 class ObjectsProbe:
