@@ -130,7 +130,8 @@ class Bucket(Protocol):
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectInfo:
         """Makes the object of its parts. Raises ObjectExists, and UploadGone where an earlier
-        answer may have been lost: `head` tells.
+        answer may have been lost: `head` tells. Some servers answer a second time,
+        perhaps without the checksum.
         """
         ...
 
