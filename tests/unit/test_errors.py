@@ -32,6 +32,7 @@ CONTRACT = {
     "BatchRejected": (7, True),
     "DumpFailed": (7, False),
     "DumpImpossible": (2, False),
+    "MountImpossible": (2, False),
     "WorkerFailed": (1, False),
 }
 
