@@ -82,7 +82,7 @@ class SessionSpec:
     waited for, and may raise. sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a
     file). bucket: the settings of one, where that is the target; then nothing goes over the
     transport. dead_before: returns the time of the epoch before which uploads were begun that are
-    nobody's any more; this session removes them.
+    nobody's any more; a probe removes them.
     """
 
     transport: Transport

@@ -49,22 +49,23 @@ _A_BLOB: Final = 4096
 
 
 def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
-    """Opens a session; one that is to sweep removes what dead ones have begun."""
+    """Opens a session."""
     assert spec.bucket is not None
     meter = Meter(spec.pace)
     bucket = open_bucket(spec.bucket, meter)
     if (store_id := store_format.read(bucket)) is None:
         raise explain_gone(f"{spec.bucket.url}/{FORMAT} is missing")
-    if spec.dead_before is not None:
-        sweep(bucket, spec.dead_before())
     part_size = spec.bucket.part_size
     return ObjectsSession(spec, store, bucket, meter, store_id=store_id, part_size=part_size)
 
 
 def probe_objects(spec: SessionSpec) -> ObjectsProbe:
-    """Returns a look at the bucket."""
+    """Returns a look at the bucket; that of a run removes what dead senders have begun."""
     assert spec.bucket is not None
-    return ObjectsProbe(open_bucket(spec.bucket), spec.owner)
+    bucket = open_bucket(spec.bucket)
+    if spec.dead_before is not None:
+        sweep(bucket, spec.dead_before())
+    return ObjectsProbe(bucket, spec.owner)
 
 
 def sweep(bucket: Bucket, dead_before: float) -> None:
@@ -80,9 +81,9 @@ def sweep(bucket: Bucket, dead_before: float) -> None:
 
 @dataclass(slots=True)
 class _Flight:
-    """A batch that was put. packed and large: what is on its way, and which blobs are in it.
-
-    written, told: bytes of content that were handed over, and reported. wire: of objects.
+    """A batch that was put. look: something of it may be in the bucket already. packed and large:
+    the objects on their way, and which blobs are in them; whole: there come no more. told: bytes of
+    content that were reported.
     """
 
     batch: Batch
@@ -105,11 +106,7 @@ class _Flight:
 
 
 class ObjectsSession:
-    """See `session.Session`. Only its methods' own thread tells of bytes and content.
-
-    looks: so many of the first batches may be in the bucket already, since a run before this one
-    may have died between the last request for them and their record.
-    """
+    """See `session.Session`. The meter counts what the bucket is sent."""
 
     lingers = False
 
@@ -131,6 +128,7 @@ class ObjectsSession:
         self._flights: list[_Flight] = []
         self._outcomes: list[Outcome] = []
         self._usable = True
+        # A run before this one may have died after its last requests, and before their record.
         self._looks = spec.run.window
         self._buffer = memoryview(bytearray(_PIECE + 1))
         self._reported = 0
@@ -177,10 +175,11 @@ class ObjectsSession:
         return outcomes
 
     def close(self) -> None:
-        if self._usable:
-            self.abort()
+        self.abort()
 
     def abort(self) -> None:
+        if not self._usable:
+            return
         self._take_answers()
         self._usable = False
         self._outbox.abort()
@@ -219,6 +218,7 @@ class ObjectsSession:
                 lambda data: self._outbox.write(out, data),
                 self._store_id,
                 bytes.fromhex(name.pack_id),
+                compress=self._spec.run.codec != "none",
             )
             for blob, digest in zip(blobs, digests, strict=True):
                 found = reader.read(blob, self._buffer)
