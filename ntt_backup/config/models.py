@@ -40,8 +40,14 @@ from ntt_backup.model import DEFAULT_TARGET
 
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
-# What a run to a bucket does where nothing else is set.
-_PACKS: Mapping[str, int] = {"batch_size": 65_536, "window": 2}
+# What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
+# eight parts of the usual size, and no ninth. Who looks more often makes more, smaller packs.
+_PACKS: Mapping[str, int] = {
+    "batch_size": 65_536,
+    "batch_bytes": 254 * 1024**2,
+    "window": 2,
+    "poll_interval": 600,
+}
 
 
 class _Section(BaseModel):

@@ -19,8 +19,8 @@ from ntt_backup.upload.worker_main import WorkerSpec
 # One more worker pays for so many bytes, and in a bucket, where fewer are more packs, for so many
 # bytes or blobs.
 _SHARE: Final = 4 * 1024 * 1024
-_PACK_SHARE: Final = 32 * 1024 * 1024
-_PACK_BLOBS: Final = 16_384
+_PACK_SHARE: Final = 64 * 1024 * 1024
+_PACK_BLOBS: Final = 32_768
 
 
 def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
@@ -47,6 +47,10 @@ class WorkerPool:
         self._run = run = settings.run
         self._watch = watch
         self.reserve: list[SupervisedWorker] = []
+        if settings.remote.kind == "s3":
+            # Its workers are copies of this process: they need not load it again.
+            with suppress(ImportError):  # They say what is missing.
+                import ntt_backup.objects.s3_bucket  # noqa: F401
         limit = None if run.bwlimit is None else Limit(run.bwlimit, run.workers)
         spec = WorkerSpec(
             settings=settings,

@@ -20,6 +20,7 @@ from ntt_backup.upload.batching import cut
 
 # A larger batch is claimed in steps: one that is full by its bytes needs no more of them.
 STEP: Final = 4096
+_FIRST_STEP: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,11 @@ class SendQueue:
     @property
     def missing(self) -> int:
         """The number of blobs to claim next; 0 where a full batch is here."""
-        full = self._size >= self._max_bytes
-        return 0 if full else min(STEP, max(0, self._max_blobs - len(self._claimed)))
+        count, left = len(self._claimed), self._max_bytes - self._size
+        if left <= 0:
+            return 0
+        step = min(STEP, 1 + left * count // max(1, self._size)) if count else _FIRST_STEP
+        return min(step, max(0, self._max_blobs - count))
 
     @property
     def next_due(self) -> float | None:

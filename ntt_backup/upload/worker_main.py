@@ -177,7 +177,8 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
             f"{spec.application}/{spec.worker}",
             settings.target,
             claim_order(spec.worker, settings.run.workers),
-            listen=spec.watch,
+            # Inserts come one by one, and each would make a pack.
+            listen=spec.watch and settings.remote.kind != "s3",
         )
 
     name, connect = str(spec.worker), remote.connect

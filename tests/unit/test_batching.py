@@ -21,6 +21,7 @@ from ntt_backup.upload.batching import (
     cut,
     split,
 )
+from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.suspicion import ENOUGH_TRIED, Suspicion
 
 AT_ONCE = Backoff(base=1, cap=60)
@@ -71,6 +72,25 @@ def test_no_batch_ends_early(blobs: list[Blob], max_blobs: int, max_bytes: int) 
     for batch, following in itertools.pairwise(cut_all(blobs, max_blobs, max_bytes)):
         size = sum(blob.size or 0 for blob in batch) + (following[0].size or 0)
         assert len(batch) == max_blobs or size > max_bytes
+
+
+def test_a_large_batch_is_claimed_in_steps_until_it_is_full() -> None:
+    queue = SendQueue("0", 65_536, 1000)
+
+    assert queue.missing == 1000
+    queue.add((Blob(f"{number:064x}", 10), 0) for number in range(60))
+    assert queue.missing == 41  # As many of that size are about what is left.
+    queue.add((Blob(f"{number:064x}", 10), 0) for number in range(60, 101))
+    assert queue.missing == 0
+    first = queue.pop_new()
+    assert first is not None
+    assert len(first.blobs) == 100
+    assert queue.missing == 100
+    queue.forget()
+    queue.add((Blob(f"{number:064x}", 0), 0) for number in range(1000))
+    assert queue.missing == STEP
+    queue.add((Blob(f"{number:064x}", 0), 0) for number in range(1000, 65_000))
+    assert queue.missing == 536
 
 
 # --- retries and splits ---------------------------------------------------------------------------

@@ -35,6 +35,18 @@ def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
     assert workers_needed(pending, SETTINGS.run) == workers
 
 
+@pytest.mark.parametrize(
+    ("blobs", "size", "workers"),
+    [(30_000, 60_000_000, 1), (48_000, 128_000_000, 2), (10**5, 1, 4), (10**6, 10**12, 4)],
+)
+def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
+    blobs: int, size: int, workers: int
+) -> None:
+    run = SETTINGS.run.for_bucket()
+
+    assert workers_needed(PendingEstimate(blobs, size, 0, exact=True), run) == workers
+
+
 def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
     pool.set_strategy("tar", LITTLE, connect=False)
