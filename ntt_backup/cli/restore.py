@@ -20,7 +20,6 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
-from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, size
 from ntt_backup.restore.restore import restore as restore_blobs
@@ -127,6 +126,9 @@ def restore(
 
 
 def _restore_catalog(common: Common, *, quiet: bool) -> None:
+    # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
+    from ntt_backup.dump.restore import restore_catalog
+
     settings = common.load(RemoteConfig)
     found = restore_catalog(settings, lambda text: click.echo(f"warning: {text}", err=True))
     if not quiet:
