@@ -1,0 +1,148 @@
+"""A bucket in trouble: outages are waited out, what is not sure is never taken for stored."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.bucket_environment import BucketEnvironment
+from tests.environment import wait_until
+from tests.patience import PATIENCE
+from tests.s3_proxy import S3Proxy, Trouble, closed, damage, lose_answer, status
+
+PARTS = {"part_size": "5MiB"}
+
+
+def is_pack(key: str) -> bool:
+    """Whether a request is for a pack, and not for the trial of a check."""
+    return key.endswith(".tar")
+
+
+def fill(env: BucketEnvironment) -> None:
+    """Content of one pack in three parts."""
+    env.write_config(remote=PARTS)
+    env.fill(24, size=lambda chance: chance.randrange(400_000, 600_000))
+
+
+@pytest.mark.parametrize(
+    ("kind", "trouble", "times"),
+    [
+        ("complete", lose_answer, 1),
+        ("part", lose_answer, 1),
+        ("create", lose_answer, 1),
+        ("any", status(503, "SlowDown"), 5),
+        ("part", status(500, "InternalError"), 2),
+        ("part", closed, 2),
+        ("complete", status(409, "ConditionalRequestConflict"), 1),
+    ],
+    ids=["lost-complete", "lost-part", "lost-create", "busy", "error", "closed", "conflict"],
+)
+def test_trouble_that_passes_is_waited_out(
+    bucket_env: BucketEnvironment, kind: str, trouble: Trouble, times: int
+) -> None:
+    env = bucket_env
+    fill(env)
+    with S3Proxy(env.server) as proxy:
+        env.through_endpoint(proxy.endpoint)
+        proxy.trouble(kind, trouble, times=times, when=is_pack)
+        done = env.run("run")
+        assert done.returncode == 0, done.stdout
+        sent = proxy.requests
+    assert env.failures() == {}
+    env.assert_nothing_half()
+    assert env.copied() == {name.rpartition("/")[2] for name in env.in_store()}
+    if kind == "complete":
+        assert sent["part"] == 4  # One of them is the trial's.
+    env.through_endpoint(str(env.place.endpoint))
+    env.put(b"more")
+    assert env.run("run").returncode == 0
+    env.assert_complete()
+
+
+@pytest.mark.parametrize(
+    ("kind", "trouble", "code", "words"),
+    [
+        ("part", damage, 6, "something else than was sent"),
+        ("part", status(507, "InsufficientStorage"), 6, "full"),
+        ("part", status(403, "ExpiredToken"), 5, "expired"),
+        ("complete", status(403, "AccessDenied"), 5, "refuses"),
+    ],
+    ids=["damaged", "full", "expired", "denied"],
+)
+def test_trouble_that_stays_ends_the_run_and_fails_no_blob(
+    bucket_env: BucketEnvironment, kind: str, trouble: Trouble, code: int, words: str
+) -> None:
+    env = bucket_env
+    fill(env)
+    with S3Proxy(env.server) as proxy:
+        env.through_endpoint(proxy.endpoint)
+        proxy.trouble(kind, trouble, times=1000, when=is_pack)
+        done = env.run("run")
+        assert (done.returncode, words in done.stdout) == (code, True), done.stdout
+        assert env.copied() == set()
+        assert env.failures() == {}
+        proxy.peace()
+        assert env.run("run").returncode == 0
+    env.assert_complete()
+
+
+def test_a_store_that_is_away_for_a_while_is_an_outage(bucket_env: BucketEnvironment) -> None:
+    env = bucket_env
+    fill(env)
+    with S3Proxy(env.server) as proxy:
+        env.through_endpoint(proxy.endpoint)
+        proxy.trouble("part", closed, times=10**6, when=is_pack)
+        with env.running("run") as run:
+            env.await_event("outage")
+            proxy.peace()
+            assert run.wait(PATIENCE) == 0, env.output()
+    assert env.events("outage_end")
+    assert env.failures() == {}
+    env.assert_nothing_half()
+
+
+def test_a_pack_that_is_damaged_in_the_bucket_is_made_anew_under_other_names(
+    bucket_env: BucketEnvironment,
+) -> None:
+    """What `verify` found wrong is pending again, and nothing in the bucket is overwritten."""
+    env = bucket_env
+    fill(env)
+    assert env.run("run").returncode == 0
+    (key,) = env.packs()
+    client, name = env.server.client(), f"{env.place.prefix}/{key}"
+    client.put_object(Bucket=env.place.bucket, Key=name, Body=b"damaged")
+    env.query("update blobs set remote_copied = false")
+    env.query("delete from ntt_backup.packs")
+
+    done = env.run("run")
+
+    assert done.returncode == 0, done.stdout
+    assert env.failures() == {}
+    assert env.events("batch_split")
+    rows = {key for (key,) in env.query("select key from ntt_backup.packs")}
+    assert len(rows) == 2
+    assert key not in rows
+    client.delete_object(Bucket=env.place.bucket, Key=name)
+    env.assert_complete()
+
+
+def test_a_killed_run_after_its_last_request_sends_nothing_again(
+    bucket_env: BucketEnvironment,
+) -> None:
+    """The pack is in the bucket, and the ledger does not know it."""
+    env = bucket_env
+    fill(env)
+    with env.locked_catalog(), env.running("run") as run:
+        wait_until(lambda: any(is_pack(one.key) for one in env.bucket.list("packs/")), "the pack")
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+        wait_until(lambda: not env.processes(), "the end of all")
+    assert env.copied() == set()
+    with S3Proxy(env.server) as proxy:
+        env.through_endpoint(proxy.endpoint)
+        assert env.run("run").returncode == 0
+        sent = [key for kind, key in proxy.seen if kind in ("part", "put")]
+        assert [key for key in sent if is_pack(key)] == []
+    env.assert_complete()
