@@ -22,18 +22,22 @@ class Strategy:
     """open: returns a session that is ready to take batches. probe: returns a look at the remote.
 
     connect: returns a connection that `open` may be given, made before it is known whether there
-    will be batches; None where a session makes its own.
+    will be batches; None where a session makes its own. to_bucket: the remote is an object store,
+    which runs no command.
     """
 
     open: Callable[[SessionSpec, Store, Connection | None], Session]
     probe: Callable[[SessionSpec], SessionProbe]
     connect: Callable[[SessionSpec], Connection] | None = None
+    to_bucket: bool = False
 
 
 STRATEGIES: Mapping[str, Strategy] = {
     "stream": Strategy(open_stream, StreamProbe, connect),
     "tar": Strategy(lambda spec, store, _: TarSession(spec, store), TarProbe),
-    "objects": Strategy(lambda spec, store, _: open_objects(spec, store), probe_objects),
+    "objects": Strategy(
+        lambda spec, store, _: open_objects(spec, store), probe_objects, to_bucket=True
+    ),
 }
 
 
