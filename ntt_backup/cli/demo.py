@@ -38,6 +38,7 @@ from ntt_backup import demo as demonstration
     default="auto",
     help="OpenSSH's sshd, or one written in Python; auto: sshd where it is installed.",
 )
+@click.option("--s3", is_flag=True, help="The remote is a bucket of an object store, SeaweedFS.")
 @click.option(
     "--drill",
     is_flag=True,
@@ -49,4 +50,6 @@ def demo(**options: Any) -> None:
     The servers are real, and every byte is compared. Exit code 1 when store and remote differ, 7
     when the drill did not restore everything.
     """
+    if options["s3"] and options["ssh_server"] != "auto":
+        raise click.UsageError("--s3 takes no --ssh-server: a bucket is reached without ssh")
     sys.exit(demonstration.run(**options))

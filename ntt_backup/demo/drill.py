@@ -16,7 +16,7 @@ from typing import Final
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
 from ntt_backup.demo.screen import say, show_differences, step, tabulate
-from ntt_backup.demo.store import Comparison, list_tree
+from ntt_backup.demo.store import Comparison, Listing, list_tree
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.format import duration, many
 
@@ -95,15 +95,21 @@ class Recovery:
             say("NOT everything came back as it was.", style="bold red")
 
 
-def drill(scratch: Scratch, postgres: Postgres, command: Callable[..., int]) -> int:
+def drill(
+    scratch: Scratch,
+    postgres: Postgres,
+    on_remote: Callable[[], Listing],
+    command: Callable[..., int],
+) -> int:
     """Loses everything and brings it back. Returns 0 if all is as it was, else 7, or the exit code
     of a dump that failed.
 
-    command runs ntt-backup-remote, and returns its exit code. Raises BackupError.
+    on_remote lists the remote. command runs ntt-backup-remote, and returns its exit code. Raises
+    BackupError.
     """
     step("The drill: a catalog that has seen something goes to the remote, too")
     postgres.query(_PAST)
-    store, remote = list_tree(scratch.source), list_tree(scratch.destination)
+    store, remote = list_tree(scratch.source), on_remote()
     tables = _tables(postgres)
     if code := command("dump", "--force"):
         return code
@@ -118,7 +124,7 @@ def drill(scratch: Scratch, postgres: Postgres, command: Callable[..., int]) -> 
         before=tables,
         after=_tables(postgres),
         store=Comparison.of_listings(store, list_tree(scratch.source)),
-        remote=Comparison.of_listings(remote, list_tree(scratch.destination)),
+        remote=Comparison.of_listings(remote, on_remote()),
         steps=steps,
         code=code,
     )

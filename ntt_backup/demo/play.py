@@ -16,7 +16,7 @@ from pathlib import Path
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
-from ntt_backup.demo.story import end, start_servers
+from ntt_backup.demo.story import Remote, end, start_servers
 from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
 
@@ -28,17 +28,17 @@ def play(root: Path) -> int:
     with interrupts.installed():
         try:
             scratch = Scratch(root, ours=True)
-            postgres, _ = start_servers(scratch, "auto", stack, interrupts)
-            return _shell(scratch, postgres)
+            postgres, remote = start_servers(scratch, "auto", stack, interrupts)
+            return _shell(scratch, postgres, remote)
         finally:
             with interrupts.held():
                 stack.close()
 
 
-def _shell(scratch: Scratch, postgres: Postgres) -> int:
+def _shell(scratch: Scratch, postgres: Postgres, remote: Remote) -> int:
     print(
         "NTT_CONFIG and PGHOST are set. Try: ntt-backup-remote status, psql -c 'table blobs'\n"
-        f"The store is {scratch.source}, the remote {scratch.remote}.\n"
+        f"The store is {scratch.source}, the remote {remote.where}.\n"
         "The servers stop when this shell ends.",
         flush=True,
     )

@@ -14,10 +14,12 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from ntt_backup.demo.ssh import SshFiles, SshServer
+from ntt_backup.demo import bucket
+from ntt_backup.demo.ssh import SshFiles
 from ntt_backup.errors import BackupError, ConfigError
 
 _SOCKET_PATH_LIMIT: Final = 107
@@ -36,7 +38,8 @@ exec {python} -m ntt_backup "$@"
 class Scratch:
     """The demo's directory; all paths are absolute. ours: the demo has made it.
 
-    commands: a directory for PATH, with `ntt-backup-remote` as this Python runs it.
+    commands: a directory for PATH, with `ntt-backup-remote` as this Python runs it. s3: where an
+    object store works; not there where the remote is another machine.
     """
 
     def __init__(self, root: Path, *, ours: bool) -> None:
@@ -45,6 +48,7 @@ class Scratch:
         self.remote = root / "remote"
         self.destination = self.remote / "by-hash"
         self.ssh = SshFiles(root / "ssh")
+        self.s3 = root / "s3"
         self.commands = root / "bin"
         self.settings = root / "backup-remote.toml"
         self.log = root / "backup-remote.jsonl"
@@ -107,19 +111,14 @@ class Scratch:
             link.chmod(0o711)
         return link.resolve()
 
-    def write_settings(self, url: str, programs: Path, server: SshServer) -> None:
-        """Writes the settings file. url: of the catalog. programs: the directory of pg_dump."""
-        tables: dict[str, dict[str, object]] = {
+    def write_settings(self, url: str, programs: Path, remote: Mapping[str, object]) -> None:
+        """Writes the settings file. url: of the catalog. programs: the directory of pg_dump.
+        remote: the table of that name.
+        """
+        tables: dict[str, Mapping[str, object]] = {
             "catalog": {"url": url},
             "source": {"root": self.source},
-            "remote": {
-                "host": server.host,
-                "port": server.port,
-                "path": self.remote,
-                "identity_file": self.ssh.identity,
-                "known_hosts": self.ssh.known_hosts,
-                "ssh_config": self.ssh.client,
-            },
+            "remote": remote,
             "dump": {"bin": programs},
             "log": {"jsonl": self.log},
             "lock": {"file": self.root / "lock"},
@@ -142,9 +141,11 @@ class Scratch:
 
     def environment(self) -> dict[str, str]:
         """Returns our environment for commands, without settings that win over the file."""
-        kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("NTT_", "PG"))
-        }
+        others = ("NTT_", "PG", "AWS_")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(others)}
+        if self.s3.is_dir():
+            kept |= bucket.environment(self.s3)
+        kept["XDG_CACHE_HOME"] = str(self.root / "cache")
         kept["PATH"] = os.pathsep.join([str(self.commands), kept.get("PATH", os.defpath)])
         path = _python_path()
         return {**kept, "PYTHONPATH": path} if path else kept

@@ -21,6 +21,7 @@ from ntt_backup.config import RemoteSettings
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.paramiko_server import ParamikoServer
 from ntt_backup.demo.sshd import LOOPBACK, Sshd, make_key
+from ntt_backup.demo.store import Listing, list_tree
 from ntt_backup.errors import ConfigError, RemoteDenied, RemoteError, RemoteUnreachable
 
 Choice = Literal["auto", "openssh", "embedded"]
@@ -66,6 +67,39 @@ class SshServer:
     name: str
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class SshRemote:
+    """A directory behind a server."""
+
+    server: SshServer
+    files: SshFiles
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return f"ssh server: {self.server.name}, {self.server.host} port {self.server.port}"
+
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Returns the table `remote`."""
+        return {
+            "host": self.server.host,
+            "port": self.server.port,
+            "path": self.path,
+            "identity_file": self.files.identity,
+            "known_hosts": self.files.known_hosts,
+            "ssh_config": self.files.client,
+        }
+
+    def listing(self) -> Listing:
+        """Returns the files of the blobs."""
+        return list_tree(self.path / "by-hash")
 
 
 def start(choice: Choice, files: SshFiles, stack: ExitStack, interrupts: Interrupts) -> SshServer:

@@ -17,9 +17,10 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ntt_backup.demo import drill, ssh
+from ntt_backup.demo.bucket import Bucket, lose_half
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
 from ntt_backup.demo.scratch import Scratch
@@ -27,6 +28,7 @@ from ntt_backup.demo.screen import say, show_differences, step, tabulate
 from ntt_backup.demo.store import (
     DEFAULT_SOURCES,
     Comparison,
+    Listing,
     Made,
     compare,
     make_store,
@@ -50,8 +52,9 @@ class Story:
 
     source: the directory from which the store's files are taken; some system directories for None.
     blobs: how many. directory: where to work, absent or empty; a new one below TMPDIR for None.
-    keep: leave it, with a script that starts the servers again. drill: lose the store and the
-    database afterwards, and bring them back from the remote.
+    keep: leave it, with a script that starts the servers again. s3: the remote is a bucket, and the
+    store loses half of its blobs. drill: lose the store and the database afterwards, and bring them
+    back from the remote.
     """
 
     source: Path | None = None
@@ -60,6 +63,7 @@ class Story:
     keep: bool = False
     directory: Path | None = None
     ssh_server: ssh.Choice = "auto"
+    s3: bool = False
     drill: bool = False
 
     def tell(self) -> int:
@@ -96,10 +100,13 @@ class Story:
         made = make_store(scratch.source, sources, self.blobs, avoid=scratch.root)
         say(f"{many(made.blobs, 'blob')}, {size(made.bytes)} in {scratch.source}")
 
-        step("A catalog and a remote, on this machine and only for this demo")
-        postgres, server = start_servers(scratch, self.ssh_server, stack, interrupts)
+        kind = "bucket" if self.s3 else "remote"
+        step(f"A catalog and a {kind}, on this machine and only for this demo")
+        if self.s3:
+            scratch.s3.mkdir(mode=0o700)
+        postgres, remote = start_servers(scratch, self.ssh_server, stack, interrupts)
         say(f"PostgreSQL: {postgres.url}")
-        say(f"ssh server: {server.name}, {server.host} port {server.port}")
+        say(remote.name)
 
         step(f"The settings, {scratch.settings}")
         say(scratch.settings.read_text().strip())
@@ -110,20 +117,32 @@ class Story:
             return code
         run = ("run", "--once", "--workers", str(self.workers))
         step("Back up")
+        asked = remote.requests() if isinstance(remote, Bucket) else {}
         if code := command(*run):
             return code
+        if isinstance(remote, Bucket):
+            step("What lies in the bucket now")
+            remote.show(asked)
         first = _events(scratch.log)
         step("Once more: there is nothing left to send")
         if code := command(*run) or command("status"):
             return code
 
+        if isinstance(remote, Bucket):
+            step("Every object is fetched, and every blob in it hashed")
+            if code := command("verify", "--download"):
+                return code
+            comparison, code = lose_half(scratch.source, command)
+            if code:
+                return code
+        else:
+            comparison = compare(scratch.source, scratch.destination)
         step("Is it true?")
-        comparison = compare(scratch.source, scratch.destination)
         later = _events(scratch.log)[len(first) :]
         say(f"The demo took {duration(time.monotonic() - started)}.")
         if not _show(made, first, later, comparison, postgres.query(_COUNTS)):
             return 1
-        return drill.drill(scratch, postgres, command) if self.drill else 0
+        return drill.drill(scratch, postgres, remote.listing, command) if self.drill else 0
 
     def _leave(self, scratch: Scratch) -> None:
         """Removes the directory, or says what can be done with it."""
@@ -138,18 +157,39 @@ class Story:
         say(f"rm -r {homes}   removes everything")
 
 
+class Remote(Protocol):
+    """A remote that runs: what it is, the settings to reach it, and the blobs' files it holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def settings(self) -> dict[str, object]: ...
+    def listing(self) -> Listing: ...
+
+
 def start_servers(
     scratch: Scratch, choice: ssh.Choice, stack: ExitStack, interrupts: Interrupts
-) -> tuple[Postgres, ssh.SshServer]:
-    """Starts both and writes the settings for them; stack will stop them. Raises BackupError."""
-    server = ssh.start(choice, scratch.ssh, stack, interrupts)
+) -> tuple[Postgres, Remote]:
+    """Starts both and writes the settings for them; stack will stop them. The remote is a bucket
+    where the directory for one is there. Raises BackupError.
+    """
+    remote: Remote
+    if scratch.s3.is_dir():
+        remote = bucket = Bucket(scratch.s3, interrupts)
+        stack.callback(bucket.stop)
+        bucket.start()
+    else:
+        server = ssh.start(choice, scratch.ssh, stack, interrupts)
+        remote = ssh.SshRemote(server, scratch.ssh, scratch.remote)
     with interrupts.held():
         home = scratch.postgres_home()
     postgres = Postgres(home, interrupts)
     stack.callback(postgres.stop)
     postgres.start()
-    scratch.write_settings(postgres.url, postgres.programs, server)
-    return postgres, server
+    scratch.write_settings(postgres.url, postgres.programs, remote.settings)
+    return postgres, remote
 
 
 @dataclass(frozen=True, slots=True)

