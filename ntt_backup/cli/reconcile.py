@@ -25,7 +25,7 @@ _ADVICE: Final = {
     Difference.UNREADABLE: "look at their directories on the remote; nothing is known about them",
     Difference.PACK_LOST: "whether blobs are lost with it is said beside; --apply forgets the pack",
     Difference.UNMARKED: "the next run marks the right ones and replaces the others; failed ones"
-    " wait for `ntt-backup-remote requeue`. In a bucket --apply marks them",
+    " wait for `ntt-backup-remote requeue`",
     Difference.UNRECORDED: "`ntt-backup-remote reconcile --apply` records it",
     Difference.UNKNOWN: "their rows were deleted, or they belong to another catalog; left alone",
     Difference.UNREGISTERED: "`ntt-backup-remote scan` registers them",
@@ -36,6 +36,12 @@ _ADVICE: Final = {
     Difference.BAD_BLOBID: "correct or delete the rows",
     Difference.STRAY_STORE: "not blobs; never sent",
     Difference.STRAY_REMOTE: "not blobs; never touched",
+}
+_ADVICE_FOR_BUCKETS: Final = _ADVICE | {
+    Difference.REMOTE_SIZE: "`ntt-backup-remote reconcile --apply` makes them pending; the next run"
+    " sends them in another pack",
+    Difference.UNMARKED: "`ntt-backup-remote reconcile --apply` marks them as copied; else the next"
+    " run sends them again, in another pack",
 }
 
 
@@ -74,7 +80,8 @@ def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quie
             on_outage=line.outage,
         )
     fields = {"target": settings.target, **fields_of(seen)}
-    report(fields, lines(seen, applied=apply), seen.exit_code, as_json=as_json)
+    said = lines(seen, applied=apply, bucket=settings.remote.kind == "s3")
+    report(fields, said, seen.exit_code, as_json=as_json)
 
 
 class _Files:
@@ -108,16 +115,17 @@ def progress_text(seen: Comparison) -> str:
     )
 
 
-def lines(seen: Comparison, *, applied: bool) -> list[str]:
+def lines(seen: Comparison, *, applied: bool, bucket: bool) -> list[str]:
     """Returns what was compared and what differs, for a terminal."""
     said = [
         f"{many(seen.rows, 'row')} in the catalog, {many(seen.in_store, 'blob')} in the store,"
         f" {seen.on_remote:,} on the remote, compared in {duration(seen.duration_s)}",
         f"{many(seen.agreed, 'row agrees', 'rows agree')} with both",
     ]
+    advice = _ADVICE_FOR_BUCKETS if bucket else _ADVICE
     for what in Difference:
         if count := seen.differences[what]:
-            said.append(f"{count:>12,} {what}: {_ADVICE[what]}")
+            said.append(f"{count:>12,} {what}: {advice[what]}")
             said += [f"{'':>14}{printable(example)}" for example in seen.examples[what]]
     if applied:
         pending = many(seen.requeued, "blob is", "blobs are")

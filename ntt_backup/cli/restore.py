@@ -132,11 +132,12 @@ def _restore_catalog(common: Common, *, quiet: bool) -> None:
     settings = common.load(RemoteConfig)
     found = restore_catalog(settings, lambda text: click.echo(f"warning: {text}", err=True))
     if not quiet:
-        run = complete("ntt-backup-remote run")
+        next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"
+        if settings.remote.kind == "s3":
+            next_step = f"`{complete('ntt-backup-remote reconcile --apply')}` marks it as copied"
         click.echo(
             f"restored the catalog of {found.dump.begun:%Y-%m-%d %H:%M:%S} UTC from"
-            f" {found.dump.name}; what was copied since then is pending in it, and `{run}` finds it"
-            " on the remote"
+            f" {found.dump.name}; what was copied since then is pending in it, and {next_step}"
         )
         click.echo(f"everything in it belongs to {found.user} now, and no grants were restored")
     if found.rights:
