@@ -32,10 +32,10 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
+from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables
-from ntt_backup.upload.strategies.objects import LARGE
 
 _PAGE: Final = 100
 _RECORD_SECONDS: Final = 5.0
@@ -100,7 +100,7 @@ class _Check:
             prefix=question.prefix,
             older_than=question.older_than,
             fraction=question.fraction,
-            least=LARGE,
+            least=LARGE_BLOB,
         )
         self.found = Findings(total=self.packs.blobs + self.large.total)
 

@@ -7,9 +7,9 @@ visible to nobody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Final
 
@@ -17,6 +17,7 @@ from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
+    DEAD_SECONDS,
     Bucket,
     ObjectArchived,
     ObjectExists,
@@ -25,14 +26,13 @@ from ntt_backup.objects.bucket import (
     Part,
     UploadGone,
     composite,
+    sweep,
 )
 from ntt_backup.objects.keys import DUMPS
 from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
 
 _RECORD: Final = ".json"
 _PIECE: Final = 8 * 1024**2
-# The sender of an upload that was begun so long ago lives no more.
-_DEAD: Final = timedelta(days=1)
 
 
 class DumpsByObjects:
@@ -59,11 +59,7 @@ class DumpsByObjects:
         trial.give_up()
 
     def upload(self, name: str) -> UploadByObjects:
-        before = datetime.now(UTC) - _DEAD
-        with suppress(RemoteDenied):  # The bucket's own rule removes them then.
-            for one in list(self._bucket.uploads(DUMPS)):
-                if one.begun < before:
-                    self._bucket.abort(one.key, one.upload_id)
+        sweep(self._bucket, (DUMPS,), time.time() - DEAD_SECONDS)
         return UploadByObjects(self._bucket, DUMPS + name, self._part_size)
 
     def drop(self, names: Sequence[str]) -> int:

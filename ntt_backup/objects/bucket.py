@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256 as new_sha256
-from typing import Protocol
+from typing import Final, Protocol
 
-from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 
 Buffer = bytes | bytearray | memoryview
+# An upload that is older has no sender any more.
+DEAD_SECONDS: Final = 86400.0
 
 
 class ObjectExists(Exception):
@@ -168,3 +171,14 @@ class Bucket(Protocol):
         that is gone is no error. Raises RemoteDenied where the bucket is append-only.
         """
         ...
+
+
+def sweep(bucket: Bucket, below: tuple[str, ...], dead_before: float) -> None:
+    """Removes the uploads below these prefixes that were begun before this time of the epoch. An
+    append-only bucket may not allow that: then its own rule removes them.
+    """
+    before = datetime.fromtimestamp(dead_before, UTC)
+    with suppress(RemoteDenied):
+        for upload in list(bucket.uploads("")):
+            if upload.key.startswith(below) and upload.begun < before:
+                bucket.abort(upload.key, upload.upload_id)

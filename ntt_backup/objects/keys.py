@@ -17,11 +17,11 @@ FORMAT: Final = "format.json"
 PACKS: Final = "packs/"
 WIDE_PACKS: Final = "packs/wide/"
 BLOBS: Final = "blobs/"
-INDEX: Final = "index/"
 DUMPS: Final = "pgdump/"
-SNAPSHOTS: Final = "snapshots/"
 # Beside the packs, so that what protects these is tried. No pack has such a key.
 TRIALS: Final = f"{PACKS}trial-"
+# A blob of so many bytes is an object of its own, not in a pack.
+LARGE_BLOB: Final = 64 * 1024**2
 
 _PACK: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{32})\.tar")
 

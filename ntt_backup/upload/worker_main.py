@@ -24,12 +24,12 @@ from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
+from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.process.messages import Done, Fatal, Found, Message
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.event_pipe import EventPipe
 from ntt_backup.upload.strategies import connect_ahead, open_probe, open_session
-from ntt_backup.upload.strategies.objects import DEAD_SECONDS
 from ntt_backup.upload.strategies.probe import LINGERS, SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.worker import Worker

@@ -176,7 +176,7 @@ def test_a_prefix_of_a_pack_is_checked_without_the_rest(
 def test_large_blobs_are_checked_by_themselves(
     catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE", 100_000)
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
     large = [random.Random(seed).randbytes(150_000) for seed in range(3)]
     Ledger(catalog, TARGET).record(register(catalog, large), [])
     names = [put_large(bucket, one) for one in large]

@@ -15,11 +15,12 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt
-from ntt_backup.objects.keys import PACKS, blobid_of
+from ntt_backup.objects.bucket import sweep
+from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import objects
-from ntt_backup.upload.strategies.objects import ObjectsSession, sweep
+from ntt_backup.upload.strategies.objects import ObjectsSession
 from ntt_backup.upload.strategies.outbox import Meter
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.fake_bucket import FakeBucket
@@ -101,7 +102,7 @@ def receipt(outcomes: list[Outcome]) -> Receipt:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(objects, "LARGE", 6 * 1024**2)
+    monkeypatch.setattr(objects, "LARGE_BLOB", 6 * 1024**2)
     return Scene(tmp_path)
 
 
@@ -276,7 +277,7 @@ def test_an_error_ends_the_session_with_the_batch_in_flight(scene: Scene, verb: 
     assert [one.name for one in session.in_flight] == ["0.1"]
     assert scene.content == 0
     scene.bucket.before = lambda verb, key: None
-    sweep(scene.bucket, time.time() + 60)
+    sweep(scene.bucket, (PACKS, BLOBS), time.time() + 60)
     assert list(scene.bucket.uploads("")) == []
     again = scene.session()
     again.put(batch(blobs, attempt=2))

@@ -14,9 +14,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
 from blake3 import blake3
@@ -24,11 +23,11 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
-from ntt_backup.errors import BatchRejected, RemoteDenied, RemoteUnreachable, SourceError
+from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
 from ntt_backup.objects import store_format
-from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import BLOBS, FORMAT, PACKS, PackKey, blob_key
+from ntt_backup.objects.bucket import Bucket, sweep
+from ntt_backup.objects.keys import BLOBS, FORMAT, LARGE_BLOB, PACKS, PackKey, blob_key
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
@@ -38,10 +37,6 @@ from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
 from ntt_backup.upload.strategies.outbox import Meter, Outbox, Outgoing
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 
-# A blob of this size is an object of its own.
-LARGE: Final = 64 * 1024**2
-# An upload that is older has no sender any more.
-DEAD_SECONDS: Final = 86400.0
 _PIECE: Final = 4 * 1024**2
 _TURN_SECONDS: Final = 0.2
 # To read a small blob takes as long as to read so many bytes of a large one.
@@ -64,19 +59,8 @@ def probe_objects(spec: SessionSpec) -> ObjectsProbe:
     assert spec.bucket is not None
     bucket = open_bucket(spec.bucket)
     if spec.dead_before is not None:
-        sweep(bucket, spec.dead_before())
+        sweep(bucket, (PACKS, BLOBS), spec.dead_before())
     return ObjectsProbe(bucket, spec.owner)
-
-
-def sweep(bucket: Bucket, dead_before: float) -> None:
-    """Removes the uploads that were begun before this time of the epoch. An append-only bucket may
-    not allow that: then its own rule removes them.
-    """
-    before = datetime.fromtimestamp(dead_before, UTC)
-    with suppress(RemoteDenied):
-        for upload in list(bucket.uploads("")):
-            if upload.key.startswith((PACKS, BLOBS)) and upload.begun < before:
-                bucket.abort(upload.key, upload.upload_id)
 
 
 @dataclass(slots=True)
@@ -191,7 +175,7 @@ class ObjectsSession:
     def _put_blobs(self, flight: _Flight, reader: Reader) -> None:
         small: dict[str, Blob] = {}
         for blob in flight.batch.blobs:
-            if blob.expected < LARGE:
+            if blob.expected < LARGE_BLOB:
                 small[blob.blobid] = blob
             elif (failure := self._put_large(flight, reader, blob)) is not None:
                 flight.failed.append(failure)
