@@ -15,6 +15,7 @@ from typing import Final
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.screen import say, step, tabulate
 from ntt_backup.demo.seaweedfs import ADMINISTER, WRITE, Account, SeaweedFS
+from ntt_backup.demo.sshd import LOOPBACK
 from ntt_backup.demo.store import Comparison, Listing, list_tree
 from ntt_backup.format import many, size
 
@@ -127,9 +128,13 @@ def credentials_file(directory: Path) -> Path:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Returns the variables that lead AWS programs to these credentials, and to no others."""
+    """Returns the variables that lead AWS programs to these credentials and to no others, and to
+    this machine without a proxy.
+    """
     return {
         "AWS_SHARED_CREDENTIALS_FILE": str(credentials_file(directory)),
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": LOOPBACK,
+        "no_proxy": LOOPBACK,
     }

@@ -199,6 +199,7 @@ def client(endpoint: str, account: Account) -> S3Client:
         aws_secret_access_key=account.secret,
         config=Config(
             s3={"addressing_style": "path"},
+            proxies={},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),

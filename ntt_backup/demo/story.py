@@ -262,7 +262,7 @@ def _show(
             "first run": f"{sent}; {rates}",
             "second run": f"{many(sent_again, 'blob')} sent",
             "both sides": str(comparison),
-            "catalog": f"{many(total, 'row')}, {marked} copied, {failed} failed",
+            "catalog": f"{many(total, 'row')}, {marked:,} copied, {failed:,} failed",
             "log": ", ".join(f"{count} {event}" for event, count in lines.most_common()),
         }
     )
