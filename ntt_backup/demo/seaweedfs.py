@@ -112,6 +112,7 @@ class SeaweedFS:
                     stdout=log,
                     stderr=log,
                     cwd=self._home,
+                    env={**os.environ, "TMPDIR": str(self._home)},  # it leaves logs there
                     start_new_session=True,
                     preexec_fn=die_with_parent(),
                 )
