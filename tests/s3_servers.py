@@ -148,8 +148,8 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def seaweedfs() -> Iterator[S3Server]:
-    """A SeaweedFS: conditional writes, checksums, object lock."""
+def seaweedfs(address: str = HOST, inside: Sequence[str] = ()) -> Iterator[S3Server]:
+    """A SeaweedFS: conditional writes, checksums, object lock. inside: an argv that starts it."""
     owner, sender, reader = map(Account, ("owner", "sender", "reader"))
     rights: dict[demo.Account, Sequence[str]] = {
         owner: demo.ADMINISTER,
@@ -157,7 +157,7 @@ def seaweedfs() -> Iterator[S3Server]:
         reader: demo.READ,
     }
     with _home("seaweedfs") as home:
-        server = demo.SeaweedFS(home, Interrupts(), rights, ports())
+        server = demo.SeaweedFS(home, Interrupts(), rights, ports(), address, inside)
         try:
             server.start()
             assert server.pid is not None

@@ -61,6 +61,7 @@ class SeaweedFS:
     """One server in one home directory, whose data it finds again at the next start.
 
     rights: its accounts, and what each may do; the first administers. ports: those it may take.
+    address: where it listens. inside: an argv that starts its program, such as in a namespace.
     endpoint is its URL while it runs, pid its process, data where its files lie.
     """
 
@@ -70,6 +71,8 @@ class SeaweedFS:
         interrupts: Interrupts,
         rights: Mapping[Account, Sequence[str]],
         ports: Sequence[int] = _PORTS,
+        address: str = LOOPBACK,
+        inside: Sequence[str] = (),
     ) -> None:
         self._home = home
         self.data = home / "data"
@@ -77,6 +80,8 @@ class SeaweedFS:
         self._interrupts = interrupts
         self._rights = rights
         self._ports = ports
+        self._address = address
+        self._inside = inside
         self._taken: dict[str, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -152,7 +157,7 @@ class SeaweedFS:
         return found
 
     def _url(self, part: str) -> str:
-        return f"http://{LOOPBACK}:{self._taken[f'{part}.port']}"
+        return f"http://{self._address}:{self._taken[f'{part}.port']}"
 
     def _argv(self, program: str, accounts: Path) -> list[str]:
         """Returns its command line, with other ports each time."""
@@ -160,7 +165,8 @@ class SeaweedFS:
         self._taken = dict.fromkeys((*names, "metrics.port"), 0)
         for name in self._taken:
             self._taken[name] = _free_port([*{*self._ports} - {*self._taken.values()}])
-        argv = [program, "server", f"-dir={self.data}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}"]
+        argv = [*self._inside, program, "server", f"-dir={self.data}"]
+        argv += [f"-ip={self._address}", f"-ip.bind={self._address}"]
         argv += [f"-{name}={self._taken[name]}" for name in names]
         argv += [f"-metricsPort={self._taken['metrics.port']}"]
         argv += ["-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={accounts}"]

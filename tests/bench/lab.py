@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,9 @@ class Lab:
     home: Path
     directory: Path
     sshd: Sshd
+    # Where the remote's servers listen, and the argv that starts one there.
+    address: str = HOST
+    inside: Sequence[str] = ()
     user: str = field(default_factory=getpass.getuser)
 
     @property
@@ -168,14 +171,27 @@ def lab(
         stack.callback(_end_sshd, sshd)
         port = sshd_port
         if shape:
-            port = free_port()
-            argv = [sys.executable, "-m", "tests.bench.delay", str(port), f"{address}:{sshd_port}"]
-            argv += [str(shape.round_trip_ms / 2), "--mark", str(home)]
-            proxy = subprocess.Popen(argv, cwd=_PROJECT, start_new_session=True)
-            stack.callback(end_tree, proxy)
+            port, proxy = stack.enter_context(delayed(f"{address}:{sshd_port}", shape, home))
             _await_greeting(HOST, port, proxy, home / "sshd.log")
         _write_client(home, port, cipher)
-        yield Lab(link, port, home, home / "remote", sshd)
+        yield Lab(link, port, home, home / "remote", sshd, address, inside)
+
+
+@contextmanager
+def delayed(to: str, shape: Shape, home: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Gives a port of 127.0.0.1 that leads to HOST:PORT with the delay of a link."""
+    port = free_port()
+    argv = [sys.executable, "-m", "tests.bench.delay", str(port), to]
+    argv += [str(shape.round_trip_ms / 2), "--mark", str(home)]
+    proxy = subprocess.Popen(argv, cwd=_PROJECT, start_new_session=True)
+    try:
+        while proxy.poll() is None:
+            with suppress(OSError), socket.create_connection((HOST, port), timeout=5):
+                break
+            time.sleep(0.05)
+        yield port, proxy
+    finally:
+        end_tree(proxy)
 
 
 def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
@@ -192,6 +208,7 @@ def _network(slot: Slot, shape: Shape) -> tuple[str, list[str]]:
         ["ip", "link", "set", outer, "up"],
         [*inside, "ip", "address", "add", f"{theirs}/30", "dev", inner],
         [*inside, "ip", "link", "set", inner, "up"],
+        [*inside, "ip", "link", "set", "lo", "up"],
         ["tc", "qdisc", "add", "dev", outer, *bucket],
         [*inside, "tc", "qdisc", "add", "dev", inner, *bucket],
     ):

@@ -38,7 +38,7 @@ class Ours(Contender):
     version_argv = (sys.executable, "-m", "ntt_backup", "--version")
 
     def prepare(self, job: Job) -> None:
-        job.environ = {"PYTHONPATH": str(PROJECT)}
+        job.environ["PYTHONPATH"] = str(PROJECT)
         if job.workers is not None:
             job.environ["NTT_WORKERS"] = str(job.workers)
         self.finish(job)
@@ -46,12 +46,7 @@ class Ours(Contender):
         settings: dict[str, dict[str, object]] = {
             "catalog": {"url": self._url(job)},
             "source": {"root": job.store.root},
-            "remote": {
-                "host": ALIAS,
-                "path": job.destination,
-                "ssh_config": job.lab.ssh_config,
-                "known_hosts": job.lab.known_hosts,
-            },
+            "remote": self._remote(job),
             "log": {"jsonl": self._log(job)},
             "lock": {"file": job.scratch / "lock"},
         }
@@ -71,6 +66,9 @@ class Ours(Contender):
 
     def check(self, job: Job) -> None:
         compare(job.store, job.destination / "by-hash")
+        self._require_recorded(job)
+
+    def _require_recorded(self, job: Job) -> None:
         if self._rows(job, sql.SQL("remote_copied")) != job.store.blobs:
             raise Failed("the catalog does not have all as copied")
         last = json.loads(self._log(job).read_text().splitlines()[-1])
@@ -79,6 +77,14 @@ class Ours(Contender):
 
     def finish(self, job: Job) -> None:
         job.postgres.query("drop database if exists bench with (force)")
+
+    def _remote(self, job: Job) -> dict[str, object]:
+        return {
+            "host": ALIAS,
+            "path": job.destination,
+            "ssh_config": job.lab.ssh_config,
+            "known_hosts": job.lab.known_hosts,
+        }
 
     @staticmethod
     def _argv(job: Job, *command: str) -> list[str]:

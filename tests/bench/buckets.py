@@ -1,0 +1,302 @@
+"""A bucket beside the peers: one SeaweedFS, the same files, in turns, and each way back.
+
+Each contender sends a store into a new bucket, and then reads all of it back into an empty
+directory, which is compared file by file. Ours also reads back the first 4,000 of its blobs. CPU
+time is that of both ends, SeaweedFS (`weed`) and PostgreSQL included; the shares say whose it is.
+
+With --requests a proxy counts what is asked of the store; it takes more time than the store does,
+so times are not shown then. Start it as `python -m tests.bench.buckets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from ntt_backup.demo.interrupts import Interrupts
+from ntt_backup.demo.postgres import Postgres
+from tests.bench import results
+from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
+from tests.bench.cpu import Cpu, counted
+from tests.bench.lab import SHAPES, Lab, delayed, lab
+from tests.bench.peers import Ceiling, Copy, Ours
+from tests.bench.plan import Case
+from tests.bench.results import Outcome, Sample
+from tests.bench.slots import slot
+from tests.bench.stores import Recipe, Store, cached
+from tests.s3_proxy import S3Proxy
+from tests.s3_servers import S3Server, seaweedfs
+from tests.sshd import HOST
+
+_FEW: Final = 4000
+_RECIPES: Final = (Recipe("small", 48_000), Recipe("mix", bytes=1_000_000_000))
+_LIMIT: Final = 600.0
+
+
+@dataclass(kw_only=True)
+class BucketJob(Job):
+    """A job whose remote is a new, empty bucket."""
+
+    endpoint: str
+    bucket: str
+
+
+class OursToBucket(Ours):
+    """`run --once` and `restore` with the default settings."""
+
+    def _remote(self, job: Job) -> dict[str, object]:
+        assert isinstance(job, BucketJob)
+        url = f"s3://{job.bucket}/backup"
+        return {"url": url, "endpoint": job.endpoint, "addressing": "path"}
+
+    def check(self, job: Job) -> None:
+        self._require_recorded(job)
+
+    def back(self, job: BucketJob) -> float:
+        return job.call(self._argv(job, "restore", "--quiet", "--to", str(job.destination)))
+
+    def few(self, job: BucketJob) -> float:
+        """Restores the first blobs by their ids."""
+        wanted = sorted(path.name for path in job.store.root.glob("*/*/*"))[:_FEW]
+        (job.scratch / "wanted").write_text("\n".join(wanted) + "\n")
+        listed = ["--list", str(job.scratch / "wanted"), "--to", str(job.destination)]
+        return job.call(self._argv(job, "restore", "--quiet", *listed))
+
+
+class Restic(Contender):
+    """restic with its defaults: it encrypts, compresses, and looks for duplicates."""
+
+    name = "restic"
+    tools = ("restic",)
+    version_argv = ("restic", "version")
+
+    def prepare(self, job: Job) -> None:
+        assert isinstance(job, BucketJob)
+        job.environ |= {
+            "RESTIC_REPOSITORY": f"s3:{job.endpoint}/{job.bucket}/restic",
+            "RESTIC_PASSWORD": "bench",
+            "RESTIC_CACHE_DIR": str(job.scratch / "cache"),
+            "RESTIC_PROGRESS_FPS": "0.1",
+        }
+        job.call(["restic", "init"])
+
+    def run(self, job: Job) -> float:
+        return job.call(["restic", "backup", "."], cwd=job.store.root)
+
+    def check(self, job: Job) -> None: ...
+
+    def back(self, job: BucketJob) -> float:
+        return job.call(["restic", "restore", "latest", "--target", str(job.destination)])
+
+
+class Rclone(Contender):
+    """`rclone copy`, 64 transfers at once: a request a file and more."""
+
+    name = "rclone copy"
+    tools = ("rclone",)
+    version_argv = ("rclone", "version")
+
+    def run(self, job: Job) -> float:
+        assert isinstance(job, BucketJob)
+        job.environ |= {
+            "RCLONE_CONFIG": os.devnull,
+            "RCLONE_S3_PROVIDER": "Other",
+            "RCLONE_S3_ENDPOINT": job.endpoint,
+            "RCLONE_S3_ENV_AUTH": "true",
+            "RCLONE_S3_NO_CHECK_BUCKET": "true",
+        }
+        sides = ["--transfers", "64", "--checkers", "64"]
+        return job.call(["rclone", "copy", *sides, str(job.store.root), f":s3:{job.bucket}/rclone"])
+
+    def check(self, job: Job) -> None: ...
+
+
+class Raw(Ceiling):
+    """As many random bytes as the store has, from one file, by one multipart upload of boto3, and
+    back into a file.
+    """
+
+    name = "raw multipart"
+
+    def run(self, job: Job) -> float:
+        return self._call(job, "put", self._file(job))
+
+    def back(self, job: BucketJob) -> float:
+        return self._call(job, "get", job.destination / "raw")
+
+    @staticmethod
+    def _call(job: Job, way: str, file: Path) -> float:
+        assert isinstance(job, BucketJob)
+        job.environ["PYTHONPATH"] = str(PROJECT)
+        argv = [sys.executable, "-m", "tests.bench.raw_bucket", way, str(file)]
+        return job.call([*argv, job.endpoint, job.bucket])
+
+
+_OURS: Final = OursToBucket()
+_RAW: Final = Raw()
+CONTENDERS: Final[tuple[Contender, ...]] = (_OURS, Copy(), _RAW, Restic(), Rclone())
+
+
+class Bench:
+    """Runs the contenders over one store and one link. requests: count them, in one round."""
+
+    def __init__(self, home: Path, postgres: Postgres, cpu: Cpu, *, requests: bool) -> None:
+        self._home = home
+        self._postgres = postgres
+        self._cpu = cpu
+        self._requests = requests
+        self._jobs = 0
+
+    def case(
+        self, case: Case, store: Store, contenders: Sequence[Contender], rounds: int
+    ) -> dict[str, Outcome]:
+        """Returns what was measured of each way."""
+        found: dict[str, Outcome] = {}
+        with lab(case.link, self._home) as link, self._server(link) as server:
+            for number in range(1, rounds + 1):
+                for contender in contenders:
+                    for way, sample in self._turn(contender, number, store, link, server):
+                        outcome = found.setdefault(way, Outcome(case, store, None, []))
+                        outcome.samples.append(sample)
+        return found
+
+    @contextmanager
+    def _server(self, link: Lab) -> Iterator[S3Server]:
+        with ExitStack() as stack:
+            server = stack.enter_context(seaweedfs(link.address, link.inside))
+            if shape := SHAPES[link.link]:
+                to = server.endpoint.removeprefix("http://")
+                port, _ = stack.enter_context(delayed(to, shape, link.home))
+                server = replace(server, endpoint=f"http://{HOST}:{port}")
+            yield server
+
+    def _turn(
+        self, contender: Contender, number: int, store: Store, link: Lab, server: S3Server
+    ) -> Iterator[tuple[str, Sample]]:
+        """Yields what one contender takes for each way; the first that fails is its last."""
+        self._jobs += 1
+        scratch, destination = self._home / f"job-{self._jobs}", self._home / "back"
+        for directory in (scratch, destination):
+            directory.mkdir()
+        remote = server.bucket()
+        with S3Proxy(server) as proxy:
+            job = BucketJob(
+                store,
+                link,
+                scratch,
+                destination,
+                self._postgres,
+                _LIMIT,
+                thorough=True,
+                environ=server.sender.environment,
+                endpoint=proxy.endpoint if self._requests else server.endpoint,
+                bucket=remote.bucket,
+            )
+            try:
+                contender.prepare(job)
+                for way, work in _ways(contender).items():
+                    proxy.seen.clear()
+                    sample = self._sample(contender, number, work, job)
+                    _say(way, sample, proxy)
+                    yield way, sample
+                    if sample.error:
+                        break
+                    for directory in destination.iterdir():
+                        shutil.rmtree(directory) if directory.is_dir() else directory.unlink()
+            finally:
+                contender.finish(job)
+                for directory in (scratch, destination):
+                    shutil.rmtree(directory)
+                server.client().delete_bucket(Bucket=remote.bucket)
+
+    def _sample(
+        self, contender: Contender, number: int, work: Callable[[BucketJob], float], job: BucketJob
+    ) -> Sample:
+        load, before = os.getloadavg()[0], self._cpu.seconds()
+        try:
+            with self._cpu.shares() as shares:
+                seconds = work(job)
+            used = self._cpu.seconds() - before
+            if work == contender.run:
+                contender.check(job)
+            elif contender is not _RAW and not (job.scratch / "wanted").exists():
+                compare(job.store, job.destination)
+        except Failed as failure:
+            return Sample(contender.name, number, None, str(failure), load)
+        return Sample(contender.name, number, seconds, None, load, used, shares)
+
+
+def _ways(contender: Contender) -> dict[str, Callable[[BucketJob], float]]:
+    ways = {"sent": "run", "all of it read back": "back", f"{_FEW} blobs read back": "few"}
+    return {way: getattr(contender, name) for way, name in ways.items() if hasattr(contender, name)}
+
+
+def _say(way: str, sample: Sample, proxy: S3Proxy) -> None:
+    asked = ", ".join(f"{count} {kind}" for kind, count in sorted(proxy.requests.items()))
+    said = sample.error or f"{sample.seconds:.2f} s, CPU {sample.cpu:.2f} s"
+    print(f"  {sample.contender:14} {way}: {f'{asked}' if asked else said}", file=sys.stderr)
+
+
+def main() -> int:
+    """Compares a run into a bucket, and a restore from it, with the peers."""
+    options = _parse()
+    contenders = [one for one in CONTENDERS if one.available() and _named(one, options.only)]
+    recipes = [one for one in _RECIPES if one.kind in options.store]
+    if options.megabytes:
+        recipes = [replace(one, bytes=options.megabytes * 10**6, blobs=None) for one in recipes]
+    outcomes = []
+    interrupts = Interrupts()
+    with interrupts.installed(), slot(options.disk) as workspace, counted() as cpu:
+        home = workspace.home / "postgres"
+        home.mkdir(mode=0o711)
+        postgres = Postgres(home, interrupts)
+        try:
+            postgres.start()
+            bench = Bench(workspace.home, postgres, cpu, requests=options.requests)
+            stores = options.cache or workspace.home / "stores"
+            stores.mkdir(parents=True, exist_ok=True)
+            for recipe in recipes:
+                case, store = Case(recipe, options.link), cached(recipe, stores)
+                outcomes.append(bench.case(case, store, contenders, options.rounds))
+        finally:
+            with interrupts.held():
+                postgres.stop()
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    for found in [] if options.requests else outcomes:
+        for way, outcome in found.items():
+            console.print(way, style="bold")
+            console.print(results.figure_table(outcome, _OURS.name, _RAW.name))
+            console.print(results.share_table(outcome))
+    samples = [one for found in outcomes for out in found.values() for one in out.samples]
+    return 1 if any(one.error for one in samples) else 0
+
+
+def _named(contender: Contender, words: Sequence[str]) -> bool:
+    return not words or any(contender.name.startswith(word) for word in words)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.buckets", description=main.__doc__)
+    add = parser.add_argument
+    add("store", nargs="*", default=["small", "mix"], help="small, mix; both by default")
+    add("--only", nargs="+", default=[], metavar="NAME", help="contenders, by their first letters")
+    add("--link", choices=list(SHAPES), default="loopback")
+    add("--rounds", type=int, default=3)
+    add("--megabytes", type=int, help="instead of the stores' own sizes")
+    add("--requests", action="store_true", help="count requests instead of time")
+    add("--disk", type=Path, default=Path("/dev/shm"), metavar="DIR", help="work there")
+    add("--cache", type=Path, metavar="DIR", help="keep the stores there; not kept by default")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
