@@ -10,11 +10,9 @@ from blake3 import blake3
 from ntt_backup.config import RemoteConfig
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import Bucket
-from ntt_backup.objects.keys import PackKey, blob_key
-from ntt_backup.pack.format import Entry, pack_id
-from ntt_backup.pack.writer import PackWriter
-
-STORE_ID = bytes(16)
+from ntt_backup.objects.keys import blob_key
+from ntt_backup.pack.format import Entry
+from tests.packs import key_of, pack, reader
 
 
 def blobid_of(content: bytes) -> str:
@@ -23,26 +21,13 @@ def blobid_of(content: bytes) -> str:
 
 def put_pack(bucket: Bucket, contents: Iterable[bytes]) -> tuple[StoredPack, tuple[Entry, ...]]:
     """Stores a pack of these blobs; returns it as the ledger knows it, and what is in it."""
-    blobs = sorted((blake3(content).digest(), content) for content in set(contents))
-    digests = [digest for digest, _ in blobs]
-    identity = pack_id(STORE_ID, digests)
-    name = PackKey.of(digests[0], digests[-1], identity)
-    data = bytearray()
-    writer = PackWriter(data.extend, STORE_ID, identity)
-    for digest, content in blobs:
-        writer.add(digest, content)
-    entries = writer.close()
+    data = pack(set(contents))
+    made = reader(data)
+    name, entries = key_of(made), tuple(made.table)
     info = bucket.put(name.key, data, sha256(data).digest())
-    stored = StoredPack(
-        name.pack_id,
-        name.key,
-        digests[0].hex(),
-        digests[-1].hex(),
-        len(blobs),
-        len(data),
-        info.checksum,
-    )
-    return stored, entries
+    low, high = entries[0].digest.hex(), entries[-1].digest.hex()
+    count, size = len(entries), len(data)
+    return StoredPack(name.pack_id, name.key, low, high, count, size, info.checksum), entries
 
 
 def put_large(bucket: Bucket, content: bytes) -> str:

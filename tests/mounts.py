@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,35 +15,27 @@ from blake3 import blake3
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount import kernel
 from ntt_backup.mount.image import Source
-from ntt_backup.objects.keys import PackKey
-from ntt_backup.pack.format import pack_id
-from ntt_backup.pack.writer import PackWriter
+from tests import packs as made
 
-_STORE_ID = bytes(16)
 _SIZES = (0, 1, 100, 3000, 15_000, 16_384, 20_000, 70_001)
 
 
 def contents(number: int, seed: int = 1, sizes: Sequence[int] = _SIZES) -> dict[bytes, bytes]:
     """Blobs by digest, of all kinds: each size, some compressible."""
     chance = random.Random(seed)
-    made = {}
+    found = {}
     for _ in range(number):
         content = chance.randbytes(chance.choice(sizes))
         if chance.random() < 0.2:
             content = content[:8] * (len(content) // 8)
-        made[blake3(content).digest()] = content
-    return made
+        found[blake3(content).digest()] = content
+    return found
 
 
 def pack(blobs: dict[bytes, bytes]) -> tuple[str, bytes]:
     """A pack's key in a bucket, and the pack."""
-    identity = pack_id(_STORE_ID, blobs)
-    file = io.BytesIO()
-    writer = PackWriter(file.write, _STORE_ID, identity)
-    for digest, content in sorted(blobs.items()):
-        writer.add(digest, content)
-    writer.close()
-    return PackKey.of(min(blobs), max(blobs), identity).key, file.getvalue()
+    data = made.pack(blobs.values())
+    return made.key_of(made.reader(data)).key, data
 
 
 def packs(blobs: dict[bytes, bytes], each: int) -> dict[str, bytes]:
@@ -56,12 +47,8 @@ def packs(blobs: dict[bytes, bytes], each: int) -> dict[str, bytes]:
     )
 
 
-def reader(data: bytes) -> Callable[[int, int], bytes]:
-    return lambda start, length: data[start : start + length]
-
-
 def source(data: bytes, device: int, start: int = 0) -> Source:
-    return Source(f"pack-{device}", len(data), reader(data), device, start)
+    return Source(f"pack-{device}", len(data), made.ranges(data), device, start)
 
 
 def write(directory: Path, objects: dict[str, bytes]) -> Path:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 from blake3 import blake3
 
+from ntt_backup.objects.keys import PackKey
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
@@ -34,7 +35,7 @@ MIX = (
 )
 
 
-def pack(contents: Sequence[bytes], *, compress: bool = True) -> bytes:
+def pack(contents: Iterable[bytes], *, compress: bool = True) -> bytes:
     """A pack of these blobs."""
     blobs = sorted((blake3(one).digest(), one) for one in contents)
     file = io.BytesIO()
@@ -48,5 +49,15 @@ def pack(contents: Sequence[bytes], *, compress: bool = True) -> bytes:
     return file.getvalue()
 
 
+def ranges(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda start, length: data[start : start + length]
+
+
 def reader(data: bytes) -> PackReader:
-    return PackReader(lambda start, length: data[start : start + length], len(data))
+    return PackReader(ranges(data), len(data))
+
+
+def key_of(pack: PackReader) -> PackKey:
+    """Its key in a bucket."""
+    digests = [entry.digest for entry in pack.table]
+    return PackKey.of(digests[0], digests[-1], pack.trailer.pack_id)

@@ -13,7 +13,7 @@ from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
 from ntt_backup.objects.keys import PackKey, blob_key
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import jobs
-from ntt_backup.objects.tables import PackObject, Tables, between
+from ntt_backup.objects.tables import PackObject, Tables, entries_of
 from ntt_backup.pack.format import PackError
 
 Target = StoredPack | Blob
@@ -74,8 +74,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Target, prefix: str) -> Ch
             return Checked(what, 0, lost=_failure(what, Reason.REMOTE_MISSING, text))
         pack = PackObject(name, what.size)
         reader = tables.open(pack)
-        low, high = bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
-        entries = list(between(reader, low, high))
+        entries = list(entries_of(reader, prefix))
         for some in jobs(entries):
             give_blobs(bucket, pack, reader, some, sink)
         failed = {bytes.fromhex(one.blobid): one for one in sink.failures}

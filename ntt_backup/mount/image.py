@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import IO, BinaryIO, Final, NamedTuple, TypeVar
 
@@ -23,8 +23,9 @@ from blake3 import blake3
 
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, RECORD, ImageWriter
+from ntt_backup.objects.ranges import Range, merge
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
-from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.reader import PackReader, other_content
 
 _READERS: Final = 8
 # Ranges that lie this close together are read as one, up to the size of a dense member.
@@ -73,20 +74,11 @@ class Built:
 
 
 class _Run(NamedTuple):
-    """Entries of a pack that are read with one request."""
+    """Blobs of a pack that are read with one request."""
 
     source: Source
     reader: PackReader
-    entries: list[Entry]
-
-    @property
-    def start(self) -> int:
-        return self.entries[0].offset
-
-    def read(self) -> bytes:
-        return self.reader.range(
-            self.start, max(one.offset + one.stored for one in self.entries) - self.start
-        )
+    wanted: Range
 
 
 class _Builder:
@@ -134,21 +126,21 @@ class _Builder:
             else:
                 copies.append(entry)
         self._note(records)
-        for run in _runs(copies):
-            yield _Run(source, reader, run)
+        for wanted in merge(sorted(copies, key=attrgetter("offset")), _GAP, _RANGE):
+            yield _Run(source, reader, wanted)
 
     def copy(self, run: _Run, data: bytes | PackError) -> None:
         """Keeps in the image what a run has."""
         image = self._image
         records: list[bytes] = []
-        for entry in run.entries:
+        for entry in run.wanted.entries:
             try:
                 if isinstance(data, PackError):
                     raise data
-                at = entry.offset - run.start
+                at = entry.offset - run.wanted.start
                 content = run.reader.content(entry, data[at : at + entry.stored])
                 if blake3(content).digest() != entry.digest:
-                    raise PackError(f"{entry.digest.hex()} has other content than its name says")
+                    raise PackError(other_content(entry.digest))
             except PackError as problem:
                 self._leave_out(f"{run.source.name}: {problem}")
                 continue
@@ -216,26 +208,9 @@ def _open(source: Source) -> PackReader | PackError | None:
 
 def _read(run: _Run) -> bytes | PackError:
     try:
-        return run.read()
+        return run.reader.range(run.wanted.start, run.wanted.length)
     except PackError as problem:
         return problem
-
-
-def _runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Yields entries that lie together, in the order of their places."""
-    run: list[Entry] = []
-    begin = end = 0
-    for entry in sorted(entries, key=itemgetter(1)):
-        after = max(end, entry.offset + entry.stored)
-        if run and (entry.offset - end > _GAP or after - begin > _RANGE):
-            yield run
-            run = []
-        if not run:
-            begin, after = entry.offset, entry.offset + entry.stored
-        run.append(entry)
-        end = after
-    if run:
-        yield run
 
 
 def _record(digest: bytes, device: int, block: int, size: int) -> bytes:

@@ -7,15 +7,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from ntt_backup.errors import MountImpossible
-from ntt_backup.mount import kernel, local, volume
+from ntt_backup.mount import kernel, local
 from ntt_backup.mount.image import Built, Source, build
 from ntt_backup.mount.pieces import Fetch
-from ntt_backup.mount.volume import Volume
-from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectInfo, ObjectMissing
+from ntt_backup.mount.volume import Volume, lay_out
+from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing
+from ntt_backup.objects.tables import LargeBlob, large_blobs_of, packs_of
 from ntt_backup.pack.format import PackError
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
@@ -89,14 +91,14 @@ def mount_bucket(
     bucket = open_bucket()
     volumes: list[Volume] = []
     sources: list[Source] = []
-    for one, place, start in volume.lay_out(volume.find(bucket, prefix)):
-        if not volumes or volumes[-1] is not place:
-            volumes.append(place)
-        sources.append(
-            Source(
-                one.key, one.size, _reader(bucket, one), len(volumes), start, volume.digest_of(one)
-            )
-        )
+    for one, volume, start in lay_out(
+        chain(packs_of(bucket, prefix), large_blobs_of(bucket, prefix))
+    ):
+        if not volumes or volumes[-1] is not volume:
+            volumes.append(volume)
+        digest = one.digest if isinstance(one, LargeBlob) else b""
+        read = _reader(bucket, one.key)
+        sources.append(Source(one.key, one.size, read, len(volumes), start, digest))
     with _image(scratch) as file:
         sizes = [one.size for one in volumes]
         built = build(file, sizes, sources, scratch=scratch, prefix=prefix, on_left_out=on_left_out)
@@ -154,13 +156,13 @@ def _serving() -> Callable[[Path, Sequence[Volume], Callable[[], Fetch]], int]:
     return serve
 
 
-def _reader(bucket: Bucket, one: ObjectInfo) -> Callable[[int, int], bytes]:
+def _reader(bucket: Bucket, key: str) -> Callable[[int, int], bytes]:
     def read(start: int, length: int) -> bytes:
         try:
-            return bucket.get_range(one.key, start, length)
+            return bucket.get_range(key, start, length)
         except ObjectArchived as error:
             raise MountImpossible(
-                f"{one.key} lies in an archive class", hint="have the service thaw it first"
+                f"{key} lies in an archive class", hint="have the service thaw it first"
             ) from error
         except ObjectMissing as error:
             raise PackError("it is gone") from error

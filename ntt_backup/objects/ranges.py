@@ -20,7 +20,7 @@ _JOB_BYTES: Final = 2 * LARGEST_RANGE
 class Range:
     """Bytes that are fetched at once, and the entries that lie in them, in the order of offsets.
 
-    length is larger than LARGEST_RANGE only for a single entry.
+    length is larger than `most` only for a single entry.
     """
 
     start: int
@@ -42,13 +42,17 @@ def jobs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield job
 
 
-def merge(entries: Iterable[Entry]) -> Iterator[Range]:
-    """Yields the ranges that hold these entries, which come in the order of their offsets."""
+def merge(
+    entries: Iterable[Entry], gap: int = LARGEST_GAP, most: int = LARGEST_RANGE
+) -> Iterator[Range]:
+    """Yields the ranges that hold these entries, which come in the order of their offsets. gap: at
+    most so many bytes that nobody wants are fetched with them; most: bytes of a range.
+    """
     near: list[Entry] = []
     start = end = 0
     for entry in entries:
         new_end = max(end, entry.offset + entry.stored)
-        far = entry.offset - end > LARGEST_GAP or new_end - start > LARGEST_RANGE
+        far = entry.offset - end > gap or new_end - start > most
         if near and far:
             yield Range(start, end - start, tuple(near))
             near = []

@@ -18,10 +18,11 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from ntt_backup.model import StoredPack
-from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
+from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import (
     PackKey,
+    blob_key,
     blob_prefix,
     blobid_of,
     pack_prefixes,
@@ -55,8 +56,12 @@ class LargeBlob(NamedTuple):
     digest: bytes
     size: int
 
+    @property
+    def key(self) -> str:
+        return blob_key(self.digest.hex())
 
-def packs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[PackObject]:
+
+def packs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator[PackObject]:
     """Yields the packs that may hold blobids with a prefix."""
     for below in pack_prefixes(prefix):
         for one in bucket.list(below):
@@ -65,7 +70,7 @@ def packs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[PackObject]:
                 yield PackObject(name, one.size)
 
 
-def large_blobs_of(bucket: PatientBucket, prefix: str = "") -> Iterator[LargeBlob]:
+def large_blobs_of(bucket: Bucket | PatientBucket, prefix: str = "") -> Iterator[LargeBlob]:
     """Yields the blobs with a prefix that are objects of their own, in order."""
     for one in bucket.list(blob_prefix(prefix)):
         if (blobid := blobid_of(one.key)) is not None:
@@ -203,12 +208,13 @@ class _Source:
         return found
 
 
-def between(reader: PackReader, low: bytes, high: bytes) -> Iterator[Entry]:
-    """Yields the entries of a pack from low to high, both included, in order."""
+def entries_of(reader: PackReader, prefix: str) -> Iterator[Entry]:
+    """Yields the entries of a pack whose blobids have a prefix, in order."""
     table = reader.table
-    for number in range(table.position(low), len(table)):
+    last = bytes.fromhex(prefix.ljust(64, "f"))
+    for number in range(table.position(bytes.fromhex(prefix.ljust(64, "0"))), len(table)):
         entry = table[number]
-        if entry.digest > high:
+        if entry.digest > last:
             return
         yield entry
 
@@ -237,14 +243,12 @@ def names_of(
 
     on_trouble is told of packs that cannot be read. but: keys of packs that are left out.
     """
-    low, high = bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
     lists: list[Iterator[tuple[bytes, int]]] = [iter(large_blobs_of(bucket, prefix))]
     for pack, opened in tables.open_all(
         pack for pack in packs_of(bucket, prefix) if pack.key not in but
     ):
         if isinstance(opened, PackReader):
-            found = between(opened, low, high)
-            lists.append((entry.digest, entry.raw) for entry in found)
+            lists.append((entry.digest, entry.raw) for entry in entries_of(opened, prefix))
         else:
             on_trouble(pack, opened)
     for _, same in groupby(heapq.merge(*lists), key=itemgetter(0)):

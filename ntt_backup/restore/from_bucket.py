@@ -24,7 +24,7 @@ from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import (
     PackObject,
     Trouble,
-    between,
+    entries_of,
     large_blobs_of,
     packs_for,
     packs_of,
@@ -99,7 +99,6 @@ class FromBucket:
             yield from self._chosen(work, [bytes.fromhex(one) for one in some])
 
     def _all(self, work: Work[Job], prefix: str) -> Iterator[Job]:
-        low, high = bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
         packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
         large = list(large_blobs_of(self._bucket, prefix))
         total = sum(weight for _, weight in packs) + sum(blob.size for blob in large) or 1
@@ -107,7 +106,7 @@ class FromBucket:
         for (pack, reader), (_, weight) in zip(opened, packs, strict=True):
             part = weight / total
             if isinstance(reader, PackReader):
-                entries = list(between(reader, low, high))
+                entries = list(entries_of(reader, prefix))
                 stored = sum(entry.stored for entry in entries) or 1
                 for some in jobs(entries):
                     share = part * sum(entry.stored for entry in some) / stored

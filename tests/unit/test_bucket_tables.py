@@ -38,10 +38,12 @@ def test_names_and_places_are_those_of_a_model(packs: list[set[int]], seed: int)
             holders.setdefault(digest, set()).add(pack.key)
     large = b"large %d" % seed
     model[bytes.fromhex(put_large(bucket, large))] = len(large)
+    bucket.objects |= {"packs/ab/other": b"x", "blobs/ab/other": b"x"}
     reader = patient(bucket)
     tables = Tables(reader, None)
     chance = random.Random(seed)
-    for prefix in ("", f"{chance.randrange(16):x}", f"{chance.randrange(256):02x}"):
+    digits = chance.choice(sorted(model)).hex()
+    for prefix in ("", f"{chance.randrange(16):x}", f"{chance.randrange(256):02x}", digits[:5]):
         found = list(names_of(reader, tables, prefix, lambda *_: None))
         assert found == sorted(one for one in model.items() if one[0].hex().startswith(prefix))
         keys = {pack.key for pack in packs_of(reader, prefix)}

@@ -21,7 +21,8 @@ from ntt_backup.pack.format import (
     write_table,
     write_trailer,
 )
-from tests.mounts import contents, pack, packs, reader, source
+from tests.mounts import contents, pack, packs, source
+from tests.packs import ranges
 from tests.unit.test_erofs import Image, path
 
 
@@ -57,7 +58,7 @@ def test_every_blob_of_the_packs_has_its_content(tmp_path: Path) -> None:
     sources = [source(data, n) for n, data in enumerate(packs(blobs, 250).values(), 1)]
     large = b"a blob of its own"
     sources.append(
-        Source("large", len(large), reader(large), len(sources) + 1, 0, blake3(large).digest())
+        Source("large", len(large), ranges(large), len(sources) + 1, 0, blake3(large).digest())
     )
     done, image, told = built(tmp_path, sources)
     blobs[blake3(large).digest()] = large
@@ -87,7 +88,7 @@ def test_damaged_packs_and_damaged_small_blobs_are_left_out(tmp_path: Path) -> N
     broken = bytearray(sources[1].read(0, sources[1].size))
     # Behind the dictionary, if there is one, and the headers: within some blob.
     broken[30_000] ^= 1
-    sources[1] = replace(sources[1], read=reader(bytes(broken)))
+    sources[1] = replace(sources[1], read=ranges(bytes(broken)))
     sources[2] = replace(sources[2], size=sources[2].size - 1)
     done, image, told = built(tmp_path, sources)
     right = {path(digest): content for digest, content in (good | small).items()}
@@ -121,7 +122,7 @@ def test_a_table_that_leads_outside_of_its_pack_enters_no_image(
 
 def test_a_file_that_is_too_large_for_the_format_is_refused() -> None:
     with pytest.raises(MountImpossible, match="too large"):
-        Source("huge", 1 << 40, reader(b""), 1)
+        Source("huge", 1 << 40, ranges(b""), 1)
 
 
 def test_a_blob_that_lies_between_blocks_is_copied_if_it_is_not_too_large(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import pytest
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.mount.erofs import MAX_DEVICE
 from ntt_backup.mount.pieces import Pieces
-from ntt_backup.mount.volume import PIECE, Volume, digest_of, find, lay_out
-from ntt_backup.objects.bucket import ObjectInfo
-from ntt_backup.objects.keys import blob_key
-from ntt_backup.pack.reader import PackReader
-from tests.fake_bucket import FakeBucket
-from tests.mounts import contents, packs
-from tests.mounts import reader as read_from
+from ntt_backup.mount.volume import PIECE, Volume, lay_out
+from ntt_backup.objects.tables import LargeBlob
+
+
+def large(number: int, size: int) -> LargeBlob:
+    return LargeBlob(number.to_bytes(32, "big"), size)
+
+
+FIRST = large(0, 0).key
 
 
 class Store:
@@ -26,13 +28,13 @@ class Store:
 
     def __init__(self, *sizes: int) -> None:
         chance = random.Random(1)
-        self.objects = {str(n): chance.randbytes(size) for n, size in enumerate(sizes)}
+        self.objects = {large(n, 0).key: chance.randbytes(size) for n, size in enumerate(sizes)}
         self.requests: list[tuple[str, int]] = []
         self.fails: Callable[[], BaseException | None] = lambda: None
         self._lock = Lock()
         self.volume = Volume()
-        for key, content in self.objects.items():
-            self.volume.add(ObjectInfo(key, len(content)))
+        for n, size in enumerate(sizes):
+            self.volume.add(large(n, size))
         self.whole = b"".join(
             one.ljust(-(-len(one) // PIECE) * PIECE, b"\0") for one in self.objects.values()
         )
@@ -62,7 +64,7 @@ def test_a_piece_is_fetched_once_and_reading_on_fetches_ahead() -> None:
     for start in range(0, 2 * PIECE, 1 << 17):
         pieces.read(0, start, 1 << 17)
     pieces.read(0, 9 * PIECE, 1)
-    assert sorted(store.requests) == [("0", n * PIECE) for n in range(10)]
+    assert sorted(store.requests) == [(FIRST, n * PIECE) for n in range(10)]
 
 
 def test_reading_here_and_there_fetches_only_that() -> None:
@@ -75,7 +77,7 @@ def test_reading_here_and_there_fetches_only_that() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     volume = Volume()
-    volume.add(ObjectInfo("large", 300 * PIECE))
+    volume.add(large(0, 300 * PIECE))
     pieces = Pieces([volume], lambda key, start, length: bytes(length))
     for number in range(0, 300, 2):
         pieces.read(0, number * PIECE, 10)
@@ -94,7 +96,7 @@ def test_a_failure_reaches_the_reader_and_the_next_read_tries_again() -> None:
 
 def test_an_object_that_became_shorter_is_an_error_and_no_zeros() -> None:
     store = Store(PIECE)
-    store.objects["0"] = store.objects["0"][:-1]
+    store.objects[FIRST] = store.objects[FIRST][:-1]
     with pytest.raises(OSError, match="instead of"):
         Pieces([store.volume], store.fetch).read(0, 0, 10)
 
@@ -126,35 +128,14 @@ def test_fuse_gets_eio_and_the_log_one_line() -> None:
 
 
 def test_objects_are_laid_out_in_volumes_that_a_device_can_have() -> None:
-    large = ObjectInfo("large", MAX_DEVICE // 2)
-    laid = list(lay_out([ObjectInfo("a", 5), large, ObjectInfo("b", PIECE + 1), large, large]))
+    half = MAX_DEVICE // 2
+    sizes = (5, half, PIECE + 1, half, half)
+    laid = list(lay_out(large(n, size) for n, size in enumerate(sizes)))
     volumes = {id(volume): volume for _, volume, _ in laid}
     assert len(volumes) == 3
     assert all(volume.size <= MAX_DEVICE for volume in volumes.values())
     assert [start for _, _, start in laid[:3]] == [
         0,
         PIECE,
-        PIECE + -(-large.size // PIECE) * PIECE,
+        PIECE + -(-half // PIECE) * PIECE,
     ]
-
-
-def test_the_packs_that_may_have_a_prefix_are_found_and_the_blobs_that_have_it() -> None:
-    bucket = FakeBucket()
-    blobs = contents(400)
-    made = packs(blobs, 2)
-    bucket.objects.update(made)
-    large = ["ab" * 32, "ac" * 32, "b0" * 32]
-    bucket.objects.update({blob_key(one): b"x" for one in large})
-    bucket.objects |= {"packs/ab/other": b"x", "blobs/ab/other": b"x", "index/x": b"x"}
-    assert [one.key for one in find(bucket, "")] == sorted(made) + [blob_key(n) for n in large]
-    for prefix in ("a", "ab", "abab", "0", "ff3"):
-        keys = {one.key for one in find(bucket, prefix)}
-        packed = [PackReader(read_from(made[key]), len(made[key])) for key in keys & made.keys()]
-        found = {entry.digest for one in packed for entry in one.table}
-        assert {one for one in blobs if one.hex().startswith(prefix)} <= found
-        assert {key for key in keys if key.startswith("blobs/")} == {
-            blob_key(one) for one in large if one.startswith(prefix)
-        }
-        assert len(packed) < len(made) / 8
-    assert digest_of(ObjectInfo(blob_key(large[0]), 1)) == bytes.fromhex(large[0])
-    assert digest_of(ObjectInfo(next(iter(made)), 1)) == b""
