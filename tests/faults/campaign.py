@@ -12,6 +12,7 @@ not, so a seed that fails may need to be played more than once.
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections import Counter
@@ -20,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.environment import FaultEnvironment
-from tests.faults.kinds import KINDS, Missed, Undo, alter_remote, choose, unavailable
+from tests.faults.kinds import KINDS, Missed, Undo, choose, unavailable
 from tests.faults.model import Model
+from tests.files import tree
 
 ROUNDS_AN_ERA = 5
 ROUND_SECONDS = 2.5
-_BEGINNING_SECONDS = 8.0
+_BEGINNING_SECONDS = 30.0
 _NEW_BLOBS = 30
 _DUMP_EVERY = 6
 
@@ -81,7 +83,11 @@ def campaign(
     """Play the rounds; ends with the first that has violations, which are in the tally then."""
     tally, model = Tally(), Model()
     tally.unavailable = unavailable(environment)
-    possible = [name for name in KINDS if name not in tally.unavailable]
+    possible = [
+        name
+        for name, kind in KINDS.items()
+        if name not in tally.unavailable and kind.target in ("", environment.target)
+    ]
     began = time.monotonic()
     environment.begin_era()
     for number in range(rounds):
@@ -141,8 +147,7 @@ def _round(
         environment.run = None
         for undo in reversed(undone):
             undo()
-        environment.link.resume()
-        environment.link.restore()
+        environment.peace()
     if status is None:
         tally.faults["kill everything"] += 1
     output = env.output()
@@ -213,13 +218,23 @@ def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> li
     env.write_config(run={"skip_pgdump": False})
     env.run("requeue")
     env.run("run")
-    altered = alter_remote(environment, 2)
-    tally.faults["alter remote"] += len(altered)
-    found = env.run("verify", "--download")
-    if altered and found.returncode != 7:
-        return [f"verify ended with {found.returncode} over {altered}: {found.stdout[-500:]}"]
-    done = env.run("run")
-    if done.returncode != 0:
-        return [f"the clean run ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr}"]
+    before = env.copied()
+    altered = environment.alter_remote(2)
+    tally.faults["alter remote"] += 2
+    verified = env.run("verify", "--download")
+    if altered and verified.returncode != 7:
+        return [f"verify ended with {verified.returncode} over {altered}: {verified.stdout[-500:]}"]
+    if (found := before - env.copied()) != altered:
+        return [f"verify has found {found}, not {altered}: {verified.stdout[-500:]}"]
+    for command in (("run",), ("verify", "--download")):
+        done = env.run(*command)
+        if done.returncode != 0:
+            return [f"{command} ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr}"]
+    back = env.root / "back"
+    for left in (back, env.root / "cache"):
+        shutil.rmtree(left, ignore_errors=True)
+    restored = env.run("restore", str(back))
+    if tree(back) != env.in_store():
+        return [f"what is restored differs: {restored.stdout[-1500:]}{restored.stderr}"]
     tally.blobs += len(environment.blobs)
     return model.complete(environment)

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from tests.bucket_environment import environment as bucket_environment
 from tests.environment import Environment
+from tests.faults.buckets import BucketFaults, Store
 from tests.faults.environment import Disk, FaultEnvironment
 from tests.link import Link
 from tests.postgres import Postgres
-from tests.sshd import Sshd
+from tests.s3_proxy import S3Proxy
+from tests.s3_servers import as_account, seaweedfs
+from tests.sshd import HOST, Sshd
 
 
 @pytest.fixture
-def environment(
-    request: pytest.FixtureRequest,
-    env: Environment,
-    postgres: Postgres,
-    remote: Sshd,
-    link: Link,
-    tmp_path: Path,
+def environment(request: pytest.FixtureRequest, postgres: Postgres) -> FaultEnvironment:
+    """An environment with a remote that can fail, for the strategy that is the parameter."""
+    way = "_bucket" if request.param == "objects" else "_by_ssh"
+    made: FaultEnvironment = request.getfixturevalue(way)
+    made.strategy = request.param
+    made.env.write_config(
+        remote={"connect_timeout": 5},
+        run={"workers": 2, "stall_timeout": 2, "receipt_timeout": 5, "strategy": request.param},
+        dump={"bin": str(postgres.programs), "keep_daily": 0, "keep_weekly": 0},
+    )
+    made.add(2)
+    first = made.env.run("run")  # from here on by-hash is there, and its absence means trouble
+    assert first.returncode == 0, first.stdout
+    return made
+
+
+@pytest.fixture
+def _by_ssh(
+    env: Environment, postgres: Postgres, remote: Sshd, link: Link, tmp_path: Path
 ) -> Iterator[FaultEnvironment]:
-    """An environment whose remote lies on a small disk of its own, behind a link that can fail."""
+    """One whose remote lies on a small disk of its own, behind a link that can fail."""
     small = True
     try:
         env.remote = remote.full_directory()
@@ -33,24 +51,42 @@ def environment(
     disk = Disk(env.remote.local, small)
     tools = tmp_path / "tools"
     tools.mkdir()
-    env.write_config(
-        remote={"path": env.remote.path, "connect_timeout": 5},
-        run={
-            "strategy": request.param,
-            "workers": 2,
-            "batch_size": 6,
-            "bwlimit": "1MB/s",
-            "stall_timeout": 2,
-            "receipt_timeout": 5,
-        },
-        dump={"bin": str(postgres.programs), "keep_daily": 0, "keep_weekly": 0},
-    )
+    env.write_config(remote={"path": env.remote.path}, run={"batch_size": 6, "bwlimit": "1MB/s"})
     env.through(remote.through(link.port))
     chance = random.Random(0)  # a campaign sets its own
-    made = FaultEnvironment(env, postgres, remote, link, disk, tools, request.param, chance)
-    made.add(2)
-    first = env.run("run")  # from here on by-hash is there, and its absence means trouble
-    assert first.returncode == 0, first.stdout
-    yield made
+    yield FaultEnvironment(env, postgres, remote, link, disk, tools, "", chance)
     disk.remount("rw")
     disk.free()
+
+
+@pytest.fixture
+def _bucket(
+    postgres: Postgres, catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultEnvironment]:
+    """One with an object store of its own, behind a proxy and a link that can fail."""
+    nothing = cast(Any, None)
+    with ExitStack() as stack:
+        server = stack.enter_context(seaweedfs())
+        as_account(monkeypatch, server.sender)
+        proxy = stack.enter_context(S3Proxy(server))
+        link = stack.enter_context(Link(HOST, int(proxy.endpoint.rpartition(":")[2])))
+        env = stack.enter_context(bucket_environment(tmp_path, catalog_url, server))
+        env.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+        env.write_config(
+            run={"batch_bytes": "8MiB", "bwlimit": "12MB/s"}, remote={"part_size": "5MiB"}
+        )
+        store = Store(server)
+        stack.callback(store.kill)
+        chance = random.Random(0)
+        yield BucketFaults(
+            env=env,
+            postgres=postgres,
+            remote=nothing,
+            link=link,
+            disk=nothing,
+            tools=tmp_path,
+            strategy="",
+            chance=chance,
+            store=store,
+            proxy=proxy,
+        )

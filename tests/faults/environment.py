@@ -79,15 +79,16 @@ class FaultEnvironment:
     ever_damaged: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
     run: subprocess.Popen[str] | None = None
+    sizes: tuple[int, ...] = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
+    target = "ssh"
 
     # --- the store and the catalog
 
     def add(self, count: int, *, register: bool = True) -> list[str]:
         """New blobs of many sizes, in the store, and in the catalog unless told otherwise."""
-        sizes = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
         made = []
         for _ in range(count):
-            content = self.chance.randbytes(self.chance.choice(sizes))
+            content = self.chance.randbytes(self.chance.choice(self.sizes))
             blobid = self.env.put_in_store(content)
             self.blobs[blobid] = content
             made.append(blobid)
@@ -158,20 +159,57 @@ class FaultEnvironment:
     def begin_era(self) -> None:
         """An empty store, an empty catalog, an empty remote. by-hash itself stays, as its disk."""
         self.disk.free()
-        for top in (self.env.store, self.env.remote.local / "by-hash"):
-            for entry in top.iterdir() if top.exists() else ():
-                shutil.rmtree(entry)
+        _empty(self.env.remote.local / "by-hash")
         for left in ("pgdump", ".ntt-check-*"):
             for entry in self.env.remote.local.glob(left):
                 shutil.rmtree(entry, ignore_errors=True)
+        self.begin_source()
+
+    def begin_source(self) -> None:
+        """An empty store, and an empty catalog."""
+        _empty(self.env.store)
         self.env.query("truncate blobs, ntt_backup.failures, ntt_backup.dumps")
         for known in (self.blobs, self.damaged, self.ever_damaged, self.deleted):
             known.clear()
 
+    def peace(self) -> None:
+        """Whatever is on the way passes again."""
+        self.link.resume()
+        self.link.restore()
+
+    def await_end(self) -> None:
+        wait_until(lambda: self.env.processes() == {}, "the end of all processes")
+
     def await_quiet(self) -> None:
         """Until nothing of the run is left here; what it left there has lost its connection."""
-        wait_until(lambda: self.env.processes() == {}, "the end of all processes")
+        self.await_end()
         self.remote.kill_sessions()
+
+    # --- what the remote has
+
+    def on_remote(self) -> dict[str, bytes]:
+        return self.env.on_remote()
+
+    def dumps(self) -> dict[str, bytes]:
+        """Name to content of the dumps and their records."""
+        return {path.name: path.read_bytes() for path in self.env.remote.local.glob("pgdump/2*")}
+
+    def ledger_violations(self) -> list[str]:
+        """What else the ledger records of the remote is true."""
+        return []
+
+    def alter_remote(self, count: int) -> set[str]:
+        """Flip a bit in files below by-hash, to be found by `verify`; the marked blobs among
+        them.
+        """
+        top = self.env.remote.local / "by-hash"
+        there = sorted(path for path in top.rglob("*") if path.is_file() and path.stat().st_size)
+        victims = self.chance.sample(there, min(count, len(there)))
+        for path in victims:
+            content = bytearray(path.read_bytes())
+            content[self.chance.randrange(len(content))] ^= 1 << self.chance.randrange(8)
+            path.write_bytes(content)
+        return {path.name for path in victims} & self.env.copied()
 
     def litter(self) -> list[str]:
         """What stands on the remote and should not; asked again for a while, until there is none.
@@ -186,6 +224,11 @@ class FaultEnvironment:
         with suppress(pytest.fail.Exception):
             wait_until(lambda: found() == [], "the last receivers to clear up", 10.0)
         return found()
+
+
+def _empty(top: Path) -> None:
+    for entry in top.iterdir() if top.exists() else ():
+        shutil.rmtree(entry)
 
 
 def _name(pid: int) -> str:

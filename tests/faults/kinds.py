@@ -19,7 +19,9 @@ from pathlib import Path
 
 import psycopg
 
+from tests.faults.buckets import BucketFaults
 from tests.faults.environment import FaultEnvironment
+from tests.s3_proxy import Trouble, closed, lose_answer, short_body, slow_body, status
 
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
@@ -34,11 +36,14 @@ class Missed(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """strike: what is done. early: before the run starts, and undone after it."""
+    """strike: what is done. early: before the run starts, and undone after it. target: the only
+    kind of remote that it is for.
+    """
 
     strike: Callable[[FaultEnvironment], Undo | None]
     early: bool = False
     weight: int = 2
+    target: str = ""
 
 
 def _must(done: bool) -> None:
@@ -235,13 +240,70 @@ def _stop_signal(environment: FaultEnvironment) -> None:
     environment.run.send_signal(environment.chance.choice((signal.SIGTERM, signal.SIGINT)))
 
 
+# --- a bucket -------------------------------------------------------------------------------------
+
+
+def _freeze_worker(environment: FaultEnvironment) -> Undo:
+    workers = environment.workers()
+    _must(bool(workers))
+    pid = environment.chance.choice(workers)
+
+    def send(number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    send(signal.SIGSTOP)
+    return lambda: send(signal.SIGCONT)
+
+
+def _freeze_store(environment: FaultEnvironment) -> Undo:
+    assert isinstance(environment, BucketFaults)
+    environment.store.freeze()
+    return environment.store.thaw
+
+
+def _kill_store(environment: FaultEnvironment) -> Undo:
+    assert isinstance(environment, BucketFaults)
+    environment.store.kill()
+    return environment.store.start
+
+
+def _answers(kind: str, trouble: Trouble) -> Callable[[FaultEnvironment], Undo]:
+    def strike(environment: FaultEnvironment) -> Undo:
+        assert isinstance(environment, BucketFaults)
+        times = environment.chance.choice((1, 3, 30))
+        environment.proxy.trouble(kind, trouble, times=times)
+        return environment.proxy.peace
+
+    return strike
+
+
+def _damage(kind: str) -> Callable[[FaultEnvironment], Undo]:
+    def strike(environment: FaultEnvironment) -> Undo:
+        """Of packs and blobs: what else there is, nobody checks but those who read it."""
+        assert isinstance(environment, BucketFaults)
+        environment.proxy.trouble(
+            kind,
+            environment.damage,
+            times=environment.chance.choice((1, 3)),
+            when=lambda key: "/packs/" in key or "/blobs/" in key,
+        )
+        return environment.proxy.peace
+
+    return strike
+
+
+def _of_bucket(strike: Callable[[FaultEnvironment], Undo | None], weight: int = 2) -> Kind:
+    return Kind(strike, weight=weight, target="bucket")
+
+
 KINDS: Mapping[str, Kind] = {
     "kill coordinator": Kind(_coordinator),
     "kill worker": Kind(_worker),
-    "kill ssh": Kind(_child("ssh")),
-    "kill tar": Kind(_child("tar")),
-    "kill sshd sessions": Kind(_sessions),
-    "kill receiver": Kind(_receiver),
+    "kill ssh": Kind(_child("ssh"), target="ssh"),
+    "kill tar": Kind(_child("tar"), target="ssh"),
+    "kill sshd sessions": Kind(_sessions, target="ssh"),
+    "kill receiver": Kind(_receiver, target="ssh"),
     "kill database process": Kind(_backend),
     "crash and restart database": Kind(_crash_database),
     "insert rows": Kind(_insert_rows),
@@ -250,13 +312,25 @@ KINDS: Mapping[str, Kind] = {
     "cut link after some bytes": Kind(_cut_after),
     "stall link": Kind(_stall),
     "throttle link": Kind(_throttle),
-    "flip bits in flight": Kind(_flip_in_flight, early=True),
-    "fill remote disk": Kind(_fill),
-    "remote disk read-only": Kind(_read_only),
+    "flip bits in flight": Kind(_flip_in_flight, early=True, target="ssh"),
+    "fill remote disk": Kind(_fill, target="ssh"),
+    "remote disk read-only": Kind(_read_only, target="ssh"),
     "alter source": Kind(_alter_source),
     "alter source before the run": Kind(_alter_source, early=True),
     "move clock": Kind(_move_clock, early=True, weight=1),
     "stop signal": Kind(_stop_signal, weight=1),
+    "freeze worker": _of_bucket(_freeze_worker),
+    "freeze object store": _of_bucket(_freeze_store),
+    "kill object store": _of_bucket(_kill_store, weight=1),
+    "500 of the store": _of_bucket(_answers("any", status(500, "InternalError"))),
+    "503 of the store": _of_bucket(_answers("any", status(503, "SlowDown"))),
+    "lost answer to Complete": _of_bucket(_answers("complete", lose_answer)),
+    "lost answers": _of_bucket(_answers("any", lose_answer)),
+    "closed connections": _of_bucket(_answers("any", closed)),
+    "short answers": _of_bucket(_answers("any", short_body)),
+    "slow answers": _of_bucket(_answers("any", slow_body(0.3))),
+    "wrong part taken": _of_bucket(_damage("part")),
+    "wrong object taken": _of_bucket(_damage("put")),
 }
 
 
@@ -266,9 +340,11 @@ def unavailable(environment: FaultEnvironment) -> dict[str, str]:
     if environment.strategy == "tar":
         reasons["flip bits in flight"] = "tar has no checksum from end to end"
         reasons["alter source"] = "tar does not hash what it reads after the inspection"
-    else:
+    elif environment.strategy == "stream":
         reasons["kill tar"] = "stream starts no tar"
-    if not environment.disk.small:
+    if environment.target != "ssh":
+        pass  # No disk of its own.
+    elif not environment.disk.small:
         reasons["fill remote disk"] = "needs a container, or mounts"
         reasons["remote disk read-only"] = "needs a container, or mounts"
     elif not _may_remount(environment):
@@ -289,15 +365,3 @@ def choose(chance: random.Random, possible: list[str]) -> list[str]:
     weights = [KINDS[name].weight for name in possible]
     count = chance.choice((1, 2, 2, 3))
     return list(dict.fromkeys(chance.choices(possible, weights, k=count)))
-
-
-def alter_remote(environment: FaultEnvironment, count: int) -> list[str]:
-    """Flip a bit in files below by-hash; for when `verify` is to find and mend them."""
-    top = environment.env.remote.local / "by-hash"
-    there = sorted(path for path in top.rglob("*") if path.is_file() and path.stat().st_size)
-    victims = environment.chance.sample(there, min(count, len(there)))
-    for path in victims:
-        content = bytearray(path.read_bytes())
-        content[environment.chance.randrange(len(content))] ^= 1 << environment.chance.randrange(8)
-        path.write_bytes(content)
-    return [path.name for path in victims]

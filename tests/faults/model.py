@@ -50,7 +50,7 @@ class Model:
         env = environment.env
         found = []
         ours = environment.blobs
-        there = {Path(name).name: content for name, content in env.on_remote().items()}
+        there = {Path(name).name: content for name, content in environment.on_remote().items()}
         if missing := ours.keys() - there.keys():
             found.append(f"{len(missing)} blobs are lost, such as {min(missing)}")
         if more := there.keys() - ours.keys():
@@ -72,7 +72,7 @@ class Model:
         """Whatever has a name is whole and right, and what had one still has it."""
         found = []
         names = set()
-        for path, content in environment.env.on_remote().items():
+        for path, content in environment.on_remote().items():
             name = Path(path).name
             names.add(name)
             if blake3(content).hexdigest() != name:
@@ -90,24 +90,23 @@ class Model:
         if unfounded := environment.env.copied() - self.named:
             found.append(f"{len(unfounded)} blobs are marked and not there: {min(unfounded)}")
         failed = environment.env.failures()
+        if both := environment.env.copied() & failed.keys():
+            found.append(f"{len(both)} blobs are copied and failed, such as {min(both)}")
         if wronged := failed.keys() - environment.ever_damaged:
             reasons = sorted({failed[blobid] for blobid in wronged})
             found.append(f"{len(wronged)} good blobs are failed: {reasons}, such as {min(wronged)}")
-        return found
+        return [*found, *environment.ledger_violations()]
 
     def _dumps(self, environment: FaultEnvironment) -> list[str]:
         """A dump that has its name has its record, and is what the record says."""
         found = []
-        place = environment.env.remote.local / "pgdump"
-        for dump in sorted(place.glob("2*.dump")):
-            record = dump.with_name(f"{dump.name}.json")
-            if not record.exists():
-                found.append(f"the dump {dump.name} has no record")
-            elif (
-                json.loads(record.read_text())["sha256"]
-                != hashlib.sha256(dump.read_bytes()).hexdigest()
-            ):
-                found.append(f"the dump {dump.name} is not what its record says")
+        there = environment.dumps()
+        for name in sorted(one for one in there if one.endswith(".dump")):
+            record = there.get(f"{name}.json")
+            if record is None:
+                found.append(f"the dump {name} has no record")
+            elif json.loads(record)["sha256"] != hashlib.sha256(there[name]).hexdigest():
+                found.append(f"the dump {name} is not what its record says")
         return found
 
     def _log(self, environment: FaultEnvironment) -> list[str]:

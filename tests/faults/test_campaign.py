@@ -14,8 +14,8 @@ from tests.faults.environment import FaultEnvironment
 
 ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
 SEED = int(os.environ.get("NTT_FAULTS_SEED", "11"))
-STRATEGY = os.environ.get("NTT_FAULTS_STRATEGY", "both")
-STRATEGIES = ["stream", "tar"] if STRATEGY == "both" else [STRATEGY]
+STRATEGY = os.environ.get("NTT_FAULTS_STRATEGY", "all")
+STRATEGIES = ["stream", "tar", "objects"] if STRATEGY == "all" else [STRATEGY]
 
 
 @pytest.mark.parametrize("environment", STRATEGIES, indirect=True)
