@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
+from pathlib import Path
 
+import pytest
 from blake3 import blake3
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.model import StoredPack
+from ntt_backup.objects import open as opening
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.pack.format import Entry
+from tests.fake_bucket import FakeBucket
 from tests.packs import key_of, pack, reader
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
+    """A bucket in memory, which every command opens; the local cache is empty."""
+    fake = FakeBucket()
+    monkeypatch.setattr(opening, "open_bucket", lambda remote: fake)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return fake
+
+
+def flip(bucket: FakeBucket, key: str, place: int) -> None:
+    content = bytearray(bucket.objects[key])
+    content[place] ^= 1
+    bucket.objects[key] = bytes(content)
 
 
 def blobid_of(content: bytes) -> str:

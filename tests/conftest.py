@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.s3_servers",
     "tests.environment",
     "tests.bucket_environment",
+    "tests.bucket_packs",
     "tests.link",
 ]
 

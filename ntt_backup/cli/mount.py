@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -55,25 +56,14 @@ def mount(
     needed (6.4 for a bucket). umount DIR ends it. What is read from DIR is not compared with its
     name: that is what verify does. Exit code 7 when a pack or a blob is damaged and was left out.
     """
-    left_out = LeftOut()
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
     began = time.monotonic()
-    if packs is not None:
-        built = mount_packs(
-            packs.absolute(),
-            directory.absolute(),
-            scratch=where,
-            prefix=prefix,
-            on_left_out=left_out.say,
-        )
-    else:
-        built = mount_bucket(
-            _bucket(common),
-            directory.absolute(),
-            scratch=where,
-            prefix=prefix,
-            on_left_out=left_out.say,
-        )
+    work = (
+        partial(mount_packs, packs.absolute())
+        if packs is not None
+        else partial(mount_bucket, _bucket(common))
+    )
+    built = work(directory.absolute(), scratch=where, prefix=prefix, on_left_out=LeftOut().say)
     built.duration_s = time.monotonic() - began
     said = f"mounted on {directory}; umount {directory} ends it"
     report_built(built, said, as_json=as_json)

@@ -9,21 +9,21 @@ temporary files, one for each first byte, before it is sorted.
 from __future__ import annotations
 
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import IO, BinaryIO, Final, NamedTuple, TypeVar
+from typing import IO, BinaryIO, Final, NamedTuple
 
 from blake3 import blake3
 
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount.erofs import BLOCK, MAX_BLOB, RECORD, ImageWriter
 from ntt_backup.objects.ranges import Range, merge
+from ntt_backup.objects.tables import ahead
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader, other_content
 
@@ -33,9 +33,6 @@ _GAP: Final = 1 << 16
 _RANGE: Final = 1 << 22
 # What is known of the blobs of one first byte is kept in memory up to this size.
 _SPOOL_BYTES: Final = 1 << 18
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,7 @@ class _Builder:
 
     def runs(self, pool: Executor, sources: Iterable[Source]) -> Iterator[_Run]:
         """Yields what must be copied, and takes what need not be."""
-        for source, reader in _ahead(pool, _open, sources):
+        for source, reader in ahead(pool, _open, sources, _READERS):
             if isinstance(reader, PackError):
                 self._leave_out(f"{source.name}: {reader}")
             elif reader is None:
@@ -189,7 +186,7 @@ def build(
     image = ImageWriter(file, devices)
     with ThreadPoolExecutor(_READERS) as pool, ExitStack() as files:
         builder = _Builder(image, prefix, scratch, on_left_out, files)
-        for run, data in _ahead(pool, _read, builder.runs(pool, sources)):
+        for run, data in ahead(pool, _read, builder.runs(pool, sources), _READERS):
             builder.copy(run, data)
         tree = image.write_tree(builder.records())
     built = builder.built
@@ -215,16 +212,3 @@ def _read(run: _Run) -> bytes | PackError:
 
 def _record(digest: bytes, device: int, block: int, size: int) -> bytes:
     return RECORD.pack(digest, device, block, size >> 32, size & 0xFFFFFFFF)
-
-
-def _ahead(pool: Executor, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-    """Yields each item with the function's result, in order; a few are under way meanwhile."""
-    waiting: deque[tuple[T, Future[R]]] = deque()
-    for item in items:
-        waiting.append((item, pool.submit(function, item)))
-        if len(waiting) > _READERS:
-            done, result = waiting.popleft()
-            yield done, result.result()
-    while waiting:
-        done, result = waiting.popleft()
-        yield done, result.result()

@@ -46,18 +46,14 @@ class S3Bucket:
     """See `bucket.Bucket`. patience: seconds that an answer which asks for time is waited out."""
 
     def __init__(
-        self,
-        client: BaseClient,
-        settings: RemoteSettings,
-        pace: Pace | None = None,
-        patience: float = _PATIENCE,
+        self, client: BaseClient, settings: RemoteSettings, pace: Pace | None = None
     ) -> None:
         self._client = client
         self._bucket = settings.bucket
         self._prefix = f"{settings.prefix}/" if settings.prefix else ""
         self._storage_class = settings.storage_class
         self._pace = SharedPace(pace) if pace is not None else None
-        self.patience = patience
+        self.patience = _PATIENCE
         self._errors = Translator(settings.bucket, client.meta.endpoint_url)
 
     # --- writing ----------------------------------------------------------------------------------

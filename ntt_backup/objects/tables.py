@@ -1,7 +1,7 @@
 """The packs of a bucket and their tables: which packs may hold a blob, and which do.
 
 Each pack says itself what is in it, at its end. A listing tells which packs to ask, so nothing
-about the whole bucket has to be kept, here or there.
+about the whole bucket has to be kept, neither in it nor locally.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing, ObjectUnreadable
@@ -34,6 +34,8 @@ from ntt_backup.pack.reader import PackReader
 _AT_ONCE: Final = 16
 _KEPT_BYTES: Final = 64 << 20
 _MANY_PREFIXES: Final = 16
+T = TypeVar("T")
+R = TypeVar("R")
 # What comes of opening a pack that cannot be read.
 Trouble = PackError | ObjectMissing | ObjectArchived | ObjectUnreadable
 TROUBLES: Final = (PackError, ObjectMissing, ObjectArchived, ObjectUnreadable)
@@ -126,16 +128,9 @@ class Tables:
         """Yields packs with their tables, or why these cannot be read, in the order of packs.
         Several are fetched at once.
         """
-        ahead: deque[tuple[PackObject, Future[PackReader | Trouble]]] = deque()
         threads = ThreadPoolExecutor(_AT_ONCE)
         try:
-            for pack in packs:
-                ahead.append((pack, threads.submit(self._try, pack)))
-                if len(ahead) >= _AT_ONCE:
-                    first, future = ahead.popleft()
-                    yield first, future.result()
-            for first, future in ahead:
-                yield first, future.result()
+            yield from ahead(threads, self._try, packs, _AT_ONCE)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -206,6 +201,20 @@ class _Source:
         if len(found) < length:
             raise PackError("it is shorter than it was listed")
         return found
+
+
+def ahead(
+    threads: Executor, function: Callable[[T], R], items: Iterable[T], most: int
+) -> Iterator[tuple[T, R]]:
+    """Yields each item with the function's result, in order; at most so many are under way."""
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    for item in items:
+        waiting.append((item, threads.submit(function, item)))
+        if len(waiting) >= most:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for first, future in waiting:
+        yield first, future.result()
 
 
 def entries_of(reader: PackReader, prefix: str) -> Iterator[Entry]:

@@ -19,20 +19,11 @@ from ntt_backup.config import Settings
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
-from ntt_backup.objects import open as opening
-from tests.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
+from tests.bucket_packs import blobid_of, bucket_settings, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import put
 
 TARGET = "remote"
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
-    fake = FakeBucket()
-    monkeypatch.setattr(opening, "open_bucket", lambda remote: fake)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return fake
 
 
 def contents(count: int, seed: int) -> list[bytes]:
@@ -78,12 +69,6 @@ def verified(conn: Connection, *, code: int = 0, **question: Any) -> Findings:
     conn.execute("close all")  # As with the connection of one command.
     assert found.exit_code == code
     return found
-
-
-def flip(bucket: FakeBucket, key: str, place: int) -> None:
-    content = bytearray(bucket.objects[key])
-    content[place] ^= 1
-    bucket.objects[key] = bytes(content)
 
 
 def test_a_look_finds_what_is_missing_and_what_is_another_object(

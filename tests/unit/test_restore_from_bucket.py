@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
-from ntt_backup.objects import open as opening
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.restore.restore import restore
 from ntt_backup.restore.work import Restored, Wanted
-from tests.bucket_packs import blobid_of, bucket_settings, by_path, put_large, put_pack
+from tests.bucket_packs import blobid_of, bucket_settings, by_path, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
 
@@ -27,20 +26,6 @@ def blobs(count: int, seed: int = 1, most: int = 30_000) -> list[bytes]:
     return [
         chance.randbytes(chance.choice((0, 1, 700, chance.randrange(most)))) for _ in range(count)
     ]
-
-
-def flip(bucket: FakeBucket, key: str, place: int) -> None:
-    content = bytearray(bucket.objects[key])
-    content[place] ^= 1
-    bucket.objects[key] = bytes(content)
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
-    fake = FakeBucket()
-    monkeypatch.setattr(opening, "open_bucket", lambda remote: fake)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return fake
 
 
 def run(tmp_path: Path, wanted: Wanted, **changes: Any) -> Restored:

@@ -102,11 +102,7 @@ class ObjectsProbe:
         if not info.checksum:
             info = bucket.head(key)
         if info is None or info.checksum not in ("", composite([part])):
-            raise RemoteCannotStore(
-                "the object store has stored something else than was sent",
-                detail=f"{key}: {'it is missing' if info is None else info.checksum}",
-                hint="something in the object store damages content: do not rely on it",
-            )
+            raise _damaged(f"{key}: {'it is missing' if info is None else info.checksum}")
         return [] if info.checksum else ["it keeps no SHA-256"]
 
     def _read_back(self) -> str:
@@ -115,11 +111,7 @@ class ObjectsProbe:
         except ObjectArchived:
             return "not read back: it lies in an archive class"
         if content != self._content:
-            raise RemoteCannotStore(
-                "the object store has stored something else than was sent",
-                detail=self._key,
-                hint="something in the object store damages content: do not rely on it",
-            )
+            raise _damaged(self._key)
         return "read back"
 
     def _weaknesses(self) -> list[str]:
@@ -152,6 +144,14 @@ class ObjectsProbe:
         except RemoteDenied:
             return True
         return False
+
+
+def _damaged(detail: str) -> RemoteCannotStore:
+    return RemoteCannotStore(
+        "the object store has stored something else than was sent",
+        detail=detail,
+        hint="something in the object store damages content: do not rely on it",
+    )
 
 
 def _append_only(overwriting: bool, deleting: bool) -> str:
