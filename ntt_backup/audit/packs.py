@@ -36,7 +36,7 @@ class Checked:
 
 
 def look(bucket: PatientBucket, what: Target) -> Checked:
-    """Checks it by size and by the checksum that the server keeps: nothing is read."""
+    """Checks an object by its size and by the checksum that the server keeps: nothing is read."""
     if isinstance(what, Blob):
         info = bucket.head(blob_key(what.blobid))
         failure = None
@@ -60,8 +60,8 @@ def look(bucket: PatientBucket, what: Target) -> Checked:
 
 
 def read(bucket: PatientBucket, tables: Tables, what: Target, prefix: str) -> Checked:
-    """Checks it by reading and hashing it, of a pack the blobids with a prefix. What is wrong in
-    it and right in another pack is no failure.
+    """Reads and hashes a blob, or those of a pack with a prefix. What is wrong in this pack and
+    right in another one is no failure.
     """
     sink = Hashing()
     try:

@@ -60,7 +60,7 @@ def transport_to(remote: RemoteSettings) -> Transport:
     """Returns the way to a remote. Raises ConfigError for a bucket."""
     if remote.kind == "s3":
         raise ConfigError(
-            "this command cannot use a bucket yet",
+            "this command cannot use a bucket",
             detail=remote.url,
             hint="use a target whose url is ssh:// or file:// (--target)",
         )

@@ -30,7 +30,7 @@ class Local:
         return ["/bin/sh", "-c", 'setsid /bin/sh -c "$1"; exit $?', "sh", command]
 
     def environment(self) -> Mapping[str, str]:
-        """Returns ours, with messages in the language that errors are recognized in."""
+        """Returns our variables, with messages in the language that errors are recognized in."""
         return {**os.environ, "LC_ALL": "C", "NTT_PYTHON": sys.executable}
 
     def explain(self, status: int | None, stderr: str) -> BackupError:

@@ -1,7 +1,7 @@
 """`pgdump/` in a bucket; see `remote_dir`.
 
-A dump goes up in parts as pg_dump writes it, and each part is compared by its SHA-256 at the other
-end. It becomes an object, under its name, only when it is asked to: until then its parts are
+A dump goes up in parts as pg_dump writes it, and the bucket compares each part with its SHA-256. It
+becomes an object, under its name, only when it is asked to: until then its parts are
 visible to nobody.
 """
 

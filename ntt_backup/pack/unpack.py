@@ -66,12 +66,12 @@ class Unpacker:
         self._content = content
         self._stage = stage
         self._verify = verify
-        self._there = _There(root)
+        self._existing = _Existing(root)
         self._root = root
         self._window = memoryview(bytearray(_WINDOW))
 
     def close(self) -> None:
-        self._there.close()
+        self._existing.close()
 
     def stage(self, entries: Sequence[Entry]) -> Unpacked:
         """Writes into the stage what the blob directory lacks."""
@@ -95,8 +95,8 @@ class Unpacker:
                 name = digest.hex()
                 if digest[:2] != prefix:
                     prefix, place = digest[:2], f"{name[:2]}/{name[2:4]}"
-                    known = self._there.has(place)
-                if known and self._there.is_right(entry):
+                    known = self._existing.has(place)
+                if known and self._existing.is_right(entry):
                     done.right += 1
                     continue
                 if place not in made:
@@ -160,17 +160,15 @@ class Unpacker:
                 remove_tree(self._stage, above)
         finally:
             publisher.close()
-            self._there.forget()
+            self._existing.forget()
         return refused
 
     def _fill(self, offset: int, wanted: int) -> int:
         """Reads from offset on; returns how many bytes the window has, at least those wanted unless
         they cannot be read.
         """
-        for length in (
-            len(self._window),
-            wanted,
-        ):  # Again without what lies after it, which may be bad.
+        # The second time without what lies after it, which may be bad.
+        for length in (len(self._window), wanted):
             with suppress(OSError):
                 return os.preadv(self._pack, [self._window[:length]], offset)
         return 0
@@ -194,8 +192,8 @@ class Unpacker:
         done.wrong.append((entry.digest, other_content(entry.digest) if at == end else _UNREADABLE))
 
 
-class _There:
-    """Tells what a blob directory has, with few looks at the directories that it lacks."""
+class _Existing:
+    """Tells what a blob directory has; a directory that it lacks is asked for once."""
 
     def __init__(self, root: int) -> None:
         self._blobs = BlobDirectory(root)

@@ -254,7 +254,7 @@ def test_what_a_kind_cannot_do_is_one_clear_line(usb: Environment) -> None:
     usb.write_config()
     done = usb.call("bench", "link")
     assert done.returncode == 2
-    assert "cannot use a bucket yet: s3://bucket/prefix" in done.stderr
+    assert "cannot use a bucket: s3://bucket/prefix" in done.stderr
     assert usb.status()["url"] == "s3://bucket/prefix"
     usb.write_config(run={"strategy": "tar"})
     done = usb.call("check")

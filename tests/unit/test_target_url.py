@@ -247,7 +247,7 @@ def test_a_session_goes_the_way_of_its_kind() -> None:
     disk = spec("file:///mnt/usb")
     assert (type(disk.transport), disk.root, disk.run.codec) == (Local, "/mnt/usb", "none")
     assert spec("file:///mnt/usb", NTT_CODEC="zlib").run.codec == "zlib"
-    with pytest.raises(ConfigError, match="cannot use a bucket yet: s3://bucket/"):
+    with pytest.raises(ConfigError, match="cannot use a bucket: s3://bucket/"):
         spec("s3://bucket")
 
 

@@ -317,11 +317,11 @@ class Outbox:
         if not info.checksum:
             info = self._bucket.head(out.key) or info
         same = info.checksum == ours
-        if (older or not same) and not self._is_there(out, info, parts, same=same):
+        if (older or not same) and not self._has_it(out, info, parts, same=same):
             raise KeyTaken(out.key)
         return ObjectInfo(out.key, out.size, info.checksum or ours)
 
-    def _is_there(self, out: Outgoing, info: ObjectInfo, parts: list[Part], *, same: bool) -> bool:
+    def _has_it(self, out: Outgoing, info: ObjectInfo, parts: list[Part], *, same: bool) -> bool:
         """Reads the object back. same: its checksum is ours, which counts where it is archived."""
         if info.size != out.size:
             return False
