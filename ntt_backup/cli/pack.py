@@ -47,7 +47,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 )
 @prefix_option("Pack")
 @click.option("--no-compress", is_flag=True, help="Store small blobs as they are.")
-@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--force", is_flag=True, help="Replace FILE, or IMAGE.")
 @click.option("--check", is_flag=True, help="Check FILE instead: hash every blob in it.")
 @click.option("--list-blobs", is_flag=True, help="Print the blobids in FILE instead.")
 @click.option(
@@ -83,7 +83,7 @@ def pack(
     if making + check + list_blobs + (image is not None) != 1:
         raise click.UsageError("give one of --from or --list, --check, --list-blobs, and --image")
     if image is not None:
-        _write_image(file, image, prefix, as_json)
+        _write_image(file, image, prefix, force, as_json)
     if list_blobs:
         _list_blobs(file, as_json)
     if check:
@@ -115,14 +115,18 @@ def pack(
     report(fields_of(done), said, done.exit_code, as_json=as_json)
 
 
-def _write_image(packs: Path, image: Path, prefix: str, as_json: bool) -> NoReturn:
+def _write_image(packs: Path, image: Path, prefix: str, force: bool, as_json: bool) -> NoReturn:
     from ntt_backup.cli.mount import LeftOut, report_built
     from ntt_backup.mount.mount import write_image
 
     began = time.monotonic()
     with writing(image):
         built = write_image(
-            packs.absolute(), image.absolute(), prefix=prefix, on_left_out=LeftOut().say
+            packs.absolute(),
+            image.absolute(),
+            prefix=prefix,
+            replace=force,
+            on_left_out=LeftOut().say,
         )
     built.duration_s = time.monotonic() - began
     report_built(built, f"written to {image}", as_json=as_json)

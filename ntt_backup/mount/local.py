@@ -58,7 +58,7 @@ def _may_have(name: str, prefix: str) -> bool:
 def _reader(path: Path) -> Callable[[int, int], bytes]:
     def read(start: int, length: int) -> bytes:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 return os.pread(fd, length, start)
             finally:

@@ -21,6 +21,7 @@ from ntt_backup.objects.tables import LargeBlob, large_blobs_of, packs_of
 from ntt_backup.pack.format import PackError
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
+from ntt_backup.source.packing import whole_file
 
 _READY_SECONDS: Final = 60.0
 
@@ -53,24 +54,22 @@ def mount_packs(
     return built
 
 
-def write_image(packs: Path, image: Path, *, prefix: str, on_left_out: OnLeftOut) -> Built:
+def write_image(
+    packs: Path, image: Path, *, prefix: str, replace: bool, on_left_out: OnLeftOut
+) -> Built:
     """Writes the image of packs, a directory of them or one, to a file, which appears whole. Its
-    devices are the packs in the order of their paths, and then itself. Raises OSError, and
-    MountImpossible.
+    devices are the packs in the order of their paths, and then itself. replace: a file that is
+    there is replaced, but never one of the packs. Raises OSError, and MountImpossible.
     """
     sources = local.find(packs, prefix)
     sizes = [one.size for one in sources]
-    part = image.with_name(f".{image.name}.part")
-    try:
-        with part.open("w+b") as file:
-            built = build(
-                file, sizes, sources, scratch=image.parent, prefix=prefix, on_left_out=on_left_out
-            )
-            _require_some(built)
-            os.fsync(file.fileno())
-        part.replace(image)
-    finally:
-        part.unlink(missing_ok=True)
+    if image.exists() and any(image.samefile(one.name) for one in sources):
+        raise MountImpossible(f"{image} is one of the packs", hint="name another file")
+    with whole_file(image, replace=replace) as file:
+        built = build(
+            file, sizes, sources, scratch=image.parent, prefix=prefix, on_left_out=on_left_out
+        )
+        _require_some(built)
     return built
 
 

@@ -129,7 +129,8 @@ class PackFile(PackReader):
 
     def open(self) -> None:
         """Opens the file: once more in a copy of this process, which has no descriptors."""
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe is a pack that is too short, and nothing to wait for.
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.size = os.fstat(self.fd).st_size
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ class Salvage:
 
     def open(self) -> None:
         """Opens the file: once more in a copy of this process, which has no descriptors."""
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def close(self) -> None:
         os.close(self.fd)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import BinaryIO, Final
 
 from blake3 import blake3
 
@@ -95,7 +95,7 @@ def pack_blobs(
     done = Packed()
     buffer = memoryview(bytearray(_BUFFER))
     store = Store(root)
-    with _whole_file(to, replace=replace) as file, Reader(store) as reader:
+    with whole_file(to, replace=replace) as file, Reader(store) as reader:
         digests: list[bytes] = []
         writer = PackWriter(file.write, _NO_STORE, b"", compress=compress)
         for number, blobid in enumerate(blobids, 1):
@@ -155,8 +155,10 @@ def _pieces(reader: Reader, blob: Blob, buffer: memoryview) -> Iterator[memoryvi
 
 
 @contextmanager
-def _whole_file(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
-    """Gives a file that gets its name at the end of the block, unless that raises."""
+def whole_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
+    """Gives a file that gets its name at the end of the block, unless that raises. replace: a file
+    that is there is replaced then, else it is a FileExistsError.
+    """
     if not replace and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "it is there already; --force replaces it", str(path))
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,33 @@ def test_a_file_is_replaced_only_by_force(store: Path, tmp_path: Path) -> None:
     assert program("pack", file, "--from", store, "--force").returncode == 0
     assert program("pack", file, "--check").returncode == 0
     assert {one.name for one in tmp_path.iterdir()} == {"a.tar", "store"}
+
+
+def test_a_pipe_is_no_pack_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "a.tar")
+    for words, code in (
+        (("pack", pipe, "--check"), 7),
+        (("pack", tmp_path, "--image", tmp_path / "image"), 2),
+        (("unpack", pipe, "--to", tmp_path / "to"), 7),
+    ):
+        done = program(*words)
+        assert (done.returncode, "too short" in done.stdout + done.stderr) == (code, True)
+
+
+def test_an_image_replaces_another_file_only_by_force_and_a_pack_never(
+    store: Path, tmp_path: Path
+) -> None:
+    pack, other = tmp_path / "a.tar", tmp_path / "other"
+    call("pack", pack, "--from", store, "--json")
+    content = pack.read_bytes()
+    other.write_bytes(b"mine")
+    for image, forced in ((other, ()), (pack, ()), (pack, ("--force",))):
+        refused = program("pack", pack, "--image", image, *forced)
+        assert (refused.returncode, refused.stderr.count("error:")) == (2, 1)
+    assert (other.read_bytes(), pack.read_bytes()) == (b"mine", content)
+    call("pack", pack, "--image", other, "--force", "--json")
+    assert other.read_bytes() != b"mine"
+    assert {one.name for one in tmp_path.iterdir()} == {"a.tar", "other", "store"}
 
 
 def test_a_list_names_what_is_packed_and_what_is_missing_is_told(
