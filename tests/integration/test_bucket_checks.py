@@ -122,6 +122,16 @@ def test_reading_finds_flipped_bytes_and_damaged_tables(
     assert pending(catalog) == {blobid_of(one) for one in once}
 
 
+def test_reading_finds_a_pack_that_is_longer_than_what_was_sent(
+    catalog: Connection, bucket: FakeBucket
+) -> None:
+    blobs = contents(20, 1)
+    pack = back_up(catalog, bucket, blobs)
+    bucket.objects[pack.key] += bytes(512)
+    assert verified(catalog, way="download", code=7).lost_packs == 1
+    assert pending(catalog) == {blobid_of(one) for one in blobs}
+
+
 def test_a_check_that_is_limited_goes_on_with_what_was_checked_longest_ago(
     catalog: Connection, bucket: FakeBucket
 ) -> None:
