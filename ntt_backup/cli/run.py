@@ -72,10 +72,12 @@ def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     limit = f", at most {size(run.bwlimit)}/s" if run.bwlimit else ""
     least = max(pending.blobs / run.batch_size, pending.bytes / run.batch_bytes)
     batches = many(math.ceil(least), "batch", "batches")
+    remote = settings.remote
+    where = remote.url if remote.kind == "s3" else f"{remote.where}/by-hash"
     return [
         f"would send {amount(pending.blobs, pending.bytes, estimated=not pending.exact)}"
         + (f" ({pending.unsized:,} of unknown size)" if pending.unsized else ""),
-        f"from {settings.source.root} to {settings.remote.where}/by-hash",
+        f"from {settings.source.root} to {where}",
         f"in about {batches} of at most {many(run.batch_size, 'blob')} and {size(run.batch_bytes)}",
         f"by {many(run.workers, 'worker')}, strategy {run.strategy}{limit}",
     ]

@@ -43,6 +43,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.format import many
 from ntt_backup.model import Blob, PendingEstimate, Reason
+from ntt_backup.objects import store_format
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe
@@ -249,7 +250,10 @@ class Preflight:
         remote = self._settings.remote
         path = f"{remote.url}/format.json" if self._bucket else f"{remote.path}/by-hash"
         if selection.any_copied(catalog, self._settings.target):
-            raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
+            but = ", but the catalog has blobs copied to it"
+            if self._bucket:
+                raise store_format.gone(remote.url, but)
+            raise explain_gone(f"{path} is missing{but}")
         if not self._prepare:
             return Step("", f"{path} will be made by the first run")
         probe.make_place()

@@ -37,6 +37,7 @@ from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, RemoteCannotStore
+from ntt_backup.objects import store_format
 from ntt_backup.process.pipeline import wait_for
 
 _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE)
@@ -120,8 +121,10 @@ class _Job:
         """
         with self._connect() as conn:
             if selection.any_copied(conn, self._settings.target):
-                path = f"{self._settings.remote.path}/by-hash"
-                raise explain_gone(f"{path} is missing, but the catalog has blobs copied to it")
+                remote, but = self._settings.remote, ", but the catalog has blobs copied to it"
+                if remote.kind == "s3":
+                    raise store_format.gone(remote.url, but)
+                raise explain_gone(f"{remote.path}/by-hash is missing{but}")
 
     def _connect(self) -> connection.Connection:
         return connection.connect(self._settings.catalog.url, self._application)

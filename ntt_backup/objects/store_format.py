@@ -8,7 +8,7 @@ import secrets
 from hashlib import sha256
 from typing import Final
 
-from ntt_backup.errors import RemoteDenied
+from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectExists, ObjectMissing
 from ntt_backup.objects.keys import FORMAT
 
@@ -49,6 +49,16 @@ def read(bucket: Bucket) -> bytes | None:
         "the bucket holds something else than a store",
         detail=f"{FORMAT} is no file of this program: {text[:80]!r}",
         hint="set remote.url to a prefix of its own",
+    )
+
+
+def gone(url: str, detail: str = "") -> RemoteUnreachable:
+    """Returns the error for a bucket that should have a store and has none: an outage."""
+    return RemoteUnreachable(
+        "the bucket holds no store",
+        detail=f"{url}/{FORMAT} is missing{detail}",
+        hint="is remote.url right, and its prefix too? Where the bucket was really lost, see"
+        " 'When the remote has lost its disk' in docs/operations.md",
     )
 
 

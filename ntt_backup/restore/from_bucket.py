@@ -16,9 +16,10 @@ from ntt_backup.client.pool import run_threads
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
+from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
-from ntt_backup.objects.keys import blob_key
+from ntt_backup.objects.keys import FORMAT, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import (
@@ -73,6 +74,7 @@ class FromBucket:
         on_archived: Callable[[str], None],
     ) -> None:
         self._wanted = wanted
+        self._url = settings.remote.url
         self._on_archived = on_archived
         self._archived: set[str] = set()
         self._lock = threading.Lock()
@@ -101,6 +103,8 @@ class FromBucket:
     def _all(self, work: Work[Job], prefix: str) -> Iterator[Job]:
         packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
         large = list(large_blobs_of(self._bucket, prefix))
+        if not (packs or large) and self._bucket.head(FORMAT) is None:
+            raise store_format.gone(self._url)
         total = sum(weight for _, weight in packs) + sum(blob.size for blob in large) or 1
         opened = self._tables.open_all(pack for pack, _ in packs)
         for (pack, reader), (_, weight) in zip(opened, packs, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects import store_format
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.restore.restore import restore
 from ntt_backup.restore.work import Restored, Wanted
@@ -66,6 +67,15 @@ def test_everything_comes_back_and_a_second_call_fetches_nothing(
     assert done.part == pytest.approx(1)
     again = run(tmp_path, Wanted())
     assert (again.restored, again.bytes) == (0, 0)
+
+
+def test_nothing_comes_from_a_bucket_without_a_store_and_that_is_an_error(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    with pytest.raises(RemoteUnreachable, match="the bucket holds no store"):
+        run(tmp_path, Wanted())
+    store_format.make(bucket)
+    assert run(tmp_path, Wanted()).exit_code == 0
 
 
 def test_a_prefix_and_a_list_need_only_the_packs_that_may_hold_them(

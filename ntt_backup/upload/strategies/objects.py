@@ -22,12 +22,11 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.error_text import explain_gone
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import Bucket, sweep
-from ntt_backup.objects.keys import BLOBS, FORMAT, LARGE_BLOB, PACKS, PackKey, blob_key
+from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, PackKey, blob_key
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
@@ -49,7 +48,7 @@ def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
     meter = Meter(spec.pace)
     bucket = open_bucket(spec.bucket, meter)
     if (store_id := store_format.read(bucket)) is None:
-        raise explain_gone(f"{spec.bucket.url}/{FORMAT} is missing")
+        raise store_format.gone(spec.bucket.url)
     part_size = spec.bucket.part_size
     return ObjectsSession(spec, store, bucket, meter, store_id=store_id, part_size=part_size)
 
