@@ -105,6 +105,7 @@ def report_built(built: Built, done: str, *, as_json: bool) -> NoReturn:
         f" {many(built.copied, 'blob')}; the others lie in their packs",
     ]
     if built.left_out:
-        lines.append(f"LEFT OUT: {built.left_out:,} packs or blobs that are damaged")
+        damaged = many(built.left_out, "damaged pack or blob", "damaged packs or blobs")
+        lines.append(f"LEFT OUT: {damaged}")
     code = SOME_FAILED if built.left_out else 0
     report(fields_of(built), lines, code, as_json=as_json)
