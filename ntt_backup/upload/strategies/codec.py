@@ -33,7 +33,7 @@ _PAYS: Final = {ZSTD: 0.85, ZLIB: 0.6}
 
 # Of zstd. Above level 12 a core sends less than 10 MB/s.
 _LEVELS: Final = (1, 3, 6, 9, 12)
-_FIRST_STEP: Final = 1
+_FIRST_STEP: Final = 2
 
 Parts = Sequence[memoryview]
 Compress = Callable[[Parts], bytes]
@@ -64,7 +64,7 @@ class Effort:
     too high is not tried again for a while, which doubles each time.
     """
 
-    PERIOD: Final = 0.5
+    PERIOD: Final = 1.0
     FRAMES: Final = 4
     # Shares of the time that were spent waiting for the link, or compressing.
     _MUCH: Final = 0.3
