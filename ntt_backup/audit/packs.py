@@ -16,7 +16,7 @@ from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import PackObject, Tables, entries_of
 from ntt_backup.pack.format import PackError
 
-Target = StoredPack | Blob
+Checkable = StoredPack | Blob
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Checked:
     any more, None where it does. whole: all of it was looked at.
     """
 
-    what: Target
+    what: Checkable
     blobs: int
     bytes: int = 0
     failures: tuple[Failure, ...] = ()
@@ -35,7 +35,7 @@ class Checked:
     whole: bool = True
 
 
-def look(bucket: PatientBucket, what: Target) -> Checked:
+def look(bucket: PatientBucket, what: Checkable) -> Checked:
     """Checks an object by its size and by the checksum that the server keeps: nothing is read."""
     if isinstance(what, Blob):
         info = bucket.head(blob_key(what.blobid))
@@ -59,7 +59,7 @@ def look(bucket: PatientBucket, what: Target) -> Checked:
     return Checked(what, what.blobs, lost=lost)
 
 
-def read(bucket: PatientBucket, tables: Tables, what: Target, prefix: str) -> Checked:
+def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) -> Checked:
     """Reads and hashes a blob, or those of a pack with a prefix. What is wrong in this pack and
     right in another one is no failure.
     """
@@ -104,5 +104,5 @@ def read(bucket: PatientBucket, tables: Tables, what: Target, prefix: str) -> Ch
         return Checked(what, what.blobs, sink.bytes, lost=lost)
 
 
-def _failure(what: Target, reason: Reason, text: str) -> Failure:
+def _failure(what: Checkable, reason: Reason, text: str) -> Failure:
     return Failure(what.blobid if isinstance(what, Blob) else what.key, reason, text)

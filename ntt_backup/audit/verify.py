@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from ntt_backup.audit.hashing import CheckQueue, Job, hash_in_store, hash_remote
 from ntt_backup.blobdir.layout import is_blobid
@@ -42,6 +42,14 @@ LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 Way = Literal["there", "download", "local"]
 
 
+class Choice(TypedDict):
+    """Which of what was copied is checked; see `Question`."""
+
+    prefix: str
+    older_than: float | None
+    fraction: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to check, and how. way: hash on the remote (`there`), after a download, or the local
@@ -55,6 +63,30 @@ class Question:
     max_bytes: int | None = None
     older_than: float | None = None
     workers: int = 2
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(prefix=self.prefix, older_than=self.older_than, fraction=self.fraction)
+
+
+class Budget:
+    """Counts the time and the bytes of a check, from now on, against the question's limits."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._asked = 0
+        self.started = time.monotonic()
+
+    @property
+    def time_is_up(self) -> bool:
+        limit = self._question.max_duration
+        return limit is not None and time.monotonic() - self.started >= limit
+
+    def allows(self, size: int) -> bool:
+        """Returns whether so many bytes more may be asked for, and counts them."""
+        self._asked += size
+        limit = self._question.max_bytes
+        return limit is None or self._asked <= limit
 
 
 @dataclass(slots=True)
@@ -138,22 +170,15 @@ class _Check:
     pool: SessionPool | None
     ahead: list[Blob] = field(default_factory=list)
     exhausted: bool = False
-    asked: int = 0
     has_blobs: bool = False
     right: list[str] = field(default_factory=list)
     lost: list[Failure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        question = self.question
-        self.started = self.recorded = time.monotonic()
-        self.checks = Checks(
-            self.conn,
-            self.target,
-            prefix=question.prefix,
-            older_than=question.older_than,
-            fraction=question.fraction,
-            local=self.pool is None,
-        )
+        self.budget = Budget(self.question)
+        self.recorded = self.budget.started
+        choice = self.question.choice
+        self.checks = Checks(self.conn, self.target, **choice, local=self.pool is None)
         self.found = Findings(total=self.checks.total)
 
     def step(self) -> None:
@@ -176,8 +201,7 @@ class _Check:
         return self.found
 
     def _next_job(self) -> Job:
-        limit = self.question.max_duration
-        if limit is not None and time.monotonic() - self.started >= limit:
+        if self.budget.time_is_up:
             self._stop()
         if not self.exhausted and len(self.ahead) < _JOB_BLOBS:
             blobs = self.checks.next(_JOB_BLOBS)
@@ -188,8 +212,7 @@ class _Check:
             self.ahead += good
         count = cut(self.ahead, _JOB_BLOBS, _JOB_BYTES)
         job, self.ahead = self.ahead[:count], self.ahead[count:]
-        self.asked += total_size(job)
-        if self.question.max_bytes is not None and self.asked > self.question.max_bytes:
+        if not self.budget.allows(total_size(job)):
             self._stop()
             return ()
         # One directory after the other, as disks like it.
@@ -210,7 +233,7 @@ class _Check:
             self.lost += [failure for failure in checked.failures if failure.reason in LOST]
             for failure in checked.failures:
                 found.wrong.add(failure)
-        found.duration_s = time.monotonic() - self.started
+        found.duration_s = time.monotonic() - self.budget.started
 
     def _record(self) -> None:
         self.recorded = time.monotonic()

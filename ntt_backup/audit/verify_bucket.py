@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ntt_backup.audit.packs import Checked, Target, look, read
+from ntt_backup.audit.packs import Checkable, Checked, look, read
 from ntt_backup.audit.remote_names import BucketNames
-from ntt_backup.audit.verify import LOST, Findings, Question
+from ntt_backup.audit.verify import LOST, Budget, Findings, Question
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.ledger import record_checks
@@ -50,12 +50,14 @@ def verify_bucket(
     on_progress: Callable[[Findings], None],
     on_outage: Callable[[BackupError, float], None],
 ) -> Findings:
-    """Checks what is copied to the target; the way `download` reads it, any other asks the object
-    store. Raises BackupError; what was found is recorded.
+    """Checks what is copied to the target: reads it where the question's way is `download`, and
+    else asks the object store. Raises BackupError; what was found is recorded.
     """
     stop, news = threading.Event(), threading.Event()
     bucket, tables = open_to_read(settings, on_outage, stop, cached=False)
-    jobs: WorkQueue[Target, Checked] = WorkQueue(2 * question.workers, bucket.cancelled, news.set)
+    jobs: WorkQueue[Checkable, Checked] = WorkQueue(
+        2 * question.workers, bucket.cancelled, news.set
+    )
     check = _Check(conn, settings.target, question, bucket, tables, jobs, on_progress)
     try:
         run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
@@ -73,10 +75,9 @@ class _Check:
     question: Question
     bucket: PatientBucket
     tables: Tables
-    jobs: WorkQueue[Target, Checked]
+    jobs: WorkQueue[Checkable, Checked]
     on_progress: Callable[[Findings], None]
-    ahead: deque[Target] = field(default_factory=deque)
-    asked: int = 0
+    ahead: deque[Checkable] = field(default_factory=deque)
     exhausted: bool = False
     has_blobs: bool = False
     right: list[str] = field(default_factory=list)
@@ -85,23 +86,11 @@ class _Check:
     lost: dict[str, tuple[StoredPack, Failure]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        question = self.question
-        self.started = self.recorded = time.monotonic()
-        self.packs = PackChecks(
-            self.conn,
-            self.target,
-            prefix=question.prefix,
-            older_than=question.older_than,
-            fraction=question.fraction,
-        )
-        self.large = Checks(
-            self.conn,
-            self.target,
-            prefix=question.prefix,
-            older_than=question.older_than,
-            fraction=question.fraction,
-            least=LARGE_BLOB,
-        )
+        self.budget = Budget(self.question)
+        self.recorded = self.budget.started
+        choice = self.question.choice
+        self.packs = PackChecks(self.conn, self.target, **choice)
+        self.large = Checks(self.conn, self.target, **choice, least=LARGE_BLOB)
         self.found = Findings(total=self.packs.blobs + self.large.total)
 
     def work(self) -> None:
@@ -133,15 +122,13 @@ class _Check:
         if self.lost:
             self._require_blobs()
             self._requeue_lost()
-        self.found.duration_s = time.monotonic() - self.started
+        self.found.duration_s = time.monotonic() - self.budget.started
         self.found.complete = self.found.checked >= self.found.total
         return self.found
 
-    def _next(self) -> Target | None:
+    def _next(self) -> Checkable | None:
         """Returns what to check next; None where the limits do not allow it, or nothing is left."""
-        question = self.question
-        limit = question.max_duration
-        if limit is not None and time.monotonic() - self.started >= limit:
+        if self.budget.time_is_up:
             self.exhausted = True
         if self.exhausted:
             return None
@@ -151,8 +138,7 @@ class _Check:
             self.exhausted = True
             return None
         what = self.ahead.popleft()
-        self.asked += (what.size or 0) if question.way == "download" else 0
-        if question.max_bytes is not None and self.asked > question.max_bytes:
+        if not self.budget.allows((what.size or 0) if self.question.way == "download" else 0):
             self.exhausted = True
             return None
         return what
@@ -185,7 +171,7 @@ class _Check:
             elif checked.whole and self.question.way == "download":
                 self.read_packs.append(what.pack_id)
             self.has_blobs = self.has_blobs or checked.lost is None
-        found.duration_s = time.monotonic() - self.started
+        found.duration_s = time.monotonic() - self.budget.started
 
     def _record(self) -> None:
         self.recorded = time.monotonic()

@@ -57,13 +57,11 @@ class Pieces:
                         if (volume, ahead) not in self._kept:
                             self._begin(volume, ahead)
             self._kept.move_to_end((volume, number))
-        try:
-            return found.result()
-        except Exception:
+        if found.exception() is not None:  # It is asked for again the next time.
             with self._lock:
                 if self._kept.get((volume, number)) is found:
                     del self._kept[volume, number]
-            raise
+        return found.result()
 
     def _begin(self, volume: int, number: int) -> Future[bytes]:
         begun = self._kept[volume, number] = self._pool.submit(self._get, volume, number)
