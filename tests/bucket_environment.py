@@ -18,7 +18,6 @@ from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.reader import PackReader
 from tests.environment import Environment
-from tests.patience import PATIENCE
 from tests.s3_servers import S3Server
 
 
@@ -106,21 +105,8 @@ def environment(
     """An environment with an empty store, a fresh catalog and a new bucket of the server."""
     nothing, place = cast(Any, None), server.bucket()
     made = BucketEnvironment(root, url, nothing, nothing, server=server, place=place)
-    made.store.mkdir()
-    made.write_config(
-        catalog={"url": url},
-        source={"root": str(made.store)},
-        remote={"connect_timeout": int(min(600, PATIENCE))},
-        run={
-            "workers": 1,
-            "backoff_base": 0.05,
-            "backoff_cap": 0.5,
-            "skip_pgdump": True,
-            **run,
-        },
-        log={"jsonl": str(made.log)},
-        lock={"file": str(made.lock)},
-    )
+    made.begin()
+    made.write_config(run=dict(run))
     made.move(place)
     yield made
 

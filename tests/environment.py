@@ -100,6 +100,19 @@ class Environment:
         )
         self.config.write_text(text)
 
+    def begin(self) -> None:
+        """Make the empty store, and write a configuration with one worker and no dumps."""
+        self.store.mkdir()
+        self.write_config(
+            catalog={"url": self.url},
+            source={"root": str(self.store)},
+            remote={"connect_timeout": int(min(600, PATIENCE))},
+            # Each worker has a session, and dumps have tests of their own: both take time.
+            run={"workers": 1, "backoff_base": 0.05, "backoff_cap": 0.5, "skip_pgdump": True},
+            log={"jsonl": str(self.log)},
+            lock={"file": str(self.lock)},
+        )
+
     def through(self, sshd: Sshd) -> None:
         """Reach the remote by another way: another account, or a link that can fail."""
         self.sshd = sshd
@@ -395,22 +408,8 @@ def env(tmp_path: Path, catalog_url: str, remote: Sshd) -> Environment:
     """An environment with an empty store, a fresh catalog and an empty remote directory."""
     directory = remote.directory()
     made = Environment(tmp_path, catalog_url, remote, directory)
-    made.store.mkdir()
-    made.write_config(
-        catalog={"url": catalog_url},
-        source={"root": str(made.store)},
-        remote={"path": directory.path, "connect_timeout": int(min(600, PATIENCE))},
-        # Each worker has a session, and dumps have tests of their own: both take time.
-        run={
-            "workers": 1,
-            "batch_size": 100,
-            "backoff_base": 0.05,
-            "backoff_cap": 0.5,
-            "skip_pgdump": True,
-        },
-        log={"jsonl": str(made.log)},
-        lock={"file": str(made.lock)},
-    )
+    made.begin()
+    made.write_config(remote={"path": directory.path}, run={"batch_size": 100})
     made.through(remote)
     return made
 
