@@ -99,7 +99,7 @@ class _Check:
             if self.question.way == "download":
                 checked = read(self.bucket, self.tables, what, self.question.prefix)
             else:
-                checked = look(self.bucket, what)
+                checked = look(self.bucket, self.tables, what)
             self.jobs.give(checked)
 
     def step(self) -> None:
@@ -178,7 +178,9 @@ class _Check:
         # A look at an object's size proves nothing about it.
         right = self.right if self.question.way == "download" else []
         self.has_blobs = self.has_blobs or bool(self.right)
-        lost = [failure for failure in self.wrong if failure.reason in LOST]
+        # What is wrong in several places is found wrong in each.
+        bad = {one.blobid: one for one in self.wrong if one.reason in LOST}
+        lost = list(bad.values())
         packs = self.read_packs
         self.right, self.wrong, self.read_packs = [], [], []
         if lost and not self.has_blobs:

@@ -62,6 +62,15 @@ def give_large(
     _give_pieces(bucket, key, 0, Large(digest, size, offset), sink)
 
 
+def places(
+    bucket: PatientBucket, tables: Tables, digest: bytes
+) -> Iterator[tuple[PackObject, PackReader, Entry]]:
+    """Yields where packs have a blob: a large one that could not have its own key, too."""
+    for pack, reader in tables.open_all(packs_for(bucket, [digest])):
+        if isinstance(reader, PackReader) and (entry := reader.table.find(digest)) is not None:
+            yield pack, reader, entry
+
+
 def read_elsewhere(
     bucket: PatientBucket, tables: Tables, digests: Sequence[bytes], but: PackObject
 ) -> Iterator[tuple[bytes, bytes]]:

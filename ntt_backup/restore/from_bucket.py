@@ -19,7 +19,7 @@ from ntt_backup.model import Failure, Reason
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
-from ntt_backup.objects.keys import FORMAT, blob_key
+from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import (
@@ -102,23 +102,26 @@ class FromBucket:
 
     def _all(self, work: Work[Job], prefix: str) -> Iterator[Job]:
         packs = [(pack, _weight(pack, prefix)) for pack in packs_of(self._bucket, prefix)]
-        large = list(large_blobs_of(self._bucket, prefix))
+        large = {blob.digest: blob.size for blob in large_blobs_of(self._bucket, prefix)}
         if not (packs or large) and self._bucket.head(FORMAT) is None:
             raise store_format.gone(self._url)
-        total = sum(weight for _, weight in packs) + sum(blob.size for blob in large) or 1
+        total = sum(weight for _, weight in packs) + sum(large.values()) or 1
         opened = self._tables.open_all(pack for pack, _ in packs)
         for (pack, reader), (_, weight) in zip(opened, packs, strict=True):
             part = weight / total
             if isinstance(reader, PackReader):
                 entries = list(entries_of(reader, prefix))
                 stored = sum(entry.stored for entry in entries) or 1
+                for entry in entries:
+                    # One whose key was taken by something else is in a pack.
+                    large.pop(entry.digest, None)
                 for some in jobs(entries):
                     share = part * sum(entry.stored for entry in some) / stored
                     yield OfPack(pack, reader, some, share)
             else:
                 self._tell(work, pack, reader)
-        for blob in large:
-            yield OfItsOwn(blob.digest, blob.size, blob.size / total)
+        for digest, size in large.items():
+            yield OfItsOwn(digest, size, size / total)
 
     def _chosen(self, work: Work[Job], digests: list[bytes]) -> Iterator[Job]:
         left = set(digests)
@@ -177,6 +180,9 @@ class FromBucket:
         for digest, content in read_elsewhere(self._bucket, self._tables, [*failed], job.pack):
             writer.whole(digest, memoryview(content))
             del failed[digest]
+        for one in lacking:
+            if one.raw >= LARGE_BLOB and failed.pop(one.digest, None) is not None:
+                self._fetch_large(work, writer, OfItsOwn(one.digest, None, None))
         writer.failures.extend(failed.values())
 
     def _fetch_large(self, work: Work[Job], writer: TargetWriter, job: OfItsOwn) -> None:

@@ -182,6 +182,13 @@ def test_large_blobs_are_checked_by_themselves(
     assert verified(catalog, code=7).wrong.counts == {"remote-missing": 1}
     assert verified(catalog, way="download", code=7).wrong.counts == {"remote-corrupt": 1}
     assert pending(catalog) == set(names[:2])
+    # The next run finds their keys taken, and sends them as packs.
+    packs = [back_up(catalog, bucket, [one]) for one in large[:2]]
+    for way in ("there", "download"):
+        assert verified(catalog, way=way).checked == 15
+    flip(bucket, packs[0].key, 600)
+    assert verified(catalog, way="download", code=7).wrong.counts == {"remote-corrupt": 2}
+    assert pending(catalog) == set(names[:1])
 
 
 def test_an_empty_bucket_marks_nothing(catalog: Connection, bucket: FakeBucket) -> None:

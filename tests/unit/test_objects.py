@@ -13,7 +13,7 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import RunSettings
-from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
+from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
@@ -203,33 +203,41 @@ def test_a_lost_answer_is_found_out_by_looking(scene: Scene, verb: str) -> None:
 
 
 @pytest.mark.parametrize("summed", [True, False])
-def test_another_content_under_the_key_is_a_refusal_and_costs_no_second_sending(
-    scene: Scene, summed: bool
+@pytest.mark.parametrize("sizes", [(3_000_000, 4_000_000), (10,), (7_000_000,)])
+def test_what_has_another_content_under_its_key_is_sent_under_another(
+    scene: Scene, sizes: tuple[int, ...], summed: bool
 ) -> None:
-    """A pack that was damaged in the bucket: its blobs go into packs of other names, also where the
-    bucket still names the checksum of what was stored once.
+    """An object that was damaged in the bucket, also where the bucket still names the checksum of
+    what was stored once; and the next one in its place, too.
     """
-    blobs = scene.blobs(3_000_000, 4_000_000)
+    blobs = scene.blobs(*sizes)
     session = scene.session()
-    session.put(batch(blobs))
-    key = receipt(settled(session)).packs[0].key
-    whole = scene.bucket.objects[key]
-    scene.bucket.objects[key] = whole[:-1] + b"?"
-    if not summed:
-        scene.bucket._infos.pop(key)
-    scene.bucket.requests.clear()
+    keys: list[str] = []
+    for attempt in (1, 2, 3):
+        got = receipt(exchange(session, batch(blobs, attempt=attempt)))
+        assert {*got.stored} == {*blobs}
+        (key,) = {*scene.bucket.objects} - {*keys, *(pack.key for pack in got.packs[1:])}
+        keys.append(key)
+        scene.bucket.objects[key] = scene.bucket.objects[key][:-1] + b"?"
+        if not summed:
+            scene.bucket._infos.pop(key)
+        scene.bucket.requests.clear()
 
-    session.put(batch(blobs, attempt=2))
+        (refused,) = exchange(session, batch(blobs, attempt=attempt + 1))
 
-    (refused,) = settled(session)
-    assert isinstance(refused, Rejection)
-    assert isinstance(refused.error, BatchRejected)
-    assert refused.error.detail == key
-    assert "put_part" not in scene.bucket.requests
-    assert scene.content == sum(blob.size or 0 for blob in blobs)
-    for half in (blobs[:1], blobs[1:]):
-        session.put(batch(half))
-        assert receipt(settled(session)).stored == half
+        assert isinstance(refused, Rejection)
+        assert refused.error.detail == key
+        assert "put_part" not in scene.bucket.requests
+        assert scene.content == attempt * sum(blob.size or 0 for blob in blobs)
+
+
+def test_a_blob_that_is_found_to_be_large_is_an_object_of_its_own(scene: Scene) -> None:
+    """Its size is not known to the catalog, which has it after the receipt."""
+    blobs = scene.blobs(10, 7_000_000, 3_000_000)
+    got = receipt(exchange(scene.session(), batch(tuple(Blob(one.blobid) for one in blobs))))
+    assert {*got.stored} == {*blobs}
+    assert [pack.blobs for pack in got.packs] == [2]
+    assert scene.stored() == scene.in_store(blobs)
 
 
 def test_the_same_content_of_other_parts_is_read_back(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -236,6 +237,22 @@ def test_what_the_bucket_has_and_does_not_give_is_left_out(
     expected = {blobid_of(one) for one in alone if one and one not in shared}
     assert reasons(done) == dict.fromkeys({*expected, large}, "remote-unreadable")
     assert by_path(shared).items() <= tree(tmp_path / "back").items()
+
+
+@pytest.mark.parametrize("damaged", ["object", "pack"])
+def test_a_large_blob_that_is_also_in_a_pack_is_restored_from_what_is_right(
+    bucket: FakeBucket, tmp_path: Path, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.restore.from_bucket.LARGE_BLOB", 20 * MIB)
+    large = random.Random(4).randbytes(20 * MIB)
+    put_large(bucket, large)
+    pack, (entry,) = put_pack(bucket, [large])
+    key = blob_key(blobid_of(large)) if damaged == "object" else pack.key
+    flip(bucket, key, entry.offset + 9)
+    for wanted in (Wanted(), Wanted(blobids=[blobid_of(large)])):
+        done = run(tmp_path, wanted)
+        assert (reasons(done), tree(tmp_path / "back")) == ({}, by_path([large]))
+        shutil.rmtree(tmp_path / "back")
 
 
 def test_answers_that_break_off_are_asked_for_again(

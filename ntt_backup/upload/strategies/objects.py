@@ -111,6 +111,8 @@ class ObjectsSession:
         self._flights: list[_Flight] = []
         self._outcomes: list[Outcome] = []
         self._usable = True
+        # Keys under which the bucket has something else.
+        self._taken: set[str] = set()
         # A run before this one may have died after its last requests, and before their record.
         self._looks = spec.run.window
         self._buffer = memoryview(bytearray(_PIECE + 1))
@@ -176,26 +178,45 @@ class ObjectsSession:
         for blob in flight.batch.blobs:
             if blob.expected < LARGE_BLOB:
                 small[blob.blobid] = blob
-            elif (failure := self._put_large(flight, reader, blob)) is not None:
-                flight.failed.append(failure)
-        for one in [one for one in small if not is_blobid(one)]:
-            flight.failed.append(Failure(one, Reason.BAD_BLOBID, "not 64 lowercase hex digits"))
-            del small[one]
+            else:
+                self._put_apart(flight, reader, blob)
+        for odd in [one for one in small if not is_blobid(one)]:
+            flight.failed.append(Failure(odd, Reason.BAD_BLOBID, "not 64 lowercase hex digits"))
+            del small[odd]
         blobs = sorted(small.values(), key=lambda blob: blob.blobid)
-        while blobs and (bad := self._put_pack(flight, reader, blobs)):
-            flight.failed += bad
-            gone = {failure.blobid for failure in bad}
+        while blobs and (apart := self._put_pack(flight, reader, blobs)):
+            for one in apart:
+                if isinstance(one, Failure):
+                    flight.failed.append(one)
+                else:
+                    self._put_apart(flight, reader, one)
+            gone = {one.blobid for one in apart}
             blobs = [blob for blob in blobs if blob.blobid not in gone]
 
-    def _put_pack(self, flight: _Flight, reader: Reader, blobs: Sequence[Blob]) -> list[Failure]:
-        """Sends a pack of the blobs; where some of them are bad, it sends nothing and returns
-        these.
+    def _put_apart(self, flight: _Flight, reader: Reader, blob: Blob) -> None:
+        """Sends a large blob as an object of its own, or as a pack where something else has its
+        key.
+        """
+        if blob_key(blob.blobid) in self._taken:
+            bad = self._put_pack(flight, reader, [blob])
+            flight.failed += [one for one in bad if isinstance(one, Failure)]
+        elif (failure := self._put_large(flight, reader, blob)) is not None:
+            flight.failed.append(failure)
+
+    def _put_pack(
+        self, flight: _Flight, reader: Reader, blobs: Sequence[Blob]
+    ) -> list[Failure | Blob]:
+        """Sends a pack of the blobs; where some of them do not belong into it, because they are bad
+        or found to be large, it sends nothing and returns these.
         """
         digests = [bytes.fromhex(blob.blobid) for blob in blobs]
         name = PackKey.of(digests[0], digests[-1], pack_id(self._store_id, digests))
+        while name.key in self._taken:
+            other = pack_id(self._store_id, [bytes.fromhex(name.pack_id)])
+            name = PackKey.of(digests[0], digests[-1], other)
         out = self._outbox.begin(name.key, look=flight.look)
         sent: list[Blob] = []
-        bad: list[Failure] = []
+        bad: list[Failure | Blob] = []
         with self._dropped_unless_finished(out):
             writer = PackWriter(
                 lambda data: self._outbox.write(out, data),
@@ -206,6 +227,9 @@ class ObjectsSession:
             for blob, digest in zip(blobs, digests, strict=True):
                 found = reader.read(blob, self._buffer)
                 if isinstance(found, TooLarge):
+                    if blob.expected < LARGE_BLOB <= found.blob.expected:
+                        bad.append(found.blob)
+                        continue
                     found = self._pass_on(reader, found.blob, None if bad else writer)
                 elif isinstance(found, int) and not bad:
                     writer.add(digest, self._buffer[:found])
@@ -220,7 +244,9 @@ class ObjectsSession:
                 self._outbox.finish(out)
                 flight.packed.append((out, name, sent))
         if bad:
-            self._correct_content(flight, sum(blob.size or 0 for _, blob in flight.large))
+            done = [blob for _, blob in flight.large]
+            done += [blob for _, _, some in flight.packed for blob in some]
+            self._correct_content(flight, sum(blob.size or 0 for blob in done))
         return bad
 
     def _pass_on(self, reader: Reader, blob: Blob, writer: PackWriter | None) -> int | Failure:
@@ -289,25 +315,22 @@ class ObjectsSession:
             self._outcomes.append(self._outcome(flight))
 
     def _outcome(self, flight: _Flight) -> Outcome:
-        stored: list[Blob] = []
         packs: list[StoredPack] = []
-        for out, blob in flight.large:
-            if out.info is None:
-                said = f"the bucket has something else as {out.key}"
-                flight.failed.append(Failure(blob.blobid, Reason.REMOTE_REJECTED, said))
-            else:
-                stored.append(blob)
+        if taken := [out.key for out in flight.objects if out.info is None]:
+            self._taken.update(taken)
+            self._correct_content(flight, 0)
+            return Rejection(
+                flight.batch,
+                BatchRejected(
+                    "the bucket has something else under the same name",
+                    detail=taken[0],
+                    hint="it is sent under another name; `verify --download` looks at that one",
+                ),
+            )
+        stored = [blob for _, blob in flight.large]
         for out, name, blobs in flight.packed:
-            if (info := out.info) is None:
-                self._correct_content(flight, 0)
-                return Rejection(
-                    flight.batch,
-                    BatchRejected(
-                        "the bucket has another pack of the same blobs",
-                        detail=out.key,
-                        hint="packs of fewer blobs have other names; `verify` looks at that one",
-                    ),
-                )
+            info = out.info
+            assert info is not None
             stored += blobs
             low, high = blobs[0].blobid, blobs[-1].blobid
             count, size = len(blobs), info.size
