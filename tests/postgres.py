@@ -78,18 +78,21 @@ class Postgres:
         """Undo `stop` on the same socket; does nothing where it runs."""
         self.server.start()
 
+    @property
+    def processes(self) -> list[int]:
+        """The server and its sessions, as long as it runs."""
+        server = self.server.pid
+        return [] if server is None else [server, *_children(server)]
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """The server and its sessions stand still: connections hold, and nothing is answered."""
-        server = self.server.pid
-        assert server is not None
         try:
-            os.kill(server, signal.SIGSTOP)
-            for pid in _children(server):
+            for pid in self.processes:
                 os.kill(pid, signal.SIGSTOP)
             yield
         finally:
-            for pid in (*_children(server), server):
+            for pid in reversed(self.processes):
                 os.kill(pid, signal.SIGCONT)
 
     @contextmanager

@@ -17,6 +17,7 @@ object-lock headers are refused. With `tls` it speaks TLS.
 
 from __future__ import annotations
 
+import re
 import ssl
 import threading
 import time
@@ -36,6 +37,7 @@ from tests.sshd import HOST
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _PIECE = 16 * 1024
+_SUM = re.compile(rb"<Checksum\w+>[^<]*</Checksum\w+>")
 
 Trouble = Callable[["Exchange"], None]
 
@@ -151,13 +153,35 @@ def slow_body(pause: float) -> Trouble:
     return lambda exchange: exchange.answer(exchange.forward(), pause=pause)
 
 
+def passed(exchange: Exchange) -> None:
+    """The request and its answer pass as they are."""
+    exchange.answer(exchange.forward())
+
+
 def damage(exchange: Exchange) -> None:
     """The store takes content that its checksum does not fit, and keeps the sum of what it has."""
+    spoil(exchange)
+    passed(exchange)
+
+
+def spoil(exchange: Exchange) -> None:
+    """Alters content and the sum that goes with it, before they are forwarded."""
     exchange.body = bytes([exchange.body[0] ^ 1]) + exchange.body[1:]
     summed = b64encode(sha256(exchange.body).digest()).decode()
     exchange.headers["x-amz-checksum-sha256"] = summed
     exchange.signed_anew()
-    exchange.answer(exchange.forward())
+
+
+def weak(exchange: Exchange) -> None:
+    """The store tells no checksum of what it has."""
+    if exchange.kind == "complete":
+        exchange.body = _SUM.sub(b"", exchange.body)
+        exchange.headers["content-length"] = str(len(exchange.body))
+        exchange.signed_anew()
+    answer = exchange.forward()
+    answer.headers = [one for one in answer.headers if "x-amz-checksum" not in one[0].lower()]
+    answer.body = _SUM.sub(b"", answer.body)
+    exchange.answer(answer)
 
 
 @dataclass
@@ -256,25 +280,22 @@ class S3Proxy:
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         headers = {name.lower(): value for name, value in handler.headers.items()}
-        body = handler.rfile.read(int(headers.get("content-length", "0")))
         url = urlsplit(handler.path)
         fields = parse_qs(url.query, keep_blank_values=True)
         query = {name: values[0] for name, values in fields.items()}
         key = unquote(url.path).lstrip("/").partition("/")[2]
         kind = _kind(handler.command, key, query)
-        exchange = Exchange(self, handler, kind, key, query, headers, body)
         with self._lock:
             self.seen.append((kind, key))
             trouble = self._planned(kind, key)
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
+            body = handler.rfile.read(int(headers.get("content-length", "0")))
+            exchange = Exchange(self, handler, kind, key, query, headers, body)
             if self.strict and self._refuses(exchange):
                 return
-            if trouble is not None:
-                trouble(exchange)
-            else:
-                exchange.answer(exchange.forward())
+            (trouble or passed)(exchange)
         finally:
             with self._lock:
                 self.in_flight -= 1

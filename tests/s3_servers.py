@@ -148,8 +148,10 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def seaweedfs(address: str = HOST, inside: Sequence[str] = ()) -> Iterator[S3Server]:
-    """A SeaweedFS: conditional writes, checksums, object lock. inside: an argv that starts it."""
+def seaweedfs(address: str = HOST, inside: Sequence[str] = (), disk: int = 0) -> Iterator[S3Server]:
+    """A SeaweedFS: conditional writes, checksums, object lock. inside: an argv that starts it.
+    disk: bytes of a file system of its own for its data, where one may be mounted.
+    """
     owner, sender, reader = map(Account, ("owner", "sender", "reader"))
     rights: dict[demo.Account, Sequence[str]] = {
         owner: demo.ADMINISTER,
@@ -158,12 +160,18 @@ def seaweedfs(address: str = HOST, inside: Sequence[str] = ()) -> Iterator[S3Ser
     }
     with _home("seaweedfs") as home:
         server = demo.SeaweedFS(home, Interrupts(), rights, ports(), address, inside)
+        if disk:
+            server.data.mkdir()
+            argv = ["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", str(server.data)]
+            subprocess.run(argv, capture_output=True, check=False)
         try:
             server.start()
             assert server.pid is not None
             yield S3Server(server.endpoint, owner, sender, reader, server.data, server.pid)
         finally:
             server.stop()
+            if server.data.is_mount():
+                subprocess.run(["umount", "--lazy", str(server.data)], check=True)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What a fault may touch where the target is a bucket: SeaweedFS, and the proxy before it.
 
-The program reaches the store through the link and the proxy, the campaign goes to it directly.
-What the campaign damages itself is remembered: all else that is visible must be right.
+The program reaches the store through the link and the proxy, the campaign goes to it directly, and
+reads with means of its own. What the campaign damages itself is remembered: all else that is
+visible must be right.
 """
 
 from __future__ import annotations
@@ -9,27 +10,26 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.objects.bucket import Bucket, sweep
-from ntt_backup.objects.keys import BLOBS, DUMPS, PACKS, TRIALS, blobid_of
-from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.pack.format import PackError
-from ntt_backup.pack.reader import PackReader
+from blake3 import blake3
+
 from ntt_backup.process.pipeline import die_with_parent
 from tests.bucket_environment import BucketEnvironment
 from tests.environment import wait_until
 from tests.faults.environment import FaultEnvironment
-from tests.s3_proxy import Exchange, S3Proxy, damage
+from tests.faults.plain_packs import Damaged, members, read_pack
+from tests.s3_proxy import Exchange, S3Proxy, Trouble, spoil
 from tests.s3_servers import S3Server
 
-_SIZES = (0, 1, 600, 5_000, 30_000, 90_000, 400_000, 3_000_000)
+_PACKS, _BLOBS, _DUMPS, _TRIALS = "packs/", "blobs/", "pgdump/", "packs/trial-"
+# A blob of so many bytes is an object of its own, one of the largest has two parts.
+LARGE_BLOB = 4_500_000
+_SMALL = (0, 1, 600, 5_000, 30_000, 30_000, 90_000, 90_000, 400_000, 400_000, 900_000, 900_000)
+_SIZES = (*_SMALL, *_SMALL, 2_000_000, 4_600_000, 6_000_000)
 
 
 class Store:
@@ -69,35 +69,38 @@ class Store:
             return True
         return False
 
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
-
 
 @dataclass(repr=False, kw_only=True)
 class BucketFaults(FaultEnvironment):
-    """spoiled: keys of objects that the campaign has damaged; left: uploads of what was killed."""
+    """spoiled: keys of objects that the campaign has damaged. packs: of each pack the blobs in it
+    that are right, as `on_remote` has seen them last.
+    """
 
     env: BucketEnvironment
     store: Store
     proxy: S3Proxy
     spoiled: set[str] = field(default_factory=set)
-    left: set[str] = field(default_factory=set)
+    packs: dict[str, dict[str, bytes]] = field(default_factory=dict)
     sizes: tuple[int, ...] = _SIZES
     target = "bucket"
+    _seen: int = 0
 
     @property
-    def bucket(self) -> Bucket:
-        return open_bucket(self.env.place)
+    def client(self) -> Any:
+        return self.env.server.client()
 
     def begin_era(self) -> None:
         """A bucket of its own; it gets its format by a run."""
+        self.disk.free()
         self.begin_source()
         self.env.query("truncate ntt_backup.packs")
-        self._remove_bucket()
+        for key in self._listed(""):
+            self._remove(key)
+        for key, upload in self._uploads():
+            self.client.abort_multipart_upload(
+                Bucket=self.env.place.bucket, Key=key, UploadId=upload
+            )
+        self.client.delete_bucket(Bucket=self.env.place.bucket)
         self.spoiled.clear()
         self.env.move(self.env.server.bucket())
         self.env.through_endpoint(f"http://127.0.0.1:{self.link.port}")
@@ -105,13 +108,13 @@ class BucketFaults(FaultEnvironment):
         first = self.env.run("run")
         assert first.returncode == 0, first.stdout + first.stderr
 
-    def _remove_bucket(self) -> None:
-        client, name = self.env.server.client(), self.env.place.bucket
-        for one in client.list_objects_v2(Bucket=name).get("Contents", []):
-            client.delete_object(Bucket=name, Key=one["Key"])
-        for upload in self.bucket.uploads(""):
-            self.bucket.abort(upload.key, upload.upload_id)
-        client.delete_bucket(Bucket=name)
+    def begin_round(self) -> None:
+        self._seen = len(self.proxy.seen)
+
+    def flowing(self) -> bool:
+        """Whether the first part of a pack or of a blob has been begun."""
+        news = self.proxy.seen[self._seen :]
+        return any(kind in ("part", "put") and is_content(key) for kind, key in news)
 
     def peace(self) -> None:
         super().peace()
@@ -120,69 +123,73 @@ class BucketFaults(FaultEnvironment):
     def await_quiet(self) -> None:
         self.await_end()
 
-    def put_right(self) -> None:
-        super().put_right()
-        self.left = self._uploads()
-
     def litter(self) -> list[str]:
-        """The uploads that a clean run has left; those of what was killed a sweep removes."""
-        found = sorted(self._uploads() - self.left)
-        sweep(self.bucket, ("",), time.time() + 1)
-        return [*found, *self._uploads()]
+        """The uploads that are left: each clean run removes those of the dead."""
+        return [key for key, _ in self._uploads()]
 
-    def _uploads(self) -> set[str]:
-        return {f"{one.key} {one.upload_id}" for one in self.bucket.uploads("")}
+    # --- what the bucket has
 
-    # --- what the bucket has, by its own bytes
+    def _listed(self, below: str) -> list[str]:
+        """The keys below the target's prefix."""
+        bucket, prefix = self.env.place.bucket, f"{self.env.place.prefix}/"
+        pages = self.client.get_paginator("list_objects_v2")
+        return [
+            one["Key"].removeprefix(prefix)
+            for page in pages.paginate(Bucket=bucket, Prefix=prefix + below)
+            for one in page.get("Contents", [])
+        ]
 
-    def _packs(self) -> Iterator[tuple[str, dict[str, bytes] | None]]:
-        """Each pack's key, and the blobs in it that are right; None where one is wrong that the
-        campaign has not damaged.
-        """
-        bucket = self.bucket
-        for one in bucket.list(PACKS):
-            if one.key.startswith(TRIALS):
-                continue
-            blobs: dict[str, bytes] = {}
-            try:
-                reader = PackReader(partial(bucket.get_range, one.key), one.size)
-            except PackError:
-                yield one.key, {} if one.key in self.spoiled else None
-                continue
-            wrong = False
-            for entry in reader.table:
-                try:
-                    blobs[entry.digest.hex()] = reader.read_blob(entry)
-                except PackError:
-                    wrong = True
-            yield one.key, None if wrong and one.key not in self.spoiled else blobs
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self.env.place.bucket, "Key": f"{self.env.place.prefix}/{key}"}
+
+    def _read(self, key: str) -> bytes:
+        content: bytes = self.client.get_object(**self._at(key))["Body"].read()
+        return content
+
+    def _remove(self, key: str) -> None:
+        self.client.delete_object(**self._at(key))
+
+    def _uploads(self) -> list[tuple[str, str]]:
+        found = self.client.list_multipart_uploads(Bucket=self.env.place.bucket)
+        return [(one["Key"], one["UploadId"]) for one in found.get("Uploads", [])]
 
     def on_remote(self) -> dict[str, bytes]:
+        """All blobs; under a key what is wrong and was not damaged by the campaign."""
         found: dict[str, bytes] = {}
-        for key, blobs in self._packs():
-            if blobs is None:
+        self.packs = {}
+        for key in self._listed(_PACKS):
+            if key.startswith(_TRIALS):
+                continue
+            content, bad = self._read(key), key in self.spoiled
+            try:
+                blobs, entries = read_pack(content)
+                whole = bad or (len(blobs) == entries and members(content).items() <= blobs.items())
+            except Damaged:
+                blobs, whole = {}, bad
+            if not whole:
                 found[key] = b"damaged"
-            for blobid, content in (blobs or {}).items():
-                found[relative_path(blobid)] = content
-        for one in self.bucket.list(BLOBS):
-            if one.key not in self.spoiled:
-                name = relative_path(blobid_of(one.key) or one.key)
-                found[name] = self.bucket.get_range(one.key, 0, one.size)
+            self.packs[key] = blobs
+            found |= {_name(blobid): content for blobid, content in blobs.items()}
+        for key in self._listed(_BLOBS):
+            content = self._read(key)
+            if key not in self.spoiled or blake3(content).hexdigest() == key.rpartition("/")[2]:
+                found[key.removeprefix(_BLOBS)] = content
         return found
 
     def ledger_violations(self) -> list[str]:
         """The ledger's packs are those of the bucket, and hold all that is copied."""
-        packs, found = dict(self._packs()), list[str]()
-        held = {blobid_of(one.key) or "" for one in self.bucket.list(BLOBS)}
+        found = list[str]()
+        held = {key.rpartition("/")[2] for key in self._listed(_BLOBS)}
         for key, low, high, count, size, checksum in self.env.query(
             "select key, low, high, blobs, size, checksum from ntt_backup.packs"
         ):
-            blobs, info = packs.get(key), self.bucket.head(key)
-            if not blobs or info is None:
+            if not (blobs := self.packs.get(key)):
                 found.append(f"the ledger has {key}, which is not right in the bucket")
                 continue
             held |= blobs.keys()
-            there = (min(blobs), max(blobs), len(blobs), info.size, info.checksum)
+            info = self.client.head_object(**self._at(key), ChecksumMode="ENABLED")
+            kept = info.get("ChecksumSHA256", checksum)  # A weak store keeps none.
+            there = (min(blobs), max(blobs), len(blobs), info["ContentLength"], kept)
             if there != (low, high, count, size, checksum):
                 found.append(f"the ledger has another {key}: {(low, high, count, size, checksum)}")
         if nowhere := self.env.copied() - held:
@@ -192,39 +199,44 @@ class BucketFaults(FaultEnvironment):
         return found
 
     def dumps(self) -> dict[str, bytes]:
-        bucket = self.bucket
-        return {
-            one.key.removeprefix(DUMPS): bucket.get_range(one.key, 0, one.size)
-            for one in bucket.list(DUMPS)
-        }
+        return {key.removeprefix(_DUMPS): self._read(key) for key in self._listed(_DUMPS)}
 
     # --- what the campaign damages
 
     def alter_remote(self, count: int) -> set[str]:
-        """Alters objects, or takes them away; returns the marked blobs that are right nowhere."""
-        bucket, client, place = self.bucket, self.env.server.client(), self.env.place
+        """Alters packs, or takes them away; returns the marked blobs that are right nowhere."""
         keys = sorted(row[0] for row in self.env.query("select key from ntt_backup.packs"))
         for key in self.chance.sample(keys, min(count, len(keys))):
-            name, info = f"{place.prefix}/{key}", bucket.head(key)
-            assert info is not None
-            content = bytearray(bucket.get_range(key, 0, info.size))
+            content = bytearray(self._read(key))
             way = self.chance.choice(("flip", "flip", "table", "cut", "remove"))
             self.spoiled.add(key)
             if way == "remove":
-                client.delete_object(Bucket=place.bucket, Key=name)
+                self._remove(key)
                 continue
             if way == "cut":
                 del content[self.chance.randrange(len(content)) :]
             else:
                 at = len(content) - 1100 if way == "table" else self.chance.randrange(len(content))
                 content[max(0, at)] ^= 1 << self.chance.randrange(8)
-            client.put_object(Bucket=place.bucket, Key=name, Body=bytes(content))
+            self.client.put_object(**self._at(key), Body=bytes(content))
         return self.env.copied() - {Path(name).name for name in self.on_remote()}
 
-    def damage(self, exchange: Exchange) -> None:
-        """The store takes what was altered on the way, with the sum of what it has."""
-        if exchange.body:
-            self.spoiled.add(exchange.key.partition("/")[2])
-            damage(exchange)
-        else:
-            exchange.answer(exchange.forward())
+    def damaging(self, answer: Trouble) -> Trouble:
+        """The store takes what was altered on the way, and answers in its own way."""
+
+        def damage(exchange: Exchange) -> None:
+            if exchange.body:
+                self.spoiled.add(exchange.key.partition("/")[2])
+                spoil(exchange)
+            answer(exchange)
+
+        return damage
+
+
+def is_content(key: str) -> bool:
+    """Whether a request is for a pack or a blob, and not for the trial of a check."""
+    return key.endswith(".tar") or f"/{_BLOBS}" in key
+
+
+def _name(blobid: str) -> str:
+    return f"{blobid[:2]}/{blobid[2:4]}/{blobid}"

@@ -1,9 +1,9 @@
 """The campaign: rounds of a run under random faults, from a seed, with the model asked after each.
 
-A round lasts seconds. Its faults strike while the run begins, or at moments counted in bytes on the
-link or in time since its workers began; what lasts is undone before the round is over. A run that
-has not ended by then is killed with all that it started. After a few rounds everything is put
-right, one clean run must make all complete, and a new era begins.
+Its faults strike while the run begins, or once content flows: at moments counted in bytes on the
+link or in time since then. What lasts is undone while the run goes on, and the run must end by
+itself, unless a fault has killed it. After a few rounds everything is put right, one clean run must
+make all complete, and a new era begins.
 
 What is decided comes from the seed alone, each round from its own; how processes interleave does
 not, so a seed that fails may need to be played more than once.
@@ -24,10 +24,9 @@ from tests.faults.environment import FaultEnvironment
 from tests.faults.kinds import KINDS, Missed, Undo, choose, unavailable
 from tests.faults.model import Model
 from tests.files import tree
+from tests.patience import PATIENCE
 
 ROUNDS_AN_ERA = 5
-ROUND_SECONDS = 2.5
-_BEGINNING_SECONDS = 30.0
 _NEW_BLOBS = 30
 _DUMP_EVERY = 6
 
@@ -60,11 +59,20 @@ class Tally:
             f" {self.moved_under_fire} of them under fire",
         ]
 
+    def problems(self) -> list[str]:
+        """Why the campaign has failed, or has proved nothing."""
+        nothing = {
+            "no fault was injected": sum(self.faults.values()),
+            "no blob was moved": self.moved,
+            "no blob was moved under fire": self.moved_under_fire,
+        }
+        return [*self.violations, *(why for why, count in nothing.items() if not count)]
+
 
 @dataclass
 class _Strike:
-    """A fault that is to come: so many seconds after the run began, or after its workers did; or
-    after so many bytes of theirs.
+    """A fault that is to come: so many seconds after the run began, or after content flowed; or
+    after so many bytes since then.
     """
 
     kind: str
@@ -78,38 +86,40 @@ def campaign(
     environment: FaultEnvironment,
     seed: int,
     rounds: int,
+    tally: Tally,
     say: Callable[[str], None],
-) -> Tally:
-    """Play the rounds; ends with the first that has violations, which are in the tally then."""
-    tally, model = Tally(), Model()
+) -> None:
+    """Play the rounds; ends with the first that has violations. The tally has what was done, also
+    where this is interrupted.
+    """
+    model, began = Model(), time.monotonic()
     tally.unavailable = unavailable(environment)
     possible = [
         name
         for name, kind in KINDS.items()
         if name not in tally.unavailable and kind.target in ("", environment.target)
     ]
-    began = time.monotonic()
     environment.begin_era()
-    for number in range(rounds):
-        environment.chance = random.Random(f"{seed}/{environment.strategy}/{number}")
-        names = choose(environment.chance, possible)
-        said = _round(environment, names, number, tally, model)
-        tally.rounds += 1
+    try:
+        for number in range(rounds):
+            environment.chance = random.Random(f"{seed}/{environment.strategy}/{number}")
+            names = choose(environment.chance, possible)
+            said = _Round(environment, tally, model).play(names, number)
+            tally.rounds += 1
+            last = number + 1 == rounds
+            if not said and (last or (number + 1) % ROUNDS_AN_ERA == 0):
+                said = _finish_era(environment, tally, model)
+                if not said and not last:
+                    environment.begin_era()
+                    model.begin_era()
+            say(f"round {number}: {', '.join(names)}; {said or 'as it must be'}")
+            if said:
+                tally.violations = [f"round {number} ({', '.join(names)}): {one}" for one in said]
+                break
+    finally:
         tally.duration_s = time.monotonic() - began
-        last = number + 1 == rounds
-        if not said and (last or (number + 1) % ROUNDS_AN_ERA == 0):
-            said = _finish_era(environment, tally, model)
-            if not said and not last:
-                environment.begin_era()
-                model.begin_era()
-        say(f"round {number}: {', '.join(names)}; {said or 'as it must be'}")
-        if said:
-            tally.violations = [f"round {number} ({', '.join(names)}): {one}" for one in said]
-            break
-    tally.duration_s = time.monotonic() - began
-    tally.moved = _copied(environment)
-    tally.bytes = sum(line["bytes"] for line in _batches(environment))
-    return tally
+        tally.moved = _copied(environment)
+        tally.bytes = sum(line["bytes"] for line in _batches(environment))
 
 
 def _copied(environment: FaultEnvironment) -> int:
@@ -121,88 +131,92 @@ def _batches(environment: FaultEnvironment) -> list[dict[str, Any]]:
     return [line for line in environment.events() if line["event"] == "batch_complete"]
 
 
-def _round(
-    environment: FaultEnvironment, names: list[str], number: int, tally: Tally, model: Model
-) -> list[str]:
-    chance, env = environment.chance, environment.env
-    before = _copied(environment)
-    environment.add(_NEW_BLOBS)
-    again = chance.sample(sorted(environment.blobs), 5)
-    env.query("update blobs set remote_copied = false where blobid = any(%s)", again)
-    env.write_config(run={"skip_pgdump": number % _DUMP_EVERY != 0})
-    undone: list[Undo] = []
-    strikes = []
-    for name in names:
-        if KINDS[name].early:
-            _strike(environment, name, tally, undone)
-        else:
-            when = chance.choice(("beginning", "bytes", "bytes", "time"))
-            moment = (chance.randrange(700_000), chance.uniform(0.0, 1.2))
-            strikes.append(_Strike(name, when, *moment, chance.uniform(0.05, 0.8)))
-    try:
-        with env.running("run") as run:
-            environment.run = run
-            status = _play(environment, strikes, tally, undone)
-    finally:
-        environment.run = None
-        for undo in reversed(undone):
-            undo()
-        environment.peace()
-    if status is None:
-        tally.faults["kill everything"] += 1
-    output = env.output()
-    tally.endings["killed" if status is None or status < 0 else f"exit code {status}"] += 1
-    environment.await_catalog()
-    environment.await_quiet()
-    tally.moved_under_fire += _copied(environment) - before
-    return model.violations(environment, status, output)
+class _Round:
+    """One round. undone: what takes back the strikes; moved: blobs before the first of them."""
 
+    def __init__(self, environment: FaultEnvironment, tally: Tally, model: Model) -> None:
+        self.environment = environment
+        self.tally = tally
+        self.model = model
+        self.undone: list[Undo] = []
+        self.moved: int | None = None
 
-def _strike(
-    environment: FaultEnvironment, name: str, tally: Tally, undone: list[Undo]
-) -> Undo | None:
-    try:
-        undo = KINDS[name].strike(environment)
-    except Missed:
-        tally.missed[name] += 1
-        return None
-    tally.faults[name] += 1
-    if undo is not None:
-        undone.append(undo)
-    return undo
+    def play(self, names: list[str], number: int) -> list[str]:
+        """Returns the violations."""
+        environment, chance, env = self.environment, self.environment.chance, self.environment.env
+        environment.begin_round()
+        new = environment.add(_NEW_BLOBS)
+        again = chance.sample(sorted(environment.blobs), 5)
+        env.query("update blobs set remote_copied = false where blobid = any(%s)", again)
+        env.write_config(run={"skip_pgdump": number % _DUMP_EVERY != 0})
+        size = sum(len(environment.blobs[blobid]) for blobid in {*new, *again})
+        known = set(environment.blobs)
+        strikes = []
+        for name in names:
+            if KINDS[name].early:
+                self._strike(name)
+            else:
+                when = chance.choice(("beginning", "bytes", "bytes", "bytes", "time", "time"))
+                moment = (chance.randrange(size), chance.uniform(0.0, 1.5))
+                lasts = chance.choice(((0.05, 0.8), (0.05, 0.8), (2.0, 6.0)))
+                strikes.append(_Strike(name, when, *moment, chance.uniform(*lasts)))
+        try:
+            with env.running("run") as run:
+                environment.run = run
+                status = self._run(strikes)
+        finally:
+            environment.run = None
+            for undo in reversed(self.undone):
+                undo()
+            environment.peace()
+        output = env.output()
+        if status is None:
+            return [f"the run does not end: {output[-1500:]}"]
+        self.tally.endings["killed" if status < 0 else f"exit code {status}"] += 1
+        environment.await_catalog()
+        environment.await_quiet()
+        if self.moved is not None:
+            self.tally.moved_under_fire += _copied(environment) - self.moved
+        return self.model.violations(environment, status, output, known)
 
+    def _strike(self, name: str) -> Undo | None:
+        moved = _copied(self.environment) if self.moved is None else self.moved
+        try:
+            undo = KINDS[name].strike(self.environment)
+        except Missed:
+            self.tally.missed[name] += 1
+            return None
+        self.moved = moved
+        self.tally.faults[name] += 1
+        if undo is not None:
+            self.undone.append(undo)
+        return undo
 
-def _play(
-    environment: FaultEnvironment, strikes: list[_Strike], tally: Tally, undone: list[Undo]
-) -> int | None:
-    """The run's exit status; None where it had to be killed."""
-    run = environment.run
-    assert run is not None
-    pause = threading.Event()
-    began, workers_began, sent = time.monotonic(), 0.0, 0
-    lasting: list[tuple[float, Undo]] = []
-    todo = list(strikes)
-    while run.poll() is None:
-        now = time.monotonic()
-        if not workers_began and environment.workers():
-            workers_began, sent = now, environment.link.sent
-        until = workers_began + ROUND_SECONDS if workers_began else began + _BEGINNING_SECONDS
-        if now > until:
-            break
-        progress = {"beginning": now - began}
-        if workers_began:
-            progress |= {"time": now - workers_began, "bytes": environment.link.sent - sent}
-        for strike in [one for one in todo if _is_due(one, progress)]:
-            todo.remove(strike)
-            if undo := _strike(environment, strike.kind, tally, undone):
-                lasting.append((now + strike.lasts_s, undo))
-        for end, undo in [one for one in lasting if one[0] <= now]:
-            lasting.remove((end, undo))
-            undone.remove(undo)
-            undo()
-        pause.wait(0.02)
-    tally.missed.update(one.kind for one in todo)
-    return run.poll()
+    def _run(self, strikes: list[_Strike]) -> int | None:
+        """The run's exit status; None where it goes on for ever."""
+        environment, run = self.environment, self.environment.run
+        assert run is not None
+        pause = threading.Event()
+        began, flowing, sent = time.monotonic(), 0.0, 0
+        lasting: list[tuple[float, Undo]] = []
+        todo = list(strikes)
+        while run.poll() is None and (now := time.monotonic()) < began + PATIENCE:
+            if not flowing and environment.flowing():
+                flowing, sent = now, environment.link.sent
+            progress = {"beginning": now - began}
+            if flowing:
+                progress |= {"time": now - flowing, "bytes": environment.link.sent - sent}
+            for strike in [one for one in todo if _is_due(one, progress)]:
+                todo.remove(strike)
+                if undo := self._strike(strike.kind):
+                    lasting.append((now + strike.lasts_s, undo))
+            for end, undo in [one for one in lasting if one[0] <= now]:
+                lasting.remove((end, undo))
+                self.undone.remove(undo)
+                undo()
+            pause.wait(0.02)
+        self.tally.missed.update(one.kind for one in todo)
+        return run.poll()
 
 
 def _is_due(strike: _Strike, progress: Mapping[str, float]) -> bool:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.bucket_environment import environment as bucket_environment
 from tests.environment import Environment
-from tests.faults.buckets import BucketFaults, Store
-from tests.faults.environment import Disk, FaultEnvironment
+from tests.faults.buckets import LARGE_BLOB, BucketFaults, Store
+from tests.faults.environment import SMALL_DISK, Disk, FaultEnvironment
 from tests.link import Link
 from tests.postgres import Postgres
 from tests.s3_proxy import S3Proxy
@@ -65,13 +65,20 @@ def _bucket(
 ) -> Iterator[FaultEnvironment]:
     """One with an object store of its own, behind a proxy and a link that can fail."""
     nothing = cast(Any, None)
+    tools = tmp_path / "tools"
+    tools.mkdir()
     with ExitStack() as stack:
-        server = stack.enter_context(seaweedfs())
+        server = stack.enter_context(seaweedfs(disk=SMALL_DISK))
         as_account(monkeypatch, server.sender)
         proxy = stack.enter_context(S3Proxy(server))
         link = stack.enter_context(Link(HOST, int(proxy.endpoint.rpartition(":")[2])))
         env = stack.enter_context(bucket_environment(tmp_path, catalog_url, server))
         env.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+        # Every Python of the program begins with this.
+        (tools / "sitecustomize.py").write_text(
+            f"from ntt_backup.objects import keys\nkeys.LARGE_BLOB = {LARGE_BLOB}\n"
+        )
+        env.environ["PYTHONPATH"] = str(tools)
         env.write_config(
             run={"batch_bytes": "8MiB", "bwlimit": "12MB/s"}, remote={"part_size": "5MiB"}
         )
@@ -83,8 +90,8 @@ def _bucket(
             postgres=postgres,
             remote=nothing,
             link=link,
-            disk=nothing,
-            tools=tmp_path,
+            disk=Disk(server.data, server.data.is_mount()),
+            tools=tools,
             strategy="",
             chance=chance,
             store=store,

@@ -25,10 +25,12 @@ import pytest
 from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.postgres import Postgres
-from tests.sshd import FULL_SIZE, Sshd
+from tests.sshd import Sshd
 
 _IN_CONTAINER = re.compile(r"/proc/(\d+)/root(/.*)")
 BALLAST = "ballast"
+# The largest of them, of a bucket's server.
+SMALL_DISK = 512 << 20
 
 
 @dataclass
@@ -45,9 +47,9 @@ class Disk:
         return bool(read_only) or (self.local / BALLAST).exists()
 
     def fill(self) -> None:
-        """Leave no byte. What the receivers free meanwhile they may use."""
+        """Leave no byte. What is freed meanwhile may be used."""
         with (self.local / BALLAST).open("ab", buffering=0) as ballast, suppress(OSError):
-            while ballast.tell() < FULL_SIZE:
+            while ballast.tell() < SMALL_DISK:
                 ballast.write(b"\0" * 4096)
 
     def free(self) -> None:
@@ -81,6 +83,7 @@ class FaultEnvironment:
     run: subprocess.Popen[str] | None = None
     sizes: tuple[int, ...] = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
     target = "ssh"
+    _log_before: int = 0
 
     # --- the store and the catalog
 
@@ -130,6 +133,16 @@ class FaultEnvironment:
 
     # --- processes
 
+    def begin_round(self) -> None:
+        """From here on `flowing` is asked."""
+        self._log_before = self.env.log.stat().st_size
+
+    def flowing(self) -> bool:
+        """Whether content has come through in this round: there was a receipt."""
+        with self.env.log.open("rb") as log:
+            log.seek(self._log_before)
+            return b'"batch_complete"' in log.read()
+
     def workers(self) -> list[int]:
         """The run's workers that live."""
         if self.run is None:
@@ -176,6 +189,7 @@ class FaultEnvironment:
         """Whatever is on the way passes again."""
         self.link.resume()
         self.link.restore()
+        self.link.throttle(None)
 
     def await_end(self) -> None:
         wait_until(lambda: self.env.processes() == {}, "the end of all processes")

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,9 +20,19 @@ from pathlib import Path
 
 import psycopg
 
-from tests.faults.buckets import BucketFaults
+from tests.faults.buckets import BucketFaults, is_content
 from tests.faults.environment import FaultEnvironment
-from tests.s3_proxy import Trouble, closed, lose_answer, short_body, slow_body, status
+from tests.link import Link
+from tests.s3_proxy import (
+    Trouble,
+    closed,
+    lose_answer,
+    passed,
+    short_body,
+    slow_body,
+    status,
+    weak,
+)
 
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
@@ -52,6 +63,10 @@ def _must(done: bool) -> None:
 
 
 # --- kill -9 --------------------------------------------------------------------------------------
+
+
+def _everything(environment: FaultEnvironment) -> None:
+    environment.env.kill_all(environment.chance)
 
 
 def _coordinator(environment: FaultEnvironment) -> None:
@@ -138,24 +153,14 @@ def _delete_rows(environment: FaultEnvironment) -> None:
 # --- the link -------------------------------------------------------------------------------------
 
 
-def _cut(environment: FaultEnvironment) -> Undo:
-    environment.link.cut()
-    return environment.link.restore
+def _link(
+    strike: Callable[[Link, random.Random], object],
+) -> Callable[[FaultEnvironment], Undo]:
+    def on_link(environment: FaultEnvironment) -> Undo:
+        strike(environment.link, environment.chance)
+        return lambda: FaultEnvironment.peace(environment)
 
-
-def _cut_after(environment: FaultEnvironment) -> Undo:
-    environment.link.cut_after(environment.chance.randrange(1, 400_000))
-    return environment.link.restore
-
-
-def _stall(environment: FaultEnvironment) -> Undo:
-    environment.link.stall()
-    return environment.link.resume
-
-
-def _throttle(environment: FaultEnvironment) -> Undo:
-    environment.link.throttle(environment.chance.randrange(30_000, 300_000))
-    return lambda: environment.link.throttle(None)
+    return on_link
 
 
 # Every ssh of the round goes through tests/bit_flips.py, which alters one bit for each line of its
@@ -240,26 +245,49 @@ def _stop_signal(environment: FaultEnvironment) -> None:
     environment.run.send_signal(environment.chance.choice((signal.SIGTERM, signal.SIGINT)))
 
 
-# --- a bucket -------------------------------------------------------------------------------------
+# --- SIGSTOP --------------------------------------------------------------------------------------
 
 
-def _freeze_worker(environment: FaultEnvironment) -> Undo:
+def _freeze(find: Callable[[FaultEnvironment], list[int]]) -> Callable[[FaultEnvironment], Undo]:
+    """For some seconds, whatever else is done meanwhile: the campaign asks the database, too."""
+
+    def strike(environment: FaultEnvironment) -> Undo:
+        pids = find(environment)
+        _must(bool(pids))
+
+        def send(number: int) -> None:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+        timer = threading.Timer(environment.chance.uniform(0.3, 4.0), send, [signal.SIGCONT])
+        send(signal.SIGSTOP)
+        timer.start()
+        return timer.join
+
+    return strike
+
+
+def _run_itself(environment: FaultEnvironment) -> list[int]:
+    assert environment.run is not None
+    return [environment.run.pid] if environment.run.poll() is None else []
+
+
+def _a_worker(environment: FaultEnvironment) -> list[int]:
     workers = environment.workers()
-    _must(bool(workers))
-    pid = environment.chance.choice(workers)
-
-    def send(number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    send(signal.SIGSTOP)
-    return lambda: send(signal.SIGCONT)
+    return [environment.chance.choice(workers)] if workers else []
 
 
-def _freeze_store(environment: FaultEnvironment) -> Undo:
+def _database(environment: FaultEnvironment) -> list[int]:
+    return environment.postgres.processes
+
+
+def _store(environment: FaultEnvironment) -> list[int]:
     assert isinstance(environment, BucketFaults)
-    environment.store.freeze()
-    return environment.store.thaw
+    return [environment.store.pid]
+
+
+# --- a bucket -------------------------------------------------------------------------------------
 
 
 def _kill_store(environment: FaultEnvironment) -> Undo:
@@ -278,16 +306,14 @@ def _answers(kind: str, trouble: Trouble) -> Callable[[FaultEnvironment], Undo]:
     return strike
 
 
-def _damage(kind: str) -> Callable[[FaultEnvironment], Undo]:
+def _damage(kind: str, answer: Trouble = passed) -> Callable[[FaultEnvironment], Undo]:
     def strike(environment: FaultEnvironment) -> Undo:
         """Of packs and blobs: what else there is, nobody checks but those who read it."""
         assert isinstance(environment, BucketFaults)
-        environment.proxy.trouble(
-            kind,
-            environment.damage,
-            times=environment.chance.choice((1, 3)),
-            when=lambda key: "/packs/" in key or "/blobs/" in key,
-        )
+        times = environment.chance.choice((1, 3))
+        environment.proxy.trouble(kind, environment.damaging(answer), times=times, when=is_content)
+        if answer is not passed:
+            environment.proxy.trouble("any", answer, times=10**6)
         return environment.proxy.peace
 
     return strike
@@ -298,6 +324,7 @@ def _of_bucket(strike: Callable[[FaultEnvironment], Undo | None], weight: int = 
 
 
 KINDS: Mapping[str, Kind] = {
+    "kill everything": Kind(_everything, weight=6),
     "kill coordinator": Kind(_coordinator),
     "kill worker": Kind(_worker),
     "kill ssh": Kind(_child("ssh"), target="ssh"),
@@ -308,19 +335,25 @@ KINDS: Mapping[str, Kind] = {
     "crash and restart database": Kind(_crash_database),
     "insert rows": Kind(_insert_rows),
     "delete rows": Kind(_delete_rows),
-    "cut link": Kind(_cut),
-    "cut link after some bytes": Kind(_cut_after),
-    "stall link": Kind(_stall),
-    "throttle link": Kind(_throttle),
+    "cut link": Kind(_link(lambda link, _: link.cut())),
+    "cut link after some bytes": Kind(
+        _link(lambda link, chance: link.cut_after(chance.randrange(1, 400_000)))
+    ),
+    "stall link": Kind(_link(lambda link, _: link.stall())),
+    "throttle link": Kind(
+        _link(lambda link, chance: link.throttle(chance.randrange(30_000, 300_000)))
+    ),
     "flip bits in flight": Kind(_flip_in_flight, early=True, target="ssh"),
-    "fill remote disk": Kind(_fill, target="ssh"),
+    "fill remote disk": Kind(_fill),
     "remote disk read-only": Kind(_read_only, target="ssh"),
     "alter source": Kind(_alter_source),
     "alter source before the run": Kind(_alter_source, early=True),
     "move clock": Kind(_move_clock, early=True, weight=1),
     "stop signal": Kind(_stop_signal, weight=1),
-    "freeze worker": _of_bucket(_freeze_worker),
-    "freeze object store": _of_bucket(_freeze_store),
+    "freeze coordinator": Kind(_freeze(_run_itself)),
+    "freeze worker": Kind(_freeze(_a_worker)),
+    "freeze database": Kind(_freeze(_database)),
+    "freeze object store": _of_bucket(_freeze(_store)),
     "kill object store": _of_bucket(_kill_store, weight=1),
     "500 of the store": _of_bucket(_answers("any", status(500, "InternalError"))),
     "503 of the store": _of_bucket(_answers("any", status(503, "SlowDown"))),
@@ -329,8 +362,13 @@ KINDS: Mapping[str, Kind] = {
     "closed connections": _of_bucket(_answers("any", closed)),
     "short answers": _of_bucket(_answers("any", short_body)),
     "slow answers": _of_bucket(_answers("any", slow_body(0.3))),
+    "full store": _of_bucket(_answers("part", status(507, "InsufficientStorage"))),
+    "expired credentials": _of_bucket(_answers("any", status(403, "ExpiredToken")), weight=1),
+    "store without checksums": _of_bucket(_answers("any", weak)),
     "wrong part taken": _of_bucket(_damage("part")),
     "wrong object taken": _of_bucket(_damage("put")),
+    "wrong part taken by a weak store": _of_bucket(_damage("part", weak)),
+    "wrong object taken by a weak store": _of_bucket(_damage("put", weak)),
 }
 
 
@@ -342,12 +380,10 @@ def unavailable(environment: FaultEnvironment) -> dict[str, str]:
         reasons["alter source"] = "tar does not hash what it reads after the inspection"
     elif environment.strategy == "stream":
         reasons["kill tar"] = "stream starts no tar"
-    if environment.target != "ssh":
-        pass  # No disk of its own.
-    elif not environment.disk.small:
+    if not environment.disk.small:
         reasons["fill remote disk"] = "needs a container, or mounts"
         reasons["remote disk read-only"] = "needs a container, or mounts"
-    elif not _may_remount(environment):
+    elif environment.target == "ssh" and not _may_remount(environment):
         reasons["remote disk read-only"] = "needs the right to mount"
     if _clock_library() is None:
         reasons["move clock"] = "libfaketime is not installed"

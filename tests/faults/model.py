@@ -19,6 +19,8 @@ from tests.faults.environment import FaultEnvironment
 # What a run may end with when it was not killed. 1 is for what nobody foresaw, and for a worker
 # that died six times; no round has that many strikes at workers.
 _EXPECTED = {0, 4, 5, 6, 7, 130, 143}
+# Nothing is pending after these.
+_FINISHED = {0, 7}
 
 
 @dataclass
@@ -32,10 +34,10 @@ class Model:
         self.named.clear()
 
     def violations(
-        self, environment: FaultEnvironment, status: int | None, output: str
+        self, environment: FaultEnvironment, status: int, output: str, known: set[str]
     ) -> list[str]:
-        """Everything that is not as it must be, after a round. status: the run's, if it ended by
-        itself.
+        """Everything that is not as it must be, after a round. status: the run's; known: the blobs
+        that there were before it.
         """
         return [
             *self._remote(environment),
@@ -43,6 +45,7 @@ class Model:
             *self._dumps(environment),
             *self._log(environment),
             *_ending(status, output),
+            *(self._pending(environment, known) if status in _FINISHED else ()),
         ]
 
     def complete(self, environment: FaultEnvironment) -> list[str]:
@@ -97,6 +100,14 @@ class Model:
             found.append(f"{len(wronged)} good blobs are failed: {reasons}, such as {min(wronged)}")
         return [*found, *environment.ledger_violations()]
 
+    def _pending(self, environment: FaultEnvironment, known: set[str]) -> list[str]:
+        """A run that says that it is finished has left nothing."""
+        rows = environment.env.query(
+            "select blobid from blobs where not (remote_copied or remote_copy_failed)"
+        )
+        left = known & {blobid for (blobid,) in rows}
+        return [f"{len(left)} blobs are pending, such as {min(left)}"] if left else []
+
     def _dumps(self, environment: FaultEnvironment) -> list[str]:
         """A dump that has its name has its record, and is what the record says."""
         found = []
@@ -120,9 +131,9 @@ class Model:
         return found
 
 
-def _ending(status: int | None, output: str) -> list[str]:
+def _ending(status: int, output: str) -> list[str]:
     found = []
-    if status is not None and status >= 0 and status not in _EXPECTED:
+    if status >= 0 and status not in _EXPECTED:
         found.append(f"the run ended with {status}: {output[-500:]}")
     if "Traceback" in output or "unforeseen" in output:
         found.append(f"the run did not foresee: {output[-1500:]}")
