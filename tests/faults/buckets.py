@@ -12,6 +12,7 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ class Store:
     """A SeaweedFS that can be killed, and started again on its ports and its data."""
 
     def __init__(self, server: S3Server) -> None:
-        self.server = server
         self.pid = server.pid
+        self._client = server.client()
         self._again: subprocess.Popen[bytes] | None = None
         self._argv = Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")[:-1]
         self._cwd = Path(f"/proc/{server.pid}/cwd").readlink()
@@ -65,7 +66,7 @@ class Store:
 
     def _takes_content(self) -> bool:
         with suppress(Exception):
-            self.server.client().put_object(Bucket="first", Key="first", Body=b"content")
+            self._client.put_object(Bucket="first", Key="first", Body=b"content")
             return True
         return False
 
@@ -85,8 +86,9 @@ class BucketFaults(FaultEnvironment):
     target = "bucket"
     _seen: int = 0
 
-    @property
+    @cached_property
     def client(self) -> Any:
+        """Goes to the store directly; to make one takes as long as fifty requests."""
         return self.env.server.client()
 
     def begin_era(self) -> None:

@@ -80,7 +80,7 @@ def _bucket(
         )
         env.environ["PYTHONPATH"] = str(tools)
         env.write_config(
-            run={"batch_bytes": "8MiB", "bwlimit": "12MB/s"}, remote={"part_size": "5MiB"}
+            run={"batch_bytes": "8MiB", "bwlimit": "24MB/s"}, remote={"part_size": "5MiB"}
         )
         store = Store(server)
         stack.callback(store.kill)
