@@ -96,12 +96,6 @@ class BucketFaults(FaultEnvironment):
         self.disk.free()
         self.begin_source()
         self.env.query("truncate ntt_backup.packs")
-        for key in self._listed(""):
-            self._remove(key)
-        for key, upload in self._uploads():
-            self.client.abort_multipart_upload(
-                Bucket=self.env.place.bucket, Key=key, UploadId=upload
-            )
         self.client.delete_bucket(Bucket=self.env.place.bucket)
         self.spoiled.clear()
         self.env.move(self.env.server.bucket())
@@ -127,7 +121,8 @@ class BucketFaults(FaultEnvironment):
 
     def litter(self) -> list[str]:
         """The uploads that are left: each clean run removes those of the dead."""
-        return [key for key, _ in self._uploads()]
+        found = self.client.list_multipart_uploads(Bucket=self.env.place.bucket)
+        return [one["Key"] for one in found.get("Uploads", [])]
 
     # --- what the bucket has
 
@@ -147,13 +142,6 @@ class BucketFaults(FaultEnvironment):
     def _read(self, key: str) -> bytes:
         content: bytes = self.client.get_object(**self._at(key))["Body"].read()
         return content
-
-    def _remove(self, key: str) -> None:
-        self.client.delete_object(**self._at(key))
-
-    def _uploads(self) -> list[tuple[str, str]]:
-        found = self.client.list_multipart_uploads(Bucket=self.env.place.bucket)
-        return [(one["Key"], one["UploadId"]) for one in found.get("Uploads", [])]
 
     def on_remote(self) -> dict[str, bytes]:
         """All blobs; under a key what is wrong and was not damaged by the campaign."""
@@ -213,7 +201,7 @@ class BucketFaults(FaultEnvironment):
             way = self.chance.choice(("flip", "flip", "table", "cut", "remove"))
             self.spoiled.add(key)
             if way == "remove":
-                self._remove(key)
+                self.client.delete_object(**self._at(key))
                 continue
             if way == "cut":
                 del content[self.chance.randrange(len(content)) :]

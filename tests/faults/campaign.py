@@ -89,8 +89,8 @@ def campaign(
     tally: Tally,
     say: Callable[[str], None],
 ) -> None:
-    """Play the rounds; ends with the first that has violations. The tally has what was done, also
-    where this is interrupted.
+    """Play the rounds; ends with the first that has violations. What was done is said and in the
+    tally, also where this is interrupted.
     """
     model, began = Model(), time.monotonic()
     tally.unavailable = unavailable(environment)
@@ -120,6 +120,7 @@ def campaign(
         tally.duration_s = time.monotonic() - began
         tally.moved = _copied(environment)
         tally.bytes = sum(line["bytes"] for line in _batches(environment))
+        say("\n".join(tally.lines()))
 
 
 def _copied(environment: FaultEnvironment) -> int:

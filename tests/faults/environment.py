@@ -151,12 +151,12 @@ class FaultEnvironment:
             pid for pid in self.env.children(self.run.pid) if _name(pid).startswith("ntt-worker")
         )
 
-    def kill(self, pids: list[int]) -> bool:
-        """kill -9 for one of them; False where there is none."""
+    def kill(self, pids: list[int], how: int = signal.SIGKILL) -> bool:
+        """A signal for one of them; False where there is none."""
         if not pids:
             return False
         with suppress(ProcessLookupError):
-            os.kill(self.chance.choice(pids), signal.SIGKILL)
+            os.kill(self.chance.choice(pids), how)
             return True
         return False
 

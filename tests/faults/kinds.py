@@ -69,10 +69,13 @@ def _everything(environment: FaultEnvironment) -> None:
     environment.env.kill_all(environment.chance)
 
 
+def _run_itself(environment: FaultEnvironment) -> list[int]:
+    run = environment.run
+    return [run.pid] if run is not None and run.poll() is None else []
+
+
 def _coordinator(environment: FaultEnvironment) -> None:
-    assert environment.run is not None
-    _must(environment.run.poll() is None)
-    environment.run.kill()
+    _must(environment.kill(_run_itself(environment)))
 
 
 def _worker(environment: FaultEnvironment) -> None:
@@ -240,9 +243,8 @@ def _clock_library() -> Path | None:
 
 
 def _stop_signal(environment: FaultEnvironment) -> None:
-    assert environment.run is not None
-    _must(environment.run.poll() is None)
-    environment.run.send_signal(environment.chance.choice((signal.SIGTERM, signal.SIGINT)))
+    how = environment.chance.choice((signal.SIGTERM, signal.SIGINT))
+    _must(environment.kill(_run_itself(environment), how))
 
 
 # --- SIGSTOP --------------------------------------------------------------------------------------
@@ -266,20 +268,6 @@ def _freeze(find: Callable[[FaultEnvironment], list[int]]) -> Callable[[FaultEnv
         return timer.join
 
     return strike
-
-
-def _run_itself(environment: FaultEnvironment) -> list[int]:
-    assert environment.run is not None
-    return [environment.run.pid] if environment.run.poll() is None else []
-
-
-def _a_worker(environment: FaultEnvironment) -> list[int]:
-    workers = environment.workers()
-    return [environment.chance.choice(workers)] if workers else []
-
-
-def _database(environment: FaultEnvironment) -> list[int]:
-    return environment.postgres.processes
 
 
 def _store(environment: FaultEnvironment) -> list[int]:
@@ -351,8 +339,8 @@ KINDS: Mapping[str, Kind] = {
     "move clock": Kind(_move_clock, early=True, weight=1),
     "stop signal": Kind(_stop_signal, weight=1),
     "freeze coordinator": Kind(_freeze(_run_itself)),
-    "freeze worker": Kind(_freeze(_a_worker)),
-    "freeze database": Kind(_freeze(_database)),
+    "freeze worker": Kind(_freeze(lambda environment: environment.workers()[-1:])),
+    "freeze database": Kind(_freeze(lambda environment: environment.postgres.processes)),
     "freeze object store": _of_bucket(_freeze(_store)),
     "kill object store": _of_bucket(_kill_store, weight=1),
     "500 of the store": _of_bucket(_answers("any", status(500, "InternalError"))),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,10 +24,7 @@ STRATEGIES = ["stream", "tar", "objects"] if STRATEGY == "all" else [STRATEGY]
 @pytest.mark.parametrize("environment", STRATEGIES, indirect=True)
 def test_no_fault_breaks_an_invariant(environment: FaultEnvironment) -> None:
     tally = Tally()
-    try:
-        campaign(environment, SEED, ROUNDS, tally, print)
-    finally:
-        print("\n".join(tally.lines()), flush=True)
+    campaign(environment, SEED, ROUNDS, tally, partial(print, flush=True))
     assert tally.problems() == [], (
         f"to see it again: tests/faults/run --rounds {tally.rounds} --seed {SEED}"
         f" --strategy {environment.strategy}"
@@ -35,3 +34,12 @@ def test_no_fault_breaks_an_invariant(environment: FaultEnvironment) -> None:
 def test_a_campaign_without_a_blob_under_fire_has_proved_nothing() -> None:
     tally = Tally(rounds=8, faults=Counter({"kill worker": 9}), moved=240)
     assert tally.problems() == ["no blob was moved under fire"]
+
+
+def test_a_campaign_that_is_interrupted_says_what_it_did() -> None:
+    environment, said = Mock(strategy="objects", target="bucket"), list[str]()
+    environment.begin_round.side_effect = KeyboardInterrupt
+    environment.events.return_value = []
+    with pytest.raises(KeyboardInterrupt):
+        campaign(environment, 1, 3, Tally(), said.append)
+    assert said[-1].startswith("0 rounds in ")
