@@ -14,6 +14,7 @@ from ntt_backup.client.throttle import Limit
 from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.model import PendingEstimate
+from ntt_backup.objects import s3
 from ntt_backup.upload.worker_main import WorkerSpec
 
 # One more worker pays for so many bytes, and in a bucket, where fewer are more packs, for so many
@@ -48,9 +49,7 @@ class WorkerPool:
         self._watch = watch
         self.reserve: list[SupervisedWorker] = []
         if settings.remote.kind == "s3":
-            # Its workers are copies of this process: they need not load it again.
-            with suppress(ImportError):  # They say what is missing.
-                import ntt_backup.objects.s3_bucket  # noqa: F401
+            s3.load()  # Its workers are copies of this process: they need not load it again.
         limit = None if run.bwlimit is None else Limit(run.bwlimit, run.workers)
         spec = WorkerSpec(
             settings=settings,

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import ConfigError
 from ntt_backup.objects.bucket import Bucket, Pace
+
+
+def load() -> None:
+    """Loads what a bucket needs, so that copies of this process need not. Who opens one is told
+    what is missing.
+    """
+    with suppress(Exception):
+        from ntt_backup.objects import s3_bucket, s3_client  # noqa: F401
+
+        s3_client.read_models()
 
 
 def open_bucket(remote: RemoteSettings, pace: Pace | None = None) -> Bucket:

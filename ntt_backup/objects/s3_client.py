@@ -8,13 +8,16 @@ hashed again to be signed, and no trailer is used, which some stores refuse.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Final
 
+from botocore import UNSIGNED
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
-from botocore.session import get_session
+from botocore.loaders import Loader
+from botocore.session import Session, get_session
 
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import ConfigError
@@ -48,7 +51,7 @@ def make_client(remote: RemoteSettings) -> BaseClient:
     if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
         raise ConfigError("remote.ca_bundle cannot be read", detail=ca_bundle)
     try:
-        client = get_session().create_client(
+        client = _session().create_client(
             "s3", remote.region, endpoint_url=remote.endpoint, verify=ca_bundle, config=config
         )
     except (BotoCoreError, ValueError, OSError) as error:
@@ -61,3 +64,22 @@ def make_client(remote: RemoteSettings) -> BaseClient:
     # write is answered to `create_upload`.
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
+
+
+def read_models() -> None:
+    """Reads what botocore's own files say of S3, for this process and its copies: it takes longer
+    than all else of a client.
+    """
+    _session().create_client("s3", "us-east-1", config=Config(signature_version=UNSIGNED))
+
+
+def _session() -> Session:
+    session = get_session()
+    session.register_component("data_loader", _models())
+    return session
+
+
+@cache
+def _models() -> Loader:
+    loader: Loader = get_session().get_component("data_loader")
+    return loader

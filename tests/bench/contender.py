@@ -104,8 +104,19 @@ def _ends(pid: int, limit: float) -> bool:
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Ours without what would change a contender behind our back, and with own."""
-    foreign = ("NTT_", "PG", "RESTIC_", "BORG_", "RCLONE_", "RSYNC_", "TAR_OPTIONS")
+    """Ours without what would change a contender behind our back, and with own. A program that is
+    installed has its bytecode, so ours may keep it.
+    """
+    foreign = (
+        "PYTHONDONTWRITEBYTECODE",
+        "NTT_",
+        "PG",
+        "RESTIC_",
+        "BORG_",
+        "RCLONE_",
+        "RSYNC_",
+        "TAR_OPTIONS",
+    )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     return {**kept, **own}
 

@@ -36,7 +36,8 @@ from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
 from ntt_backup.upload.strategies.outbox import Meter, Outbox, Outgoing
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 
-_PIECE: Final = 4 * 1024**2
+# What fits a processor's cache is copied and hashed there.
+_PIECE: Final = 1024**2
 _TURN_SECONDS: Final = 0.2
 # To read a small blob takes as long as to read so many bytes of a large one.
 _A_BLOB: Final = 4096
