@@ -35,7 +35,7 @@ from tests.bench.cpu import Cpu, NoCgroup, Share, counted
 from tests.bench.lab import Lab, LabError, lab, missing
 from tests.bench.machine import describe_machine
 from tests.bench.measure import measure
-from tests.bench.peers import CEILING, CONTENDERS, OURS
+from tests.bench.peers import CEILING, CONTENDERS, OURS, OursFixed
 from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
 from tests.bench.slots import NoSlot, slot
@@ -159,7 +159,9 @@ def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
     wanted = plan.QUICK if options.quick else plan.LONG if options.long else plan.FULL
     choice = plan.choose(wanted, list(names), options.only)
     cases = [case for case in choice.cases if _possible(case)]
-    contenders = tuple(one for one in map(names.__getitem__, choice.contenders) if _present(one))
+    chosen = [names[name] for name in choice.contenders]
+    fixed = [OursFixed(codec) for codec in options.codec]
+    contenders = tuple(one for one in (*chosen[:1], *fixed, *chosen[1:]) if _present(one))
     if not cases or not contenders:
         raise LabError("nothing is left to measure")
     outcomes: list[Outcome] = []
@@ -242,7 +244,7 @@ def _describe(machine: dict[str, Any]) -> None:
 def _show(outcomes: Sequence[Outcome]) -> None:
     # A pipe has no width; tables must not be cut for it.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    names = [one.name for one in CONTENDERS]
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.contenders)
     console.print(results.ratio_table(outcomes, OURS, names))
     for outcome in outcomes:
         console.print(results.figure_table(outcome, OURS, CEILING))
@@ -258,10 +260,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     size.add_argument("--long", action="store_true", help="large stores; use it with --only")
     add(
         "--only",
-        type=lambda text: [word.strip() for word in text.split(",")],
+        type=_words,
         default=[],
         metavar="WORDS",
         help="stores, links and contenders, such as: mix,slow,ntt,rsync",
+    )
+    add(
+        "--codec",
+        type=_words,
+        default=[],
+        metavar="CODECS",
+        help="ours once more with each of these, such as: none,zstd-1,zstd-6",
     )
     add("--rounds", type=_positive, default=plan.ROUNDS, metavar="N", help="3 by default")
     add("--profile", action="store_true", help="show which process takes how much CPU, too")
@@ -273,6 +282,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--bare", action="store_true", help="a remote whose Python has neither BLAKE3 nor zstd")
     add("--cipher", metavar="NAME", help="for every ssh; by default what each picks itself")
     return parser.parse_args(arguments)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
 
 
 def _positive(text: str) -> int:

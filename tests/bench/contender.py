@@ -124,7 +124,7 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
 class Contender(ABC):
     """One way to do a job. For each: `prepare`, `run`, `check`, and `finish` whatever happened."""
 
-    name: ClassVar[str]
+    name: str
     tools: ClassVar[tuple[str, ...]] = ()
     version_argv: ClassVar[tuple[str, ...]] = ()
     local: ClassVar[bool] = False  # does not touch the link

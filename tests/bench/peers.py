@@ -106,6 +106,18 @@ class Ours(Contender):
         return int(row[0]) if row else 0
 
 
+class OursFixed(Ours):
+    """The same with a `run.codec` that does not follow the link."""
+
+    def __init__(self, codec: str) -> None:
+        self.name = f"{Ours.name} {codec}"
+        self._codec = codec
+
+    def prepare(self, job: Job) -> None:
+        job.environ["NTT_CODEC"] = self._codec
+        super().prepare(job)
+
+
 class Rsync(Contender):
     """`rsync -a`, into an empty directory."""
 
