@@ -3,12 +3,11 @@
 The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json come from these
 classes, so a new event is one class: its docstring and the descriptions of its fields go into the
 schema (`python -m tests.jsonl_schema` writes it). Names and fields are a contract: events and
-fields may be added, none may be changed or removed.
+fields may be added, none may be changed or removed. Those of a dump are in `dump.events`.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from pydantic import Field
 from ntt_backup.errors import complete
 from ntt_backup.format import duration, many, printable, size
 from ntt_backup.model import OF_CHECKS, Failure, Reason, Receipt
-from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc, kinds
+from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc
 
 _MEGA: Final = 10**6
 
@@ -30,17 +29,6 @@ Amount = Annotated[float, Field(ge=0)]
 Seconds = Annotated[Amount, doc("seconds")]
 Content = Annotated[Count, doc("bytes of the copied blobs")]
 BatchName = Annotated[str, doc("unique within the run")]
-DumpName = Annotated[
-    str,
-    Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$", description="below pgdump/ on the remote"),
-]
-
-_DUMP_REASONS: Final = {
-    "first": "there is none yet",
-    "changed": "it may have changed since the last time",
-    "old": "the last one is old",
-    "asked": "as asked",
-}
 _AWAY_AND_BACK: Final = {
     "remote": ("remote is away", "remote is back"),
     "catalog": ("catalog is away", "catalog is back"),
@@ -95,54 +83,6 @@ class StillFailed(Event):
         blobs = many(self.blobs, "blob is", "blobs are")
         hint = "`ntt-backup-remote status` says why, `ntt-backup-remote requeue` tries them again"
         return f"{blobs} still failed: {hint}"
-
-
-class DumpStart(Event):
-    """The catalog is being dumped to the remote."""
-
-    reason: Annotated[str, one_of(*_DUMP_REASONS)]
-    program: Annotated[str, doc("the version of pg_dump")]
-
-    def _text(self) -> str:
-        return f"dumping the catalog ({_DUMP_REASONS[self.reason]})"
-
-
-class DumpComplete(Event):
-    """The dump is on the remote's stable storage, checked and named."""
-
-    name: DumpName
-    bytes: Count
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    duration_s: Seconds
-    mb_per_s: Annotated[Amount, doc("10^6 bytes a second")]
-    kept: Annotated[Positive, doc("dumps of this catalog on the remote now")]
-    pruned: Annotated[Count, doc("dumps that were removed")]
-
-    def _text(self) -> str:
-        return (
-            f"dumped the catalog: {self.name}, {size(self.bytes)} in"
-            f" {duration(self.duration_s)}; {self.kept} kept, {self.pruned} removed"
-        )
-
-
-class DumpSkipped(Event):
-    """Nothing has changed in the catalog's database since the last dump."""
-
-    name: DumpName
-
-    def _text(self) -> str:
-        return f"nobody but us has changed the catalog since {self.name}"
-
-
-class DumpFailed(ErrorFields, Event):
-    """The catalog is not dumped; the blobs go on. exit_code is that of the command `dump`; the run
-    ends with 7 unless something else decides.
-    """
-
-    level = "error"
-
-    def _text(self) -> str:
-        return f"the catalog is not dumped: {_explain(self)}"
 
 
 class BlobsFailed(Event):
@@ -212,7 +152,7 @@ class Error(ErrorFields, Event):
     level = "error"
 
     def _text(self) -> str:
-        return f"error: {_explain(self)}"
+        return f"error: {explain(self)}"
 
 
 class RunStop(Event):
@@ -413,22 +353,11 @@ class WorkerStop(WorkerEvent):
     """A worker process has ended in good order."""
 
 
-_MESSAGES: Final = {one.kind: one for one in kinds(Message)}
-
-
-def decode(line: bytes) -> Message | None:
-    """Returns the message or event on a line; None for anything else that a library may print."""
-    try:
-        fields = json.loads(line)
-        return _MESSAGES[fields.pop("event")](**fields)
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
-
-
 def _join(message: str, detail: str) -> str:
     return f"{message}: {detail}" if detail else message
 
 
-def _explain(error: ErrorFields) -> str:
+def explain(error: ErrorFields) -> str:
+    """Returns what happened, why, and what to do."""
     text = _join(error.message, error.detail)
     return f"{text}; {error.hint}" if error.hint else text

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+import ntt_backup.dump.events  # noqa: F401 - its classes are events, too
 from ntt_backup.events import Event, WorkerEvent
 from ntt_backup.process.messages import kinds
 

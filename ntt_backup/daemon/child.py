@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from ntt_backup.events import decode
-from ntt_backup.process.messages import Message
+from ntt_backup.process.messages import Message, decode
 from ntt_backup.process.pipeline import Child, write
 
 _LINE_BYTES: Final = 1 << 20

@@ -20,10 +20,11 @@ from typing import Final
 
 from ntt_backup.config import Settings
 from ntt_backup.daemon.child import EventChild
+from ntt_backup.dump.events import DumpFailed
 from ntt_backup.dump.job import dump
 from ntt_backup.dump.rehearsal import relied_on
 from ntt_backup.errors import BackupError, DumpImpossible
-from ntt_backup.events import DumpFailed, Event, Warning
+from ntt_backup.events import Event, Warning
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import DumpOver, Message
 from ntt_backup.process.pipeline import Child

@@ -32,6 +32,7 @@ from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs, record, retention
+from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
@@ -108,9 +109,9 @@ class _Job:
         known = [one for one in ours if one.whole]
         reason = due(known, state.fingerprint, self._begun, settings.dump.max_age, force=force)
         if not reason:
-            self._emit(events.DumpSkipped(name=known[-1].name))
+            self._emit(DumpSkipped(name=known[-1].name))
             return
-        self._emit(events.DumpStart(reason=reason, program=found.version))
+        self._emit(DumpStart(reason=reason, program=found.version))
         number = 1 + max((one.number for one in contents.dumps), default=0)
         name, made = self._make(remote_dir, found, state, number)
         self._prune(remote_dir, name, made, ours)
@@ -218,7 +219,7 @@ class _Job:
         self.note(name, made, "")
         took = time.monotonic() - self._clock
         self._emit(
-            events.DumpComplete(
+            DumpComplete(
                 name=name,
                 bytes=made.bytes,
                 sha256=made.sha256,

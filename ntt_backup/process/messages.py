@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
 from pydantic import Field
@@ -62,7 +63,7 @@ class Message:
         }
 
     def encode(self) -> bytes:
-        """Returns the line of JSON that `events.decode` reads."""
+        """Returns the line of JSON that `decode` reads."""
         return (json.dumps({"event": self.kind, **self.fields}) + "\n").encode()
 
     def write(self, fd: int) -> None:
@@ -79,6 +80,21 @@ def kinds(base: type[Message]) -> Iterator[type[Message]]:
             yield from kinds(one)
         else:
             yield one
+
+
+def decode(line: bytes) -> Message | None:
+    """Returns the message on a line; None for anything else that a library may print."""
+    try:
+        fields = json.loads(line)
+        return _kind_of(fields.pop("event"))(**fields)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+
+
+@cache
+def _kind_of(name: str) -> type[Message]:
+    # Asked for anew, since more classes may have been loaded since the last time.
+    return {one.kind: one for one in kinds(Message)}[name]
 
 
 class Tick(Message):

@@ -12,7 +12,8 @@ import pytest
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon import dump_child
 from ntt_backup.daemon.dump_child import RETRY_SECONDS, DumpChild
-from ntt_backup.events import DumpFailed, DumpSkipped, Event
+from ntt_backup.dump.events import DumpFailed, DumpSkipped
+from ntt_backup.events import Event
 from ntt_backup.process.pipeline import Child, wait_for
 from tests.patience import PATIENCE
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ntt_backup.events import decode
-from ntt_backup.process.messages import Message, Tick
+from ntt_backup.process.messages import Message, Tick, decode
 from ntt_backup.upload import event_pipe
 from ntt_backup.upload.event_pipe import EventPipe
 

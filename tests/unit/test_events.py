@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
-from ntt_backup.events import Event, decode
+from ntt_backup.dump import events as dump_events
+from ntt_backup.events import Event
+from ntt_backup.process.messages import decode
 from tests import jsonl_schema
 
 BLOBID = "ab" * 32
@@ -49,8 +51,8 @@ OUTAGE = events.Outage(what="remote", reason="no answer", detail="timed out", at
 OUTAGE_END = events.OutageEnd(what="remote", duration_s=72.4)
 SPLIT = events.BatchSplit(batch="0.1a", blobs=1, reason="no")
 RESTART = events.WorkerRestart(pid=5, worker=3, status=-9, detail="killed", attempt=1, wait_s=0.7)
-DUMP_START = events.DumpStart(reason="first", program="16.2")
-DUMP_FAILED = events.DumpFailed(exit_code=7, message="m", detail="d", hint="do it")
+DUMP_START = dump_events.DumpStart(reason="first", program="16.2")
+DUMP_FAILED = dump_events.DumpFailed(exit_code=7, message="m", detail="d", hint="do it")
 ERROR = events.Error(exit_code=5, message="m", detail="d", hint="do it")
 
 LINES = [
@@ -112,11 +114,11 @@ LINES = [
     (replace(DUMP_START, reason="old"), "dumping the catalog (the last one is old)"),
     (replace(DUMP_START, reason="asked"), "dumping the catalog (as asked)"),
     (
-        events.DumpSkipped(name=DUMP),
+        dump_events.DumpSkipped(name=DUMP),
         f"nobody but us has changed the catalog since {DUMP}",
     ),
     (
-        events.DumpComplete(
+        dump_events.DumpComplete(
             name=DUMP,
             bytes=3_000_000,
             sha256="0" * 64,

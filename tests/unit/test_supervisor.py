@@ -15,7 +15,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
-from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied
+from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied, decode
 from ntt_backup.process.pipeline import Child, wait_for
 from ntt_backup.upload.worker_main import WorkerSpec
 from tests.environment import has_ended, wait_until
@@ -171,7 +171,7 @@ def test_an_error_of_a_worker_is_of_the_same_class_at_the_coordinator(
     kind: type[BackupError],
 ) -> None:
     said = Fatal.of(kind("away", detail="why", hint="what to do"))
-    heard = events.decode(said.encode())
+    heard = decode(said.encode())
     assert isinstance(heard, Fatal)
     assert type(heard.error) is kind
     assert heard.error.fields == said.error.fields

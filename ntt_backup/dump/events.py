@@ -1,0 +1,70 @@
+"""The events of a dump of the catalog; see `ntt_backup.events`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from ntt_backup.events import Amount, Event, Seconds, explain, one_of
+from ntt_backup.format import duration, size
+from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
+
+DumpName = Annotated[
+    str,
+    Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$", description="below pgdump/ on the remote"),
+]
+_REASONS: Final = {
+    "first": "there is none yet",
+    "changed": "it may have changed since the last time",
+    "old": "the last one is old",
+    "asked": "as asked",
+}
+
+
+class DumpStart(Event):
+    """The catalog is being dumped to the remote."""
+
+    reason: Annotated[str, one_of(*_REASONS)]
+    program: Annotated[str, doc("the version of pg_dump")]
+
+    def _text(self) -> str:
+        return f"dumping the catalog ({_REASONS[self.reason]})"
+
+
+class DumpComplete(Event):
+    """The dump is on the remote's stable storage, checked and named."""
+
+    name: DumpName
+    bytes: Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    duration_s: Seconds
+    mb_per_s: Annotated[Amount, doc("10^6 bytes a second")]
+    kept: Annotated[Positive, doc("dumps of this catalog on the remote now")]
+    pruned: Annotated[Count, doc("dumps that were removed")]
+
+    def _text(self) -> str:
+        return (
+            f"dumped the catalog: {self.name}, {size(self.bytes)} in"
+            f" {duration(self.duration_s)}; {self.kept} kept, {self.pruned} removed"
+        )
+
+
+class DumpSkipped(Event):
+    """Nothing has changed in the catalog's database since the last dump."""
+
+    name: DumpName
+
+    def _text(self) -> str:
+        return f"nobody but us has changed the catalog since {self.name}"
+
+
+class DumpFailed(ErrorFields, Event):
+    """The catalog is not dumped; the blobs go on. exit_code is that of the command `dump`; the run
+    ends with 7 unless something else decides.
+    """
+
+    level = "error"
+
+    def _text(self) -> str:
+        return f"the catalog is not dumped: {explain(self)}"
