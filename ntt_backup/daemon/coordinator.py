@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import sdnotify
 
 from ntt_backup import __version__, events
-from ntt_backup.client.backoff import Backoff, OutageClock
+from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.pid_lock import pid_lock
@@ -34,6 +34,7 @@ from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
 from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import wait_for
+from ntt_backup.upload.outages import Outages
 
 if TYPE_CHECKING:
     from ntt_backup.daemon.preflight import Preflight
@@ -137,14 +138,12 @@ class _Run:
         A store that cannot be used counts as an outage, as it does once the workers run: its disk
         may be mounted later than we are started.
         """
-        clock = OutageClock(self._backoff, None, random.random)
+        outages = Outages(self._emit, self._backoff, None)
         while not self._inbox.stops:
             try:
                 with self._inbox.raising():
                     preflight, warnings = self._take_steps()
-                if clock.attempt:
-                    lasted = clock.lasted(time.monotonic())
-                    self._emit(events.OutageEnd(what="preflight", duration_s=lasted))
+                outages.back("preflight")
                 for warning in warnings:
                     self._emit(events.Warning(reason=warning))
                 return preflight
@@ -154,19 +153,10 @@ class _Run:
                     raise self._error from lost
                 self._sit_out((self._workers.first.due or 0.0) - time.monotonic())
             except BackupError as error:
-                wait_s = clock.next_wait(time.monotonic())
                 may_pass = error.retryable or isinstance(error, SourceError)
-                if not (self._watch and may_pass) or wait_s is None:
+                if not (self._watch and may_pass):
                     raise
-                self._emit(
-                    events.Outage(
-                        what="preflight",
-                        reason=error.message,
-                        detail=error.detail,
-                        attempt=clock.attempt,
-                        wait_s=wait_s,
-                    )
-                )
+                wait_s = outages.away("preflight", error)
                 # Waiting for what is away at boot is a daemon's work, not a failed start.
                 self._systemd.notify("READY=1")
                 self._systemd.notify(f"STATUS=waiting: {error.message}")
@@ -399,16 +389,7 @@ class _Run:
             self._emit(events.StillFailed(blobs=still_failed))
         self._history.end(snapshot, outcome, code)
         self._emit_unlogged()
-        self._emit(
-            events.RunStop(
-                outcome=outcome,
-                exit_code=code,
-                copied=snapshot.copied,
-                failed=snapshot.failed,
-                bytes=snapshot.bytes,
-                duration_s=snapshot.elapsed_s,
-            )
-        )
+        self._emit(snapshot.end(outcome, code))
         return code
 
     def _emit(self, event: events.Event) -> None:

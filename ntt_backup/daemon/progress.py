@@ -83,6 +83,17 @@ class Snapshot:
             active_workers=self.active_workers,
         )
 
+    def end(self, outcome: str, exit_code: int) -> events.RunStop:
+        """Returns the event of a run that ends so."""
+        return events.RunStop(
+            outcome=outcome,
+            exit_code=exit_code,
+            copied=self.copied,
+            failed=self.failed,
+            bytes=self.bytes,
+            duration_s=self.elapsed_s,
+        )
+
 
 class View(Protocol):
     """Shows a run to a person."""

@@ -10,6 +10,8 @@ from ntt_backup.process.messages import Message, Tick
 from ntt_backup.process.pipeline import wait_for
 
 _TICK_SECONDS: Final = 0.5
+# The time between two signs of life to the catalog in a long wait.
+_SIGN_SECONDS: Final = 10.0
 
 
 class EventPipe:
@@ -66,3 +68,23 @@ class EventPipe:
         self.emit(Tick(state=self._state, sent=self._sent, content=self._content, quiet=quiet))
         self._sent = self._content = 0
         self.on_tick()
+
+
+def pause(
+    pipe: EventPipe,
+    seconds: float,
+    state: str,
+    *fds: int,
+    heard: Callable[[], bool] = lambda: False,
+) -> None:
+    """Waits until the coordinator asks for the end, one of fds is readable, heard returns True, or
+    time is up.
+    """
+    until = time.monotonic() + max(0.0, seconds)
+    watched = [fd for fd in (pipe.fd, *fds) if fd >= 0]
+    while not pipe.stopping:
+        wait_s = min(_SIGN_SECONDS, max(0.0, until - time.monotonic()))
+        pipe.state(state, wait_s)
+        # What comes with the answer to a sign of life does not make the socket readable.
+        if heard() or not wait_s or wait_for(reading=watched, timeout=wait_s):
+            break

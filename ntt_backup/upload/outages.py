@@ -1,22 +1,22 @@
-"""The outages of one worker: each side that may be away has a clock, and its outages are events.
+"""The outages of a process: each side that may be away has a clock, and its outages are events.
 
-The sides are `remote`, `catalog`, `source` and `suspect`. The last is a store that is
-mounted in part: its event says `source`, but a batch that could be begun is no end of it.
+The sides are those of `events.Outage`, and `suspect`. That is a store that is mounted in part: its
+event says `source`, but a batch that could be begun is no end of it.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Final
 
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.errors import BackupError
-from ntt_backup.upload.event_pipe import EventPipe
 
 _REPORTED_AS: Final = {"suspect": "source"}
-_SIDES: Final = ("remote", "catalog", "source", "suspect")
+_SIDES: Final = ("remote", "catalog", "source", "suspect", "preflight")
 
 
 class Outages:
@@ -24,8 +24,10 @@ class Outages:
     longer; None: it is waited out for ever.
     """
 
-    def __init__(self, pipe: EventPipe, backoff: Backoff, limit: float | None) -> None:
-        self._pipe = pipe
+    def __init__(
+        self, emit: Callable[[events.Event], None], backoff: Backoff, limit: float | None
+    ) -> None:
+        self._emit = emit
         self._clocks = {side: OutageClock(backoff, limit, random.random) for side in _SIDES}
 
     def away(self, side: str, error: BackupError) -> float:
@@ -36,7 +38,7 @@ class Outages:
         wait_s = clock.next_wait(time.monotonic())
         if wait_s is None:
             raise error
-        self._pipe.emit(
+        self._emit(
             events.Outage(
                 what=_REPORTED_AS.get(side, side),
                 reason=error.message,
@@ -52,7 +54,7 @@ class Outages:
         clock = self._clocks[side]
         if clock.attempt:
             lasted = clock.lasted(time.monotonic())
-            self._pipe.emit(events.OutageEnd(what=_REPORTED_AS.get(side, side), duration_s=lasted))
+            self._emit(events.OutageEnd(what=_REPORTED_AS.get(side, side), duration_s=lasted))
         clock.over()
 
     def lasts(self, side: str) -> bool:

@@ -34,11 +34,10 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.process.messages import BatchStart, Drained
-from ntt_backup.process.pipeline import wait_for
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
-from ntt_backup.upload.event_pipe import EventPipe
+from ntt_backup.upload.event_pipe import EventPipe, pause
 from ntt_backup.upload.outages import Outages
 from ntt_backup.upload.queue import STEP, SendQueue
 from ntt_backup.upload.strategies.session import Outcome, Session
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from ntt_backup.upload.catalog_session import CatalogSession
 
 _COLLECT_SECONDS: Final = 0.5
-# The time between two signs of life to the catalog in a long wait.
-_SIGN_SECONDS: Final = 10.0
 _IDLE_SESSION_SECONDS: Final = 60.0
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 2.0
@@ -81,7 +78,7 @@ class Worker:
         self._pipe = pipe
         self._backoff = Backoff(run.backoff_base, run.backoff_cap)
         limit = None if watch else run.outage_timeout
-        self._outages = Outages(pipe, self._backoff, limit)
+        self._outages = Outages(pipe.emit, self._backoff, limit)
         self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
@@ -134,7 +131,7 @@ class Worker:
                 self._done = True
         elif self._away_s:
             wait_s, self._away_s = self._away_s, 0.0
-            self._pause(wait_s, "outage")
+            pause(self._pipe, wait_s, "outage")
         elif len(self._in_flight()) >= self._run.window:
             self._collect()
         elif (batch := self._next_batch()) is not None:
@@ -143,7 +140,7 @@ class Worker:
             self._collect()
         elif (due := self._queue.next_due) is not None:
             state = "outage" if self._outages.lasts("suspect") else "waiting"
-            self._pause(due - time.monotonic(), state)
+            pause(self._pipe, due - time.monotonic(), state)
         else:
             self._idle()
 
@@ -328,25 +325,10 @@ class Worker:
             self._session = None
         if pending:
             self._poll = min(self._poll * 2, _LAST_POLL_SECONDS)
-            self._pause(self._poll, "idle")
+            pause(self._pipe, self._poll, "idle")
         else:
             heard, fd = claims.drain_notifications, claims.fileno()
-            self._pause(self._run.poll_interval, "idle", fd, heard=heard)
-
-    def _pause(
-        self, seconds: float, state: str, *fds: int, heard: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Waits until the coordinator asks for the end, one of fds is readable, heard returns True,
-        or time is up.
-        """
-        until = time.monotonic() + max(0.0, seconds)
-        watched = [fd for fd in (self._pipe.fd, *fds) if fd >= 0]
-        while not self._pipe.stopping:
-            wait_s = min(_SIGN_SECONDS, max(0.0, until - time.monotonic()))
-            self._pipe.state(state, wait_s)
-            # What comes with the answer to a sign of life does not make the socket readable.
-            if heard() or not wait_s or wait_for(reading=watched, timeout=wait_s):
-                break
+            pause(self._pipe, self._run.poll_interval, "idle", fd, heard=heard)
 
     # --- when a side is away ----------------------------------------------------------------------
 
@@ -392,7 +374,7 @@ class Worker:
         if busy:
             self._collect()
         elif (left := due - time.monotonic()) > 0:
-            self._pause(left, "outage")
+            pause(self._pipe, left, "outage")
         else:
             self._queue.forget()
             self._judgement.forget()
