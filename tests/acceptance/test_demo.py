@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -309,6 +311,20 @@ def test_missing_tool_is_named(
     with pytest.raises(ConfigError, match=f"{missing} is not installed") as caught:
         demo.run(directory=tmp_path / "demo")
     assert caught.value.hint.startswith("install ")
+
+
+def test_boto3_is_needed_for_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def without_boto3(name: str) -> ModuleSpec | None:
+        return None if name == "boto3" else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_boto3)
+    monkeypatch.setattr(story.Story, "tell", lambda _: 0)
+    assert demo.run() == 0
+    with pytest.raises(ConfigError, match="the demo needs boto3") as caught:
+        demo.run(s3=True)
+    assert "demo-s3" in caught.value.hint
 
 
 def test_directory_that_is_not_empty_is_left_alone(tmp_path: Path, files: Path) -> None:

@@ -102,22 +102,33 @@ def test_names_are_listed_sorted_and_with_sizes(root: Path, receiver: RemoteRece
     assert said == (len(blobs), sum(map(len, blobs.values())), 0, False)
 
 
+@pytest.mark.parametrize("most", [1, 2, 7])
 def test_names_can_be_listed_by_range_and_page_by_page(
-    root: Path, receiver: RemoteReceiver
+    root: Path, receiver: RemoteReceiver, most: int
 ) -> None:
-    blobs = sorted(fill(root, 300))
+    alike = ["00" * 32, "0000" + "1" * 60, "0001" + "0" * 60, "0100" + "0" * 60, "ff" * 32]
+    for name in alike:
+        put(root, bytes.fromhex(name), b"")
+    blobs = sorted([*fill(root, 300), *map(bytes.fromhex, alike)])
     low, high = blobs[40], blobs[200]
     assert [name for name, _ in listed(receiver, low, high)[0]] == blobs[40:201]
+    strays = ["README", "00/x", "00/00/.tmp", "00/01/.tmp", "01/x", "ff/ff/" + "0" * 64]
+    for name in strays:
+        (root / "by-hash" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "by-hash" / name).touch()
     seen: list[bytes] = []
+    told: list[str] = []
     low = LOW
     while True:
-        names, _, said = listed(receiver, low, HIGH, 7)
+        names, met, said = listed(receiver, low, HIGH, most)
         seen += [name for name, _ in names]
+        told += [path for _, path in met]
         if not said.more:
             break
-        assert 0 < len(names) <= 7
+        assert 0 < len(names) <= most
         low = (int.from_bytes(seen[-1], "big") + 1).to_bytes(32, "big")
     assert seen == blobs
+    assert sorted(told) == sorted(strays)
 
 
 def test_strays_are_listed_and_not_followed(root: Path, receiver: RemoteReceiver) -> None:
@@ -192,17 +203,6 @@ def test_small_and_large_contents_are_sent_back(root: Path, receiver: RemoteRece
     large = max(blobs, key=lambda one: len(blobs[one]))
     assert given(receiver, [large], 3 * MIB) == {large: blobs[large][3 * MIB :]}
     assert receiver.bye() == 0
-
-
-def test_a_session_that_reads_writes_nothing(root: Path) -> None:
-    blobs = fill(root, 3)
-    before = sorted(str(path) for path in root.rglob("*"))
-    with RemoteReceiver(root) as receiver:
-        assert receiver.hello(reading=True)["placed"] == 1
-        assert given(receiver, list(blobs)) == blobs
-        receiver.write(write_messages.batch(1, 1, 1))
-        assert receiver.error()[0] == "protocol"
-    assert sorted(str(path) for path in root.rglob("*")) == before
 
 
 def test_a_missing_by_hash_is_gone_and_not_made(root: Path) -> None:
