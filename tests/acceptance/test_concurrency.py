@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
-from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -72,31 +68,6 @@ def test_two_hosts_share_one_catalog(env: Environment) -> None:
     shares = [_copied(one) for one in (env, other)]
     assert sum(shares) == len(blobids)
     assert min(shares) > 0
-    env.assert_complete()
-
-
-@pytest.mark.long
-def test_what_a_stopped_host_has_claimed_is_free_within_a_minute(env: Environment) -> None:
-    """Its kernel still answers the server, so only what is said in its sessions shows that it
-    lives. Once it goes on, it finds its work done.
-    """
-    blobids = env.fill_slowly(300, rate="300kB")
-    other = env.beside("other-host")
-    other.write_config(run={"bwlimit": "10MB/s"})
-    with env.running("run") as run, ExitStack() as stack:
-        env.await_event("batch_complete", 4)
-        for pid in env.processes():
-            os.kill(pid, signal.SIGSTOP)
-        stopped = time.monotonic()
-        run_there = stack.enter_context(other.running("run"))
-        assert run_there.wait(PATIENCE) == 0, other.output()
-        assert env.copied() == set(blobids)
-        assert time.monotonic() - stopped < 60 + PATIENCE / 10
-        for pid in env.processes():
-            os.kill(pid, signal.SIGCONT)
-        assert run.wait(PATIENCE) == 0, env.output()
-    # Sent twice is only what was under way when it was stopped.
-    assert len(blobids) <= _copied(env) + _copied(other) <= len(blobids) + 2 * 8 * 5
     env.assert_complete()
 
 

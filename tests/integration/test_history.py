@@ -10,27 +10,6 @@ from ntt_backup.catalog.history import latest_runs, start_run, update_run
 TARGET = "remote"
 
 
-def test_runs_are_remembered(catalog: Connection) -> None:
-    assert latest_runs(catalog, TARGET) == []
-    first, second = uuid4(), uuid4()
-    start(catalog, first)
-    update_run(catalog, first, outcome="done", exit_code=7, copied=5, failed=1, bytes=2**40)
-
-    (run,) = latest_runs(catalog, TARGET)
-    assert (run.run_id, run.outcome, run.exit_code) == (first, "done", 7)
-    assert (run.copied, run.failed, run.bytes) == (5, 1, 2**40)
-    assert run.ended_at is not None
-
-    start(catalog, second)
-    update_run(catalog, second, copied=3, failed=0, bytes=30)
-
-    (run,) = latest_runs(catalog, TARGET)
-    assert (run.run_id, run.copied, run.ended_at, run.outcome) == (second, 3, None, None)
-    assert run.updated_at > run.started_at
-    assert (run.host, run.pid, run.strategy, run.workers) == ("here", 42, "tar", 4)
-    assert latest_runs(catalog, "other") == []
-
-
 def test_runs_under_way_on_other_hosts_are_told_beside_the_last_one(catalog: Connection) -> None:
     ended, dead, other, last = (uuid4() for _ in range(4))
     for one in (ended, dead, other, last):

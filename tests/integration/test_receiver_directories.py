@@ -169,14 +169,6 @@ def test_a_link_or_file_in_the_place_of_a_directory_is_left_alone(
     assert lock_only(root)
 
 
-def test_the_same_blob_twice_is_stored_once(receiver: RemoteReceiver, root: Path) -> None:
-    begin(receiver, 1, A, A, B)
-    receipt = committed(receiver, 1)
-    assert [tuple(each)[:2] for each in receipt.exceptions] == [(1, write_messages.PRESENT)]
-    assert names_under(root) == {digest_of(A).hex(), digest_of(B).hex()}
-    assert lock_only(root)
-
-
 def test_a_large_blob_joins_a_new_directory(receiver: RemoteReceiver, root: Path) -> None:
     receiver.write(write_messages.batch(1, 3, 1000) + receiver.pack([A]))
     receiver.write(receiver.large(B))
@@ -185,16 +177,6 @@ def test_a_large_blob_joins_a_new_directory(receiver: RemoteReceiver, root: Path
     assert names_under(root) == {digest_of(each).hex() for each in (A, B, C)}
     assert_complete(root)
     assert lock_only(root)
-
-
-def test_new_directories_of_a_killed_session_are_removed(root: Path) -> None:
-    with RemoteReceiver(root) as killed:
-        killed.hello()
-        begin(killed, 1, A, B)
-    assert digest_of(A).hex() in staged(root)
-    with RemoteReceiver(root) as receiver:
-        receiver.hello()
-        assert lock_only(root)
 
 
 def test_a_directory_inherits_the_group_of_by_hash(receiver: RemoteReceiver, root: Path) -> None:

@@ -18,7 +18,6 @@ from tests.receiver_driver import (
     commit,
     digest_of,
     names_under,
-    put,
     verdicts,
 )
 
@@ -119,16 +118,6 @@ def test_a_large_blob_of_other_content_is_not_published(
     assert partials(root) == []
 
 
-def test_a_large_blob_that_exists_is_kept(receiver: RemoteReceiver, root: Path) -> None:
-    content = bytes(write_messages.RESUMABLE + 1)
-    put(root, digest_of(content), content)
-
-    receiver.write(receiver.batch(1, [content], large=True))
-
-    assert verdicts(receiver.receipt()) == {0: write_messages.PRESENT}
-    assert partials(root) == []
-
-
 def test_a_large_blob_is_resumed_from_the_durable_offset_after_a_kill(
     receiver: RemoteReceiver, root: Path, hashed: str
 ) -> None:
@@ -170,23 +159,6 @@ def test_a_mark_that_makes_no_sense_counts_as_none(
     (directory / (digest_of(BIG).hex() + ".mark")).write_bytes(mark)
 
     assert ask_offset(receiver, BIG) == (0, prefix_hash(hashed, b""))
-
-
-def test_a_damaged_prefix_that_is_resumed_is_found_at_the_end(
-    receiver: RemoteReceiver, root: Path
-) -> None:
-    directory = root / ".ntt-incoming" / "partial"
-    directory.mkdir()
-    damaged = b"damaged" + BIG[7 : 65 * MIB]
-    (directory / digest_of(BIG).hex()).write_bytes(damaged)
-    (directory / (digest_of(BIG).hex() + ".mark")).write_bytes(b"%d\n" % len(damaged))
-
-    offset, _ = ask_offset(receiver, BIG)
-    resume(receiver, 1, BIG, offset)
-
-    assert verdicts(receiver.receipt()) == {0: write_messages.MISMATCH}
-    assert names_under(root) == set()
-    assert partials(root) == []
 
 
 @pytest.mark.parametrize("hashed", ["sha256"])

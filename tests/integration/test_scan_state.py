@@ -8,12 +8,8 @@ import pytest
 
 from ntt_backup.catalog.connection import Connection, connect
 from ntt_backup.catalog.scan_state import (
-    ScanProgress,
-    begin_scan,
-    load_scan,
     missing,
     register,
-    save_scan,
 )
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused
@@ -70,20 +66,3 @@ def test_a_foreign_column_that_needs_a_value_is_named(catalog: Connection) -> No
         register(catalog, [Blob("a", 1)])
 
     assert "n_hardlinks" in caught.value.hint
-
-
-def test_the_progress_of_a_scan(catalog: Connection) -> None:
-    assert load_scan(catalog, "/store") is None
-    begin_scan(catalog, "/store")
-    begin_scan(catalog, "/other")
-
-    saved = ScanProgress("ab/cd", registered=10, strays=2)
-    save_scan(catalog, "/store", saved)
-    assert load_scan(catalog, "/store") == saved
-
-    finished = ScanProgress("ff/ff", registered=11, strays=2, finished=True)
-    save_scan(catalog, "/store", finished)
-    assert load_scan(catalog, "/store") == finished
-
-    begin_scan(catalog, "/store")
-    assert load_scan(catalog, "/store") == ScanProgress(None, registered=0, strays=0)

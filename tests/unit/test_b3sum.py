@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.receiver import b3sum
-from ntt_backup.receiver.b3sum import B3sum, by_descriptor
+from ntt_backup.receiver.b3sum import B3sum
 
 REAL = shutil.which("b3sum")
 needs_b3sum = pytest.mark.skipif(REAL is None, reason="b3sum is not installed")
@@ -51,34 +51,6 @@ def fake(tmp_path: Path, then: str) -> B3sum:
 
 def silent() -> None:
     """Nobody waits for a sign of life."""
-
-
-@needs_b3sum
-def test_files_are_hashed_by_name_and_by_descriptor(
-    tmp_path: Path, files: dict[str, bytes], directory: int
-) -> None:
-    program = b3sum.find()
-    assert program is not None
-    assert program.digests(files, 0, silent, directory) == files
-    fds = [os.open(tmp_path / name, os.O_RDONLY) for name in files]
-    named = {by_descriptor(fd): digest for fd, digest in zip(fds, files.values(), strict=True)}
-    (tmp_path / "d1/name").unlink()  # It is open, so it is still there.
-    assert program.digests(named, 0, silent, fds=fds) == named
-    for fd in fds:
-        os.close(fd)
-
-
-@needs_b3sum
-def test_wrong_files_are_told_and_unreadable_ones_left_out(
-    tmp_path: Path, files: dict[str, bytes], directory: int
-) -> None:
-    program = b3sum.find()
-    assert program is not None
-    (tmp_path / "d1/name").write_bytes(b"rotten")
-    (tmp_path / "d2/name").unlink()
-    found = program.digests(files, 0, silent, directory)
-    assert found.pop("d1/name") == blake3(b"rotten").digest()
-    assert found == {name: files[name] for name in files if name not in ("d1/name", "d2/name")}
 
 
 @pytest.mark.parametrize(

@@ -182,16 +182,6 @@ def test_a_lost_link_gives_up_nothing_however_often_it_is_lost(
     assert [blob for batch in batches for blob in batch.blobs] == list(a_batch(count).blobs)
 
 
-def test_a_batch_too_large_for_the_link_gets_smaller_until_it_fits() -> None:
-    todo, sends = deque([a_batch(100)]), 0
-    while todo:
-        sends += 1
-        batch = todo.popleft()
-        if len(batch.blobs) > 3:
-            todo.extend(after_link_loss(batch, 3))
-    assert sends < 1000
-
-
 # --- suspicion ------------------------------------------------------------------------------------
 
 

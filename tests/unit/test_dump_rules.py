@@ -14,7 +14,6 @@ from ntt_backup.dump import record
 from ntt_backup.dump.job import due
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.retention import Retention, kept
-from ntt_backup.wire.dump_messages import is_name
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 WEEK = 7 * 86400.0
@@ -126,22 +125,6 @@ def test_dumps_sort_by_number_and_then_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "catalog.dump",
-        "20260304T120000Z-00000009.dump\n",
-        "20260304T120000Z-00000009.dump; rm -rf /",
-        "../20260304T120000Z-00000009.dump",
-        "20261304T120000Z-00000009.dump",
-        "20260304T120000Z-0000000G.dump",
-    ],
-)
-def test_a_name_of_another_form_is_no_dump(text: str) -> None:
-    assert not is_name(text)
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {"format": 2},
@@ -159,10 +142,3 @@ def test_a_record_that_is_not_understood_is_none(changes: dict[str, object]) -> 
 @given(st.text() | st.recursive(st.integers() | st.text(), st.lists).map(json.dumps))
 def test_no_text_breaks_the_reading_of_records(text: str) -> None:
     assert record.read(text) is None
-
-
-def test_a_dump_is_whole_when_its_file_has_the_recorded_size() -> None:
-    assert a_dump().whole
-    assert not replace(a_dump(), size=999).whole
-    assert not replace(a_dump(), size=None).whole
-    assert not replace(a_dump(), record=None).whole

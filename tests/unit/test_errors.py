@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 
 from ntt_backup import errors
-from ntt_backup.errors import BackupError, ConfigError, Stopped, WorkerFailed
+from ntt_backup.errors import BackupError, ConfigError
 
 LINE = "ntt-backup-remote --config '/etc/a b.toml' --target offsite"
 
@@ -49,21 +48,6 @@ def test_every_error_has_the_exit_code_of_the_contract() -> None:
     found = {name: (one.exit_code, one.retryable) for name, one in classes().items()}
     assert {name: found[name] for name in CONTRACT} == CONTRACT
     assert set(found) - set(CONTRACT) == {"Stopped"}
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_ends_with_the_code_that_shells_give_to_its_signal(
-    signum: signal.Signals, code: int
-) -> None:
-    error = Stopped(signum)
-    assert error.exit_code == code
-    assert not error.retryable
-    assert str(error) == f"stopped by signal {int(signum)}"
-
-
-def test_a_worker_that_failed_ends_the_run_with_its_own_code() -> None:
-    assert WorkerFailed("it broke", exit_code=5).exit_code == 5
-    assert WorkerFailed("it broke").exit_code == 1
 
 
 # --- command lines in hints -----------------------------------------------------------------------

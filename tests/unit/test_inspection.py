@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import shutil
-import socket
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -227,71 +226,6 @@ def test_blobs_of_another_owner_are_read(
 
 
 # --- what is wrong with one blob ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_each_bad_blob_is_failed_for_its_own_reason_and_no_neighbour_with_it(
-    root: Path, blobs: list[Blob], verify: bool
-) -> None:
-    corrupt = put_as(root, "cc" * 32, b"something else")
-    gone = Blob("dd" * 32, 5)
-    longer = Blob(blobs[3].blobid, 10**6)
-    asked = [Blob("../../etc/passwd", 3), blobs[0], corrupt, gone, blobs[1], longer, blobs[2]]
-    found = Store(root).inspect(asked, verify=verify)
-    assert [blob for blob in found.ready if blob != corrupt] == blobs[:3]
-    details = {one.blobid: (one.reason, one.detail) for one in found.failed}
-    assert details["../../etc/passwd"][0] is Reason.BAD_BLOBID
-    assert details[gone.blobid] == (Reason.MISSING, "dd: No such file or directory")
-    assert details[longer.blobid] == (
-        Reason.WRONG_SIZE,
-        f"{blobs[3].size} bytes in the store, 1000000 expected",
-    )
-    if verify:
-        truth = blake3(b"something else").hexdigest()
-        assert details[corrupt.blobid] == (
-            Reason.CORRUPT_SOURCE,
-            f"its content hashes to {truth}",
-        )
-    else:
-        assert corrupt in found.ready
-
-
-def make_fifo(path: Path) -> str:
-    os.mkfifo(path)
-    return "a FIFO"
-
-
-def make_socket(path: Path) -> str:
-    # The path of a socket must be short: bind below the directory itself.
-    with socket.socket(socket.AF_UNIX) as server:
-        directory = os.open(path.parent, os.O_RDONLY)
-        server.bind(f"/proc/self/fd/{directory}/{path.name}")
-        os.close(directory)
-    return "a socket"
-
-
-def make_directory(path: Path) -> str:
-    path.mkdir()
-    return "a directory"
-
-
-def make_link(path: Path) -> str:
-    path.symlink_to("/etc/passwd")
-    return "a symbolic link, which is not followed"
-
-
-@pytest.mark.parametrize("make", [make_fifo, make_socket, make_directory, make_link])
-def test_an_entry_that_is_no_file_is_failed_and_never_waited_for(
-    root: Path, blobs: list[Blob], make: Callable[[Path], str]
-) -> None:
-    path = place(root, blobs[0])
-    path.unlink()
-    kind = make(path)
-    found = Store(root).inspect(blobs, verify=True)
-    assert found.ready == blobs[1:]
-    assert [(one.reason, one.detail) for one in found.failed] == [
-        (Reason.NOT_A_FILE, f"{relative_path(blobs[0].blobid)} is {kind}")
-    ]
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.daemon.pid_lock import pid_lock
-from ntt_backup.errors import ConfigError, LockHeld
+from ntt_backup.errors import ConfigError
 
 HOLDER = """
 import sys, time
@@ -42,20 +42,6 @@ def test_the_file_names_the_holder_while_it_is_held_and_nobody_afterwards(path: 
     with pid_lock(path):
         assert path.read_text() == f"{os.getpid()}\n"
     assert path.read_text() == ""
-
-
-def test_a_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
-    with hold(path) as other:
-        try:
-            with pytest.raises(LockHeld) as caught, pid_lock(path):
-                pytest.fail("two hold the lock")
-            assert str(other.pid) in caught.value.message
-            assert str(path) in caught.value.detail
-            assert "a lock.file of its own (NTT_LOCK_FILE)" in caught.value.hint
-            assert caught.value.exit_code == 3
-            assert path.read_text() == f"{other.pid}\n"
-        finally:
-            other.kill()
 
 
 def test_a_dead_holder_leaves_nothing_that_holds(path: Path) -> None:

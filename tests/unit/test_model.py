@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.blobdir.layout import is_blobid, relative_path
-from ntt_backup.model import Batch, Blob, Reason, Receipt, total_size
+from ntt_backup.model import Batch, Blob, Receipt, total_size
 
 GOOD = "0123456789abcdef" * 4
 blobids = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -47,18 +47,3 @@ def test_sums_count_the_sizes_that_are_known(sizes: list[int | None]) -> None:
     assert total_size(blobs) == known
     assert Batch("b", blobs).size == known
     assert Receipt(Batch("b", blobs), blobs, (), 0, 0.0).stored_bytes == known
-
-
-def test_reasons_are_words_that_scripts_read() -> None:
-    assert {str(reason) for reason in Reason} == {
-        "bad-blobid",
-        "missing",
-        "unreadable",
-        "not-a-file",
-        "wrong-size",
-        "corrupt-source",
-        "remote-rejected",
-        "remote-missing",
-        "remote-corrupt",
-        "remote-unreadable",
-    }

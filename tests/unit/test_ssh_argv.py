@@ -166,7 +166,3 @@ def test_the_environment_cannot_ask_a_person_or_change_the_language(
     assert environment["SSH_AUTH_SOCK"] == "/agent"
     assert environment["PATH"] == os.environ["PATH"]
     assert not {"DISPLAY", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "LANG"} & environment.keys()
-
-
-def test_a_login_may_take_twice_as_long_as_a_connection() -> None:
-    assert Ssh(settings(connect_timeout=10)).connect_timeout == 20

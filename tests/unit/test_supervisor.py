@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -187,16 +186,6 @@ def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
     wait_until(lambda: has_ended(pid), "the orphan to end")
 
 
-def test_kill_ends_it_and_all_that_it_started(start: Start, tmp_path: Path) -> None:
-    worker = start(f"trap '' TERM INT; sleep 600 & echo $! > {tmp_path}/pid; echo; wait")
-    wait_for(reading=worker.fds, timeout=PATIENCE)
-    worker.kill()
-    *_, died = listen(worker)
-    assert isinstance(died, WorkerDied)
-    assert died.status == -signal.SIGKILL
-    wait_until(lambda: has_ended(int((tmp_path / "pid").read_text())), "the child to end")
-
-
 def test_stop_is_a_word_on_its_stdin(start: Start) -> None:
     worker = start(f'read -r go; read -r word; [ "$word" = stop ] || exit 1\n{say(STOP)}')
     worker.stop()
@@ -290,16 +279,6 @@ def test_one_that_died_before_its_start_is_told_as_any_other(start: Start) -> No
 def hear_once(worker: SupervisedWorker) -> list[Message]:
     assert wait_for(reading=worker.fds, timeout=PATIENCE)
     return list(worker.hear())
-
-
-def test_silence_beyond_the_limit_is_told_once_with_what_to_do(start: Start) -> None:
-    worker = start("read -r word; read -r word")
-    assert list(worker.mind_silence(60.0)) == []
-    (stall,) = worker.mind_silence(60.5)
-    assert isinstance(stall, events.WorkerStall)
-    assert (stall.worker, stall.silent_s) == (3, 60.5)
-    assert f"kill -CONT {stall.pid}" in stall.hint
-    assert list(worker.mind_silence(9999.0)) == []
 
 
 def test_a_word_ends_a_stall_and_the_next_silence_is_another(start: Start) -> None:
