@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import pyrage
 from blake3 import blake3
 
 from ntt_backup.objects.keys import PackKey
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.seal import OpenKey, SealWriter, no_key, open_key
 from ntt_backup.pack.writer import PackWriter
 
 STORE = bytes(range(16))
@@ -49,15 +53,54 @@ def pack(contents: Iterable[bytes], *, compress: bool = True) -> bytes:
     return file.getvalue()
 
 
+def sealed(contents: Iterable[bytes], recipients: Sequence[str]) -> bytes:
+    """A pack of these blobs, sealed for recipients."""
+    return seal(pack(contents), recipients)
+
+
+def seal(data: bytes, recipients: Sequence[str], step: int = 100_000) -> bytes:
+    """A pack, sealed; it is written in steps of so many bytes."""
+    file = io.BytesIO()
+    writer = SealWriter(file.write, STORE, recipients)
+    for at in range(0, len(data), step):
+        writer.write(memoryview(data)[at : at + step])
+    writer.close()
+    assert writer.size == file.tell()
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who may open packs. public: the recipient."""
+
+    public: str
+    secret: str
+
+    @staticmethod
+    def new() -> Person:
+        identity = pyrage.x25519.Identity.generate()
+        return Person(str(identity.to_public()), str(identity))
+
+    @property
+    def opens(self) -> OpenKey:
+        return lambda keys: open_key(keys, [self.secret])
+
+    def file(self, path: Path) -> Path:
+        """A file with the identity, as age-keygen writes it."""
+        path.write_text(f"# created: today\n# public key: {self.public}\n\n{self.secret}\n")
+        return path
+
+
 def ranges(data: bytes) -> Callable[[int, int], bytes]:
     return lambda start, length: data[start : start + length]
 
 
-def reader(data: bytes) -> PackReader:
-    return PackReader(ranges(data), len(data))
+def reader(data: bytes, open_key: OpenKey = no_key) -> PackReader:
+    return PackReader(ranges(data), len(data), open_key)
 
 
 def key_of(pack: PackReader) -> PackKey:
     """Its key in a bucket."""
     digests = [entry.digest for entry in pack.table]
-    return PackKey.of(digests[0], digests[-1], pack.trailer.pack_id)
+    of = PackKey.of_sealed if pack.sealed else PackKey.of
+    return of(digests[0], digests[-1], pack.trailer.pack_id)

@@ -23,6 +23,8 @@ from blake3 import blake3
 from ntt_backup.pack.ustar import BLOCK
 
 VERSION: Final = 1
+# Of a pack that is sealed, see `seal`.
+SEALED_VERSION: Final = 2
 DIGEST_BYTES: Final = 32
 ID_BYTES: Final = 16
 # The trailer and the two zero blocks that end the archive.
@@ -47,9 +49,10 @@ DENSE_MEMBER: Final = ".ntt/dense"
 DICTIONARY_MEMBER: Final = ".ntt/dict"
 
 _MAGIC: Final = b"NTTPACK\n"
-# magic, version, codecs' highest number, entries, table's offset and bytes, dictionary's offset and
-# bytes, BLAKE3 of the table, pack id, store id
-_TRAILER: Final = struct.Struct("!8sHHIQQQQ32s16s16s")
+_HEAD: Final = struct.Struct("!8sH")
+# After the magic and the version: codecs' highest number, entries, table's offset and bytes,
+# dictionary's offset and bytes, BLAKE3 of the table, pack id, store id
+_TRAILER: Final = struct.Struct("!HIQQQQ32s16s16s")
 _ENTRY: Final = struct.Struct("!32sHIBIIB")
 ENTRY_BYTES: Final = _ENTRY.size
 _SELF_AT: Final = BLOCK - DIGEST_BYTES
@@ -120,20 +123,42 @@ def write_table(entries: Iterable[Entry]) -> bytes:
 
 def write_trailer(trailer: Trailer) -> bytes:
     """Returns the block that `read_trailer` reads."""
-    head = _TRAILER.pack(
-        _MAGIC,
+    return write_block(
         VERSION,
-        ZSTD_DICTIONARY,
-        trailer.entries,
-        trailer.table_offset,
-        trailer.table_bytes,
-        trailer.dictionary_offset,
-        trailer.dictionary_bytes,
-        trailer.table_sum,
-        trailer.pack_id,
-        trailer.store_id,
-    ).ljust(_SELF_AT, b"\0")
+        _TRAILER.pack(
+            ZSTD_DICTIONARY,
+            trailer.entries,
+            trailer.table_offset,
+            trailer.table_bytes,
+            trailer.dictionary_offset,
+            trailer.dictionary_bytes,
+            trailer.table_sum,
+            trailer.pack_id,
+            trailer.store_id,
+        ),
+    )
+
+
+def write_block(version: int, fields: bytes) -> bytes:
+    """Returns the block that `last_block` reads."""
+    head = (_HEAD.pack(_MAGIC, version) + fields).ljust(_SELF_AT, b"\0")
     return head + blake3(head).digest()
+
+
+def last_block(tail: bytes, size: int) -> tuple[int, bytes]:
+    """Returns the version of a pack of that size, and the block of its trailer, which is whole.
+
+    The pack's last bytes, TAIL_BYTES at least, are tail. Raises PackError.
+    """
+    if len(tail) < TAIL_BYTES or not TAIL_BYTES <= size <= MAX_PACK:
+        raise PackError("it is too short, or too long, for a pack")
+    block = bytes(tail[len(tail) - TAIL_BYTES :][:BLOCK])
+    magic, version = _HEAD.unpack_from(block)
+    if magic != _MAGIC:
+        raise PackError("no trailer: it is no pack, or its end is missing")
+    if blake3(block[:_SELF_AT]).digest() != block[_SELF_AT:]:
+        raise PackError("its trailer was altered")
+    return version, block
 
 
 def read_trailer(tail: bytes, size: int) -> Trailer:
@@ -142,16 +167,10 @@ def read_trailer(tail: bytes, size: int) -> Trailer:
     Raises PackError. What it returns is consistent: all it points to lies within the pack, before
     the trailer.
     """
-    if len(tail) < TAIL_BYTES or not TAIL_BYTES <= size <= MAX_PACK:
-        raise PackError("it is too short, or too long, for a pack")
-    block = bytes(tail[len(tail) - TAIL_BYTES :][:BLOCK])
-    magic, version, codecs, entries, table, table_bytes, words, words_bytes, *sums = (
-        _TRAILER.unpack_from(block)
+    version, block = last_block(tail, size)
+    codecs, entries, table, table_bytes, words, words_bytes, *sums = _TRAILER.unpack_from(
+        block, _HEAD.size
     )
-    if magic != _MAGIC:
-        raise PackError("no trailer: it is no pack, or its end is missing")
-    if blake3(block[:_SELF_AT]).digest() != block[_SELF_AT:]:
-        raise PackError("its trailer was altered")
     if version != VERSION or codecs > ZSTD_DICTIONARY:
         raise PackError(f"it has version {version} of the format; this program reads {VERSION}")
     trailer = Trailer(entries, table, words, words_bytes, *sums)

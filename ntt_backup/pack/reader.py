@@ -7,7 +7,7 @@ and no content is given out before its BLAKE3 is its name, except by `content`, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
@@ -17,15 +17,17 @@ from blake3 import blake3
 
 from ntt_backup.pack.format import (
     RAW,
+    TAIL_BYTES,
     ZSTD_DICTIONARY,
     Entry,
     PackError,
     Table,
     read_trailer,
 )
+from ntt_backup.pack.seal import OpenKey, Read, Unsealed, no_key, read_seal, sealed_offset
 
 # One request brings the trailer, and the table of up to 1,300 blobs.
-_FIRST_READ: Final = 1 << 16
+FIRST_READ: Final = 1 << 16
 # Larger blobs that are not compressed need not be held in memory. A compressed one is no larger
 # than MAX_RAW.
 _PIECE: Final = 1 << 23
@@ -33,29 +35,46 @@ _PIECE: Final = 1 << 23
 
 class PackReader:
     """A pack of that size. read(start, length) returns these bytes of it, and raises whatever its
-    owner raises; fewer bytes are a damaged pack.
+    owner raises; fewer bytes are a damaged pack. open_key is called for a pack that is sealed;
+    first: bytes of its end that are read at once.
+
+    Offsets are those of the pack within, where it is sealed. needed_from: what was read to open it
+    begins there, in the bytes that read gives.
 
     Raises PackError for what is no pack, or has a table that is damaged.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._read = read
-        begin = max(0, size - _FIRST_READ)
-        tail = self.range(begin, size - begin)
-        self.trailer = read_trailer(tail, size)
-        start, length = self.trailer.table_offset, self.trailer.table_bytes
-        if start >= begin:
-            table = tail[start - begin :][:length]
+    def __init__(
+        self,
+        read: Read,
+        size: int,
+        open_key: OpenKey = no_key,
+        first: int = FIRST_READ,
+    ) -> None:
+        tail = _Tail(read, size, first)
+        seal = read_seal(tail.data, size)
+        self._read: Read = tail.read
+        if seal is not None:
+            size = seal.size
+            within = Unsealed.of(tail.read, seal, open_key)
+            self._read = within.read
+        last = min(size, TAIL_BYTES)
+        trailer = read_trailer(self.range(size - last, last), size)
+        self.table = Table(self.range(trailer.table_offset, trailer.table_bytes), trailer)
+        self.sealed = seal is not None
+        if seal is None:
+            self.trailer, self._read = trailer, read
+            self.needed_from = trailer.table_offset
         else:
-            table = self.range(start, min(length, begin - start)) + tail[: start + length - begin]
-        self.table = Table(table, self.trailer)
+            if trailer.store_id != seal.store_id:
+                raise PackError("it was made for another bucket than its seal says")
+            self.trailer = replace(trailer, pack_id=seal.pack_id)
+            self._read = within.over(read).read
+            self.needed_from = sealed_offset(trailer.table_offset)
 
     def range(self, start: int, length: int) -> bytes:
         """Returns these bytes, all of them. Raises PackError."""
-        data = self._read(start, length) if length else b""
-        if len(data) != length:
-            raise PackError(f"{len(data)} bytes instead of {length} at {start}: it is cut off")
-        return data
+        return _exactly(self._read, start, length)
 
     def content(self, entry: Entry, stored: bytes) -> bytes:
         """Returns a blob from its stored bytes, decompressed and of the right length, but not
@@ -115,14 +134,41 @@ class PackReader:
         )
 
 
+class _Tail:
+    """The end of a pack, which is kept as far down as it was read."""
+
+    def __init__(self, read: Read, size: int, first: int) -> None:
+        self._read = read
+        self._begin = max(0, size - first)
+        self.data = _exactly(read, self._begin, size - self._begin)
+
+    def read(self, start: int, length: int) -> bytes:
+        begin = self._begin
+        if start + length <= begin:
+            return self._read(start, length)
+        if start < begin:
+            self.data = _exactly(self._read, start, begin - start) + self.data
+            self._begin = start
+        return self.data[start - self._begin :][:length]
+
+
+def _exactly(read: Read, start: int, length: int) -> bytes:
+    data = read(start, length) if length else b""
+    if len(data) != length:
+        raise PackError(f"{len(data)} bytes instead of {length} at {start}: it is cut off")
+    return data
+
+
 class PackFile(PackReader):
     """A pack in a file. Raises OSError, and PackError as any pack."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, open_key: OpenKey = no_key) -> None:
         self.path = path
         self.open()
         try:
-            super().__init__(lambda start, length: os.pread(self.fd, length, start), self.size)
+            super().__init__(
+                lambda start, length: os.pread(self.fd, length, start), self.size, open_key
+            )
         except BaseException:
             self.close()
             raise
@@ -132,6 +178,14 @@ class PackFile(PackReader):
         # A pipe is a pack that is too short, and nothing to wait for.
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.size = os.fstat(self.fd).st_size
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Reads bytes from offset on; returns how many. Raises PackError."""
+        if not self.sealed:
+            return os.preadv(self.fd, [buffer], offset)
+        found = self._read(offset, len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
 
     def close(self) -> None:
         os.close(self.fd)
