@@ -15,8 +15,9 @@ from ntt_backup.objects import open as opening
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.pack.format import Entry
+from ntt_backup.pack.seal import no_key
 from tests.fake_bucket import FakeBucket
-from tests.packs import key_of, pack, reader
+from tests.packs import Person, key_of, pack, reader, seal
 
 
 @pytest.fixture
@@ -38,10 +39,14 @@ def blobid_of(content: bytes) -> str:
     return blake3(content).hexdigest()
 
 
-def put_pack(bucket: Bucket, contents: Iterable[bytes]) -> tuple[StoredPack, tuple[Entry, ...]]:
+def put_pack(
+    bucket: Bucket, contents: Iterable[bytes], seal_for: Person | None = None
+) -> tuple[StoredPack, tuple[Entry, ...]]:
     """Stores a pack of these blobs; returns it as the ledger knows it, and what is in it."""
     data = pack(set(contents))
-    made = reader(data)
+    if seal_for is not None:
+        data = seal(data, [seal_for.public])
+    made = reader(data, no_key if seal_for is None else seal_for.opens)
     name, entries = key_of(made), tuple(made.table)
     info = bucket.put(name.key, data, sha256(data).digest())
     low, high = entries[0].digest.hex(), entries[-1].digest.hex()
@@ -56,11 +61,12 @@ def put_large(bucket: Bucket, content: bytes) -> str:
     return blobid
 
 
-def bucket_settings(url: str = "s3://bucket/backup") -> RemoteConfig:
+def bucket_settings(url: str = "s3://bucket/backup", identity: Path | None = None) -> RemoteConfig:
     """Settings of a target that is a bucket, without a store; waits are short."""
     return RemoteConfig.model_validate(
         {
             "remote": {"url": url, "endpoint": "http://127.0.0.1:1"},
+            "pack": {"identity_file": identity},
             "run": {"backoff_base": 0.01, "backoff_cap": 0.05, "outage_timeout": 5},
         }
     )

@@ -15,6 +15,7 @@ from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.ranges import jobs
 from ntt_backup.objects.tables import PackObject, Tables, entries_of
 from ntt_backup.pack.format import PackError
+from ntt_backup.pack.seal import SealedForOthers
 
 Checkable = StoredPack | Blob
 
@@ -73,7 +74,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
             failures = tuple(sink.failures)
             for place in places(bucket, tables, digest) if failures else ():
                 sink.failures.clear()
-                give_blobs(bucket, place[0], place[1], place[2:], sink)
+                give_blobs(place[0], place[1], place[2:], sink)
                 failures = failures if sink.failures else ()
             return Checked(what, 1, sink.bytes, failures)
         name = PackKey.read(what.key)
@@ -88,7 +89,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
         reader = tables.open(pack)
         entries = list(entries_of(reader, prefix))
         for some in jobs(entries):
-            give_blobs(bucket, pack, reader, some, sink)
+            give_blobs(pack, reader, some, sink)
         failed = {bytes.fromhex(one.blobid): one for one in sink.failures}
         if failed:
             for digest, _ in read_elsewhere(bucket, tables, [*failed], pack):
@@ -97,7 +98,7 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
         return Checked(what, len(entries), sink.bytes, tuple(failed.values()), whole=whole)
     except ObjectMissing:
         return look(bucket, tables, what)
-    except (ObjectArchived, ObjectUnreadable) as trouble:
+    except (ObjectArchived, ObjectUnreadable, SealedForOthers) as trouble:
         text = str(trouble)
         if isinstance(trouble, ObjectArchived):
             text = "it lies in an archive class: thaw it to read it"

@@ -15,6 +15,7 @@ from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import PackObject, Tables, Trouble, names_of
+from ntt_backup.pack.seal import SealedForOthers
 
 _STRAYS: Final = dict(enumerate(StrayKind))
 _DIGITS: Final = 64
@@ -95,6 +96,8 @@ class BucketNames:
                     detail=str(what),
                     hint="nothing is known of the blobs in it: look at the object store's log",
                 )
+            if isinstance(what, SealedForOthers):
+                raise self.tables.keyring.foreign()
             if pack.key not in self._told:
                 self._told.add(pack.key)
                 on_stray(pack.key, StrayKind.UNREADABLE)

@@ -63,7 +63,9 @@ def verify_bucket(
         run_threads(question.workers, lambda _: check.work(), check.step, stop, news)
     finally:
         jobs.close()
-    return check.end()
+    found = check.end()
+    tables.keyring.require_fit()
+    return found
 
 
 @dataclass

@@ -92,7 +92,7 @@ class Checks:
 
     prefix: only blobids that begin so. older_than: seconds since the last check. fraction: a random
     sample of that part. local: what the store should have, instead of what was copied. least: only
-    blobs of at least so many bytes.
+    blobs of at least so many bytes which are not alone in a pack.
 
     Nothing is indexed by the last check, so the server makes the list once, and it is read in
     pages. A connection has one such list at a time.
@@ -111,8 +111,11 @@ class Checks:
     ) -> None:
         self._conn = conn
         parts = _readable(target)
-        parts["chosen"] = fragment("blobs_of_the_store" if local else "copied_blobs", **parts)
+        copied = "copied_blobs" if least is None else "copied_alone"
+        chosen = "blobs_of_the_store" if local else copied
+        parts["chosen"] = fragment(chosen, **parts)
         values = {
+            "target": target,
             "prefix": prefix,
             "older_than": older_than,
             "fraction": fraction,

@@ -22,6 +22,7 @@ from ntt_backup.model import DEFAULT_TARGET
 if TYPE_CHECKING:
     from ntt_backup.catalog.connection import Connection
     from ntt_backup.config import CatalogConfig, ConfigT
+    from ntt_backup.config.sealing import Keyring
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
@@ -52,6 +53,21 @@ def sessions_option(default: int) -> Callable[[Any], Any]:
     )
 
 
+def identity_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the option --identity of a command that reads what may be sealed."""
+    return click.option(
+        "--identity",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
+    )(command)
+
+
+def identity_flag(identity: Path | None) -> dict[str, object]:
+    """Returns the setting that --identity makes."""
+    return {"pack.identity_file": str(identity.absolute()) if identity is not None else None}
+
+
 @dataclass(frozen=True, slots=True)
 class Common:
     """The options before the command."""
@@ -72,6 +88,13 @@ class Common:
         for warning in misspelt(os.environ):
             click.echo(f"warning: {warning}", err=True)
         return load(model, flags=flags, file=self.config, target=self.target)
+
+    def keyring(self, identity: Path | None) -> Keyring:
+        """Returns what opens the packs in files, by --identity or by the settings."""
+        from ntt_backup.config import CatalogConfig
+        from ntt_backup.config.sealing import Keyring
+
+        return Keyring(lambda: identity or self.load(CatalogConfig).pack.identity_file)
 
 
 def connect(settings: CatalogConfig, application: str) -> Connection:

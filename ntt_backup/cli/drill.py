@@ -9,7 +9,14 @@ from pathlib import Path
 
 import click
 
-from ntt_backup.cli.common import Common, prefix_option, result_options, sessions_option
+from ntt_backup.cli.common import (
+    Common,
+    identity_flag,
+    identity_option,
+    prefix_option,
+    result_options,
+    sessions_option,
+)
 from ntt_backup.cli.restore import progress_text
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_failures, report
 from ntt_backup.config import RemoteConfig
@@ -35,6 +42,7 @@ from ntt_backup.ui.progress_line import ProgressLine
 )
 @prefix_option("Restore")
 @sessions_option(default=4)
+@identity_option
 @result_options
 @click.pass_obj
 def drill(
@@ -43,6 +51,7 @@ def drill(
     database: str,
     prefix: str,
     workers: int,
+    identity: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -51,7 +60,8 @@ def drill(
     Catalog and blobs are restored into scratch space, read back and checked. The production
     database and the store are not touched. Exit code 7 when something is wrong.
     """
-    settings = common.load(RemoteConfig, {"catalog.url": database})
+    flags = {"catalog.url": database, **identity_flag(identity)}
+    settings = common.load(RemoteConfig, flags)
     with ProgressLine(sys.stderr, quiet=quiet) as line:
         found = restore_and_prove(
             settings,

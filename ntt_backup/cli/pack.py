@@ -13,6 +13,7 @@ import click
 
 from ntt_backup.cli.common import (
     Common,
+    identity_option,
     prefix_option,
     read_blobids,
     result_options,
@@ -20,10 +21,12 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import StoreConfig
+from ntt_backup.config.sealing import Keyring, require_sealing
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.pack.format import MAX_ENTRIES, PackError
 from ntt_backup.pack.reader import PackFile
+from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.source.packing import Packed, list_store, pack_blobs
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
@@ -57,6 +60,14 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     help="Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
     " packs; see docs/mount.md.",
 )
+@click.option(
+    "--recipient",
+    "recipients",
+    multiple=True,
+    metavar="AGE1...",
+    help="Seal FILE for this public key of age; may be repeated.",
+)
+@identity_option
 @result_options
 @click.pass_obj
 def pack(
@@ -70,6 +81,8 @@ def pack(
     check: bool,
     list_blobs: bool,
     image: Path | None,
+    recipients: tuple[str, ...],
+    identity: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -82,14 +95,17 @@ def pack(
     making = source is not None or names is not None
     if making + check + list_blobs + (image is not None) != 1:
         raise click.UsageError("give one of --from or --list, --check, --list-blobs, and --image")
+    if recipients and not making:
+        raise click.UsageError("--recipient is for a new pack")
     if image is not None:
         _write_image(file, image, prefix, force, as_json)
     if list_blobs:
-        _list_blobs(file, as_json)
+        _list_blobs(_open(file, common.keyring(identity)), as_json)
     if check:
-        _check(file, as_json, quiet)
+        _check(_open(file, common.keyring(identity)), as_json, quiet)
     if names is not None and prefix:
         raise click.UsageError("give only one of --list and --prefix")
+    require_sealing(recipients)
     root = source or common.load(StoreConfig).source.root
     with ProgressLine(sys.stderr, quiet=quiet) as line:
         if names is not None:
@@ -101,6 +117,7 @@ def pack(
                 root,
                 blobids,
                 file.absolute(),
+                recipients,
                 compress=not no_compress,
                 replace=force,
                 on_progress=lambda done: line.show(lambda: _progress_text(done)),
@@ -140,16 +157,16 @@ def _progress_text(done: Packed) -> str:
     )
 
 
-def _list_blobs(file: Path, as_json: bool) -> NoReturn:
-    with _open(file) as found:
+def _list_blobs(pack: PackFile, as_json: bool) -> NoReturn:
+    with pack as found:
         lines = [one.digest.hex() for one in found.table]
         blobs = [{"blobid": one.digest.hex(), "size": one.raw} for one in found.table]
         report({**_about(found), "blobs": blobs}, lines, 0, as_json=as_json)
 
 
-def _check(file: Path, as_json: bool, quiet: bool) -> NoReturn:
+def _check(pack: PackFile, as_json: bool, quiet: bool) -> NoReturn:
     wrong: dict[str, str] = {}
-    with _open(file) as found, ProgressLine(sys.stderr, quiet=quiet) as line:
+    with pack as found, ProgressLine(sys.stderr, quiet=quiet) as line:
         checked = 0
         for number, one in enumerate(found.table, 1):
             try:
@@ -159,7 +176,7 @@ def _check(file: Path, as_json: bool, quiet: bool) -> NoReturn:
             checked += one.raw
             line.show(partial("{:,} of {:,} checked".format, number, len(found.table)))
         fields = {**_about(found), "checked": len(found.table), "bytes": checked, "wrong": wrong}
-        said = [f"checked {amount(len(found.table), checked)} in {file}"]
+        said = [f"checked {amount(len(found.table), checked)} in {pack.path}"]
     if wrong:
         said.append(f"WRONG: {len(wrong):,} of them")
         said += [f"  {printable(text)}" for text in list(wrong.values())[:20]]
@@ -169,11 +186,13 @@ def _check(file: Path, as_json: bool, quiet: bool) -> NoReturn:
     report(fields, said, SOME_FAILED if wrong else 0, as_json=as_json)
 
 
-def _open(file: Path) -> PackFile:
+def _open(file: Path, keyring: Keyring) -> PackFile:
     try:
-        return PackFile(file)
+        return PackFile(file, keyring.open)
     except OSError as error:
         raise ConfigError(f"cannot read {file}", detail=error.strerror or str(error)) from error
+    except SealedForOthers:
+        raise keyring.foreign() from None
     except PackError as error:
         raise ConfigError(
             f"{file} is no whole pack",
@@ -188,4 +207,5 @@ def _about(found: PackFile) -> dict[str, object]:
         "pack_id": found.trailer.pack_id.hex(),
         "store_id": found.trailer.store_id.hex(),
         "size": found.size,
+        "sealed": found.sealed,
     }

@@ -11,7 +11,14 @@ import click
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
-from ntt_backup.cli.common import Common, open_catalog, result_options, writing
+from ntt_backup.cli.common import (
+    Common,
+    identity_flag,
+    identity_option,
+    open_catalog,
+    result_options,
+    writing,
+)
 from ntt_backup.cli.results import fields_of, report
 from ntt_backup.config import Settings
 from ntt_backup.format import duration, many, printable
@@ -57,15 +64,23 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
     is_flag=True,
     help="Make copied blobs pending again that the remote lacks or has with another size.",
 )
+@identity_option
 @result_options
 @click.pass_obj
-def reconcile(common: Common, as_json: bool, out: Path | None, apply: bool, quiet: bool) -> None:
+def reconcile(
+    common: Common,
+    as_json: bool,
+    out: Path | None,
+    apply: bool,
+    identity: Path | None,
+    quiet: bool,
+) -> None:
     """Compare catalog, store and remote by name and size.
 
     Contents are not read; `verify` does that. Exit code 7 when the remote lacks what the catalog
     calls copied.
     """
-    settings = common.load(Settings)
+    settings = common.load(Settings, identity_flag(identity))
     command = "reconcile --apply" if apply else "reconcile"
     with ExitStack() as stack:
         line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))

@@ -11,6 +11,8 @@ import click
 
 from ntt_backup.cli.common import (
     Common,
+    identity_flag,
+    identity_option,
     prefix_option,
     read_blobids,
     require_blobids,
@@ -66,6 +68,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     metavar="FILE",
     help="Write into FILE the keys of a bucket's objects that must be thawed first.",
 )
+@identity_option
 @result_options
 @click.pass_obj
 def restore(
@@ -79,6 +82,7 @@ def restore(
     workers: int,
     trust_size: bool,
     archived: Path | None,
+    identity: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -94,7 +98,7 @@ def restore(
     if of_catalog:
         if destination is not None or prefix or names is not None or blobids:
             raise click.UsageError("--catalog cannot be combined with --to or a choice of blobs")
-        _restore_catalog(common, quiet=quiet)
+        _restore_catalog(common, identity, quiet=quiet)
         return
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
@@ -105,7 +109,7 @@ def restore(
         wanted = Wanted(blobids=read_blobids(names))
     elif blobids:
         wanted = Wanted(blobids=require_blobids(enumerate(blobids, 1), "--blobid"))
-    settings = common.load(RemoteConfig)
+    settings = common.load(RemoteConfig, identity_flag(identity))
     with ExitStack() as stack:
         line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
         keys = None
@@ -125,11 +129,11 @@ def restore(
     report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
 
 
-def _restore_catalog(common: Common, *, quiet: bool) -> None:
+def _restore_catalog(common: Common, identity: Path | None, *, quiet: bool) -> None:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
     from ntt_backup.dump.restore import restore_catalog
 
-    settings = common.load(RemoteConfig)
+    settings = common.load(RemoteConfig, identity_flag(identity))
     found = restore_catalog(settings, lambda text: click.echo(f"warning: {text}", err=True))
     if not quiet:
         next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ntt_backup.cli.common import result_options
+from ntt_backup.cli.common import Common, identity_option, result_options
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.format import amount, duration, printable
 from ntt_backup.restore.unpack import UnpackedAll
@@ -35,12 +35,16 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     help="Number of processes that work in parallel.",
 )
 @click.option("--no-verify", is_flag=True, help="Trust the packs: hash no blob.")
+@identity_option
 @result_options
+@click.pass_obj
 def unpack(
+    common: Common,
     files: tuple[Path, ...],
     destination: Path,
     jobs: int,
     no_verify: bool,
+    identity: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -56,6 +60,7 @@ def unpack(
             destination.absolute(),
             jobs=jobs,
             verify=not no_verify,
+            keyring=common.keyring(identity),
             on_progress=lambda done: line.show(lambda: _progress_text(done)),
         )
     report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)

@@ -13,6 +13,8 @@ from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, veri
 from ntt_backup.audit.verify_bucket import verify_bucket
 from ntt_backup.cli.common import (
     Common,
+    identity_flag,
+    identity_option,
     open_catalog,
     prefix_option,
     result_options,
@@ -48,10 +50,18 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     "--download", is_flag=True, help="Fetch every blob and hash it locally, not on the remote."
 )
 @sessions_option(default=2)
+@identity_option
 @result_options
 @click.pass_obj
 def verify(
-    common: Common, /, local: bool, download: bool, as_json: bool, quiet: bool, **chosen: Any
+    common: Common,
+    /,
+    local: bool,
+    download: bool,
+    identity: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **chosen: Any,
 ) -> None:
     """Check the blobs on the remote by their hashes.
 
@@ -75,7 +85,7 @@ def verify(
                 found = verify_store(conn, store, question, on_progress=progress)
             said = [*lines(found, question), *advice_for_store(found, store.source.root)]
         else:
-            remote = common.load(RemoteConfig)
+            remote = common.load(RemoteConfig, identity_flag(identity))
             with open_catalog(remote, "verify") as conn:
                 check = verify_bucket if remote.remote.kind == "s3" else verify_remote
                 found = check(conn, remote, question, on_progress=progress, on_outage=line.outage)

@@ -81,8 +81,8 @@ class SessionSpec:
     way. meanwhile is called while the remote starts the receiver, cancelled while an answer is
     waited for, and may raise. sync: how the receiver makes a batch durable (`syncfs`, or `fsync` a
     file). bucket: the settings of one, where that is the target; then nothing goes over the
-    transport. dead_before: returns the time of the epoch before which uploads were begun that are
-    nobody's any more; a probe removes them.
+    transport. recipients: whom its packs are sealed for. dead_before: returns the time of the epoch
+    before which uploads were begun that are nobody's any more; a probe removes them.
     """
 
     transport: Transport
@@ -98,6 +98,7 @@ class SessionSpec:
     cancelled: Callable[[], None] = lambda: None
     sync: str = "syncfs"
     bucket: RemoteSettings | None = None
+    recipients: tuple[str, ...] = ()
     dead_before: Callable[[], float] | None = None
 
     @staticmethod
@@ -111,7 +112,16 @@ class SessionSpec:
             run = run.model_copy(update={"codec": "none"})
         bucket = remote if sends and remote.kind == "s3" else None
         transport = transport_to(remote) if bucket is None else Local(0.0)
-        return SessionSpec(transport, remote.path, owner, run_id, slot, run, bucket=bucket)
+        return SessionSpec(
+            transport,
+            remote.path,
+            owner,
+            run_id,
+            slot,
+            run,
+            bucket=bucket,
+            recipients=settings.recipients,
+        )
 
     def channel(self, command: str) -> Channel:
         """Starts the remote command, under this limit."""

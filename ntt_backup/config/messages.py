@@ -101,4 +101,6 @@ def _shown(key: str, value: object) -> str:
         return text
     if key == "catalog.url" or _MAY_HOLD_A_PASSWORD.search(text):
         return "(not shown, it may hold a password)"
+    if "SECRET-KEY" in text.upper():
+        return "(not shown, it is a secret key)"
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."

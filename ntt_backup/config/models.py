@@ -27,6 +27,7 @@ from ntt_backup.config.values import (
     LocalPath,
     LockPath,
     Rate,
+    Recipients,
     Region,
     RemotePath,
     Seconds,
@@ -203,6 +204,15 @@ class DumpSettings(_Section):
     interval: Seconds = Field(default=86400, ge=1, le=366 * 86400)
 
 
+class PackSettings(_Section):
+    """How packs are sealed in a bucket. recipients: public keys of age; none: nothing is sealed.
+    identity_file: the secret keys, which nothing needs but what reads.
+    """
+
+    recipients: Recipients = ()
+    identity_file: LocalPath | None = None
+
+
 class LogSettings(_Section):
     """The JSONL file, and how often a `progress` event goes into it."""
 
@@ -235,6 +245,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_STRATEGY": "run.strategy",
     "NTT_CODEC": "run.codec",
     "NTT_PG_BIN": "dump.bin",
+    "NTT_PACK_RECIPIENTS": "pack.recipients",
+    "NTT_PACK_IDENTITY_FILE": "pack.identity_file",
     "NTT_LOG_JSON": "log.jsonl",
     "NTT_LOCK_FILE": "lock.file",
 }
@@ -251,6 +263,7 @@ class CatalogConfig(BaseModel):
     remote: RemoteSettings | None = None
     run: RunSettings = Field(default=RunSettings(), validate_default=True)
     dump: DumpSettings = DumpSettings()
+    pack: PackSettings = PackSettings()
     log: LogSettings = LogSettings()
     lock: LockSettings = Field(default=LockSettings(), validate_default=True)
 
@@ -267,6 +280,12 @@ class CatalogConfig(BaseModel):
     @classmethod
     def _of_this_target(cls, lock: LockSettings, info: ValidationInfo) -> LockSettings:
         return LockSettings(file=Path(str(lock.file).replace("{target}", info.data["target"])))
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Whom what is sent is sealed for: nobody where the target is no bucket."""
+        bucket = self.remote is not None and self.remote.kind == "s3"
+        return self.pack.recipients if bucket else ()
 
 
 class StoreConfig(CatalogConfig):

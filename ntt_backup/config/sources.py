@@ -119,9 +119,10 @@ def from_file(
             detail=f"its targets are {', '.join(remotes)}",
             hint=f"add a table [targets.{target}] with url",
         )
-    layer = remotes.pop(target)
+    own, layer = remotes.pop(target), Layer()
     for section, table in tables.items():
         layer |= _layer(section, table, section, path)
+    layer |= own
     for former, today in _RENAMED.items():
         if former in layer and today in layer:
             raise ConfigError(
@@ -142,13 +143,21 @@ def _layer(section: str, values: Mapping[str, object], written: str, path: Path)
 
 def _remotes(tables: dict[str, Any], path: Path) -> dict[str, Layer]:
     """Takes `[remote]` and `[targets.*]` out of tables; returns the layers of `remote` by target:
-    the settings of `[remote]` except for the place, with its own laid over them.
+    the settings of `[remote]` except for the place, with its own laid over them. What stands in
+    `[targets.NAME.pack]` is part of the target's layer, too.
     """
     targets = _targets(tables.pop("targets", {}), path)
+    packs = {
+        name: _layer("pack", own.pop("pack"), f"targets.{name}.pack", path)
+        for name, own in targets.items()
+        if isinstance(own.get("pack"), dict)
+    }
     default = _layer("remote", tables.pop(DEFAULT_TARGET, {}), DEFAULT_TARGET, path)
     shared = {key: setting for key, setting in default.items() if key not in PLACE}
     return {DEFAULT_TARGET: default} | {
-        name: _of_its_kind(shared, own) | _layer("remote", own, f"targets.{name}", path)
+        name: _of_its_kind(shared, own)
+        | _layer("remote", own, f"targets.{name}", path)
+        | packs.get(name, {})
         for name, own in targets.items()
     }
 

@@ -129,6 +129,10 @@ def check_remote_path(text: str) -> str:
     return "/" + "/".join(parts)
 
 
+def _words(value: object) -> object:
+    return [one for one in re.split(r"[,\s]+", value) if one] if isinstance(value, str) else value
+
+
 Count = Annotated[int, BeforeValidator(_number), Needs("a whole number")]
 _A_DURATION = "a duration (7d, 12h, 15min, 30s) or a number of seconds"
 Seconds = Annotated[float, BeforeValidator(parse_duration), Needs(_A_DURATION)]
@@ -160,6 +164,12 @@ Region = Annotated[
 ]
 StorageClass = Annotated[
     str, Field(pattern=r"^[A-Z0-9_]{1,32}$"), Needs("a storage class such as STANDARD_IA")
+]
+Recipients = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^age1[a-z0-9]{58}$")], ...],
+    BeforeValidator(_words),
+    Field(max_length=64),
+    Needs("a list of up to 64 public keys of age, age1... with 62 characters,"),
 ]
 LockPath = Annotated[
     LocalPath,

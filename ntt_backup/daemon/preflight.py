@@ -30,6 +30,7 @@ from ntt_backup.catalog.schema_check import verify_rights, verify_schema
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, identity
+from ntt_backup.config.sealing import require_sealing
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.dump.rehearsal import rehearse
@@ -72,6 +73,8 @@ def check(settings: Settings) -> Iterator[Step]:
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
     yield _guarded("target", lambda: _target(settings))
+    if settings.pack.recipients:
+        yield _guarded("sealing", lambda: _sealing(settings))
 
     def open_one() -> Probe:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
@@ -333,6 +336,21 @@ def _target(settings: Settings) -> Step:
     server = f" at {remote.endpoint}" if remote.kind == "s3" and remote.endpoint else ""
     place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]}{server})"
     return Step("", place, warning="; ".join([place, *warnings]) if warnings else "")
+
+
+def _sealing(settings: Settings) -> Step:
+    """Says whom packs are sealed for, and whether they can be."""
+    if not settings.recipients:
+        return Step(
+            "", warning="pack.recipients has no effect: only what goes to a bucket is sealed"
+        )
+    require_sealing(settings.recipients)
+    said = f"packs and dumps are sealed for {many(len(settings.recipients), 'recipient')}"
+    if (file := settings.pack.identity_file) is None:
+        return Step("", said)
+    return Step(
+        "", warning=f"{said}; {file} is set here, so who has this machine can open them all"
+    )
 
 
 def _on_one_disk(*paths: str | Path) -> bool:

@@ -26,6 +26,7 @@ from ntt_backup.objects.ranges import Range, merge
 from ntt_backup.objects.tables import ahead
 from ntt_backup.pack.format import DIGEST_BYTES, MAX_RAW, RAW, Entry, PackError
 from ntt_backup.pack.reader import PackReader, other_content
+from ntt_backup.pack.seal import SealedForOthers
 
 _READERS: Final = 8
 # Ranges that lie this close together are read as one, up to the size of a dense member.
@@ -199,6 +200,8 @@ def _open(source: Source) -> PackReader | PackError | None:
         return None
     try:
         return PackReader(source.read, source.size)
+    except SealedForOthers:
+        raise MountImpossible(f"{source.name} is sealed: that cannot be mounted") from None
     except PackError as problem:
         return problem
 

@@ -44,7 +44,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
     for place, _, names in os.walk(directory, onerror=stop):
         for name in names:
-            if name.endswith(".tar") or is_blobid(name):
+            if name.endswith((".tar", ".sealed")) or is_blobid(name):
                 yield Path(place, name)
 
 

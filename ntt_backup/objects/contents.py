@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
 
 from ntt_backup.client.read_session import ContentSink
 from ntt_backup.objects.bucket import ObjectMissing, ObjectUnreadable
@@ -18,14 +20,13 @@ from ntt_backup.wire.write_messages import Large
 
 # A pack's reader serves several threads, and zstandard's objects one at a time.
 _decompressing = threading.Lock()
+# What comes of reading a pack, or an object, that is not as it should be.
+_Trouble = ObjectMissing | ObjectUnreadable | PackError
+_TROUBLES: Final = (ObjectMissing, ObjectUnreadable, PackError)
 
 
 def give_blobs(
-    bucket: PatientBucket,
-    pack: PackObject,
-    reader: PackReader,
-    entries: Iterable[Entry],
-    sink: ContentSink,
+    pack: PackObject, reader: PackReader, entries: Iterable[Entry], sink: ContentSink
 ) -> None:
     """Hands over blobs of one pack, which come in the order of their offsets.
 
@@ -34,10 +35,18 @@ def give_blobs(
     for wanted in merge(entries):
         if wanted.length > LARGEST_RANGE:
             (entry,) = wanted.entries
-            _give_long(bucket, pack, reader, entry, sink)
+            _give_long(pack, reader, entry, sink)
             continue
         try:
-            found = memoryview(bucket.read(pack.key, wanted.start, wanted.length))
+            found = memoryview(reader.range(wanted.start, wanted.length))
+        except PackError as trouble:
+            # Only some of it may be altered, or cut off.
+            if len(wanted.entries) == 1:
+                _refuse(wanted.entries[0].digest, pack.key, trouble, sink)
+                continue
+            for entry in wanted.entries:
+                give_blobs(pack, reader, [entry], sink)
+            continue
         except (ObjectMissing, ObjectUnreadable) as trouble:
             for entry in wanted.entries:
                 _refuse(entry.digest, pack.key, trouble, sink)
@@ -59,7 +68,7 @@ def give_large(
             sink.not_given(digest, read_messages.MISSING, text)
             return
         size = info.size
-    _give_pieces(bucket, key, 0, Large(digest, size, offset), sink)
+    _give_pieces(partial(bucket.read, key), key, 0, Large(digest, size, offset), sink)
 
 
 def places(
@@ -94,11 +103,11 @@ def read_elsewhere(
             left.remove(digest)
 
 
-def _refuse(
-    digest: bytes, key: str, trouble: ObjectMissing | ObjectUnreadable, sink: ContentSink
-) -> None:
+def _refuse(digest: bytes, key: str, trouble: _Trouble, sink: ContentSink) -> None:
     if isinstance(trouble, ObjectMissing):
         sink.not_given(digest, read_messages.MISSING, f"the object {key} is gone")
+    elif isinstance(trouble, PackError):
+        sink.not_given(digest, read_messages.WRONG, f"{key}: {trouble}")
     else:
         sink.not_given(digest, read_messages.UNREADABLE, str(trouble))
 
@@ -112,40 +121,38 @@ def _give(
             with _decompressing:
                 content = memoryview(reader.content(entry, bytes(stored)))
         except PackError as error:
-            text = f"{pack.key}: {error}"
-            sink.not_given(entry.digest, read_messages.WRONG, text)
+            _refuse(entry.digest, pack.key, error, sink)
             return
     sink.whole(entry.digest, content)
 
 
-def _give_long(
-    bucket: PatientBucket, pack: PackObject, reader: PackReader, entry: Entry, sink: ContentSink
-) -> None:
+def _give_long(pack: PackObject, reader: PackReader, entry: Entry, sink: ContentSink) -> None:
     """Hands over a blob that is too long for one range."""
     if entry.codec == RAW:
-        _give_pieces(bucket, pack.key, entry.offset, Large(entry.digest, entry.raw, 0), sink)
+        large = Large(entry.digest, entry.raw, 0)
+        _give_pieces(reader.range, pack.key, entry.offset, large, sink)
     elif entry.stored > MAX_RAW:
         text = f"{pack.key}: compressed it is longer than it may be"
         sink.not_given(entry.digest, read_messages.WRONG, text)
     else:
         try:
-            stored = bucket.read(pack.key, entry.offset, entry.stored)
-        except (ObjectMissing, ObjectUnreadable) as trouble:
+            stored = reader.range(entry.offset, entry.stored)
+        except _TROUBLES as trouble:
             _refuse(entry.digest, pack.key, trouble, sink)
         else:
             _give(reader, pack, entry, memoryview(stored), sink)
 
 
 def _give_pieces(
-    bucket: PatientBucket, key: str, start: int, large: Large, sink: ContentSink
+    read: Callable[[int, int], bytes], key: str, start: int, large: Large, sink: ContentSink
 ) -> None:
     begun = False
     at = large.offset
     while at < large.size or not begun:
         length = min(LARGEST_RANGE, large.size - at)
         try:
-            piece = bucket.read(key, start + at, length)
-        except (ObjectMissing, ObjectUnreadable) as trouble:
+            piece = read(start + at, length)
+        except _TROUBLES as trouble:
             if begun:
                 sink.end(str(trouble))
             else:

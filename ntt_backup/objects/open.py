@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import BackupError
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.patient import PatientBucket
@@ -29,4 +30,4 @@ def open_to_read(
     backoff = Backoff(run.backoff_base, run.backoff_cap)
     bucket = PatientBucket(open_bucket(remote), backoff, run.outage_timeout, on_outage, stop)
     cache = Cache(f"{remote.endpoint or ''} {remote.url}") if cached else None
-    return bucket, Tables(bucket, cache)
+    return bucket, Tables(bucket, cache, Keyring(lambda: settings.pack.identity_file))

@@ -17,6 +17,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
 
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.model import StoredPack
 from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing, ObjectUnreadable
 from ntt_backup.objects.cache import Cache
@@ -29,7 +30,8 @@ from ntt_backup.objects.keys import (
 )
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.pack.format import Entry, PackError
-from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.reader import FIRST_READ, PackReader
+from ntt_backup.pack.seal import LAST_PIECES
 
 _AT_ONCE: Final = 16
 _KEPT_BYTES: Final = 64 << 20
@@ -95,10 +97,14 @@ def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObjec
 
 class Tables:
     """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
-    only the bucket's own word counts.
+    only the bucket's own word counts. keyring opens what is sealed; what a method raises, it may
+    raise, too.
     """
 
-    def __init__(self, bucket: PatientBucket, cache: Cache | None) -> None:
+    def __init__(
+        self, bucket: PatientBucket, cache: Cache | None, keyring: Keyring | None = None
+    ) -> None:
+        self.keyring = keyring or Keyring()
         self._bucket = bucket
         self._cache = cache
         self._lock = threading.Lock()
@@ -155,10 +161,11 @@ class Tables:
     def _read(self, pack: PackObject, kept: bytes | None) -> tuple[PackReader, bytes]:
         """Returns a pack, and its end."""
         source = _Source(self._bucket, pack, kept)
-        reader = PackReader(source.read, pack.size)
+        first = LAST_PIECES if pack.name.kind == "sealed" else FIRST_READ
+        reader = PackReader(source.read, pack.size, self.keyring.open, first)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:
             raise PackError("it is another pack than its name says")
-        return reader, source.opened(reader.trailer.table_offset)
+        return reader, source.opened(reader.needed_from)
 
 
 class _Source:
@@ -189,11 +196,11 @@ class _Source:
             self._end = found + self._end
         return found
 
-    def opened(self, table_offset: int) -> bytes:
-        """Ends the opening; returns the pack's end from its table on, as far as it is at hand."""
+    def opened(self, needed_from: int) -> bytes:
+        """Ends the opening; returns the pack's end from there on, as far as it is at hand."""
         end, self._end, self._kept = self._end, b"", None
         self._opening = False
-        wanted = self._size - table_offset
+        wanted = self._size - needed_from
         return end[-wanted:] if len(end) >= wanted else b""
 
     def _fetch(self, start: int, length: int) -> bytes:

@@ -33,6 +33,10 @@ class Salvage:
     def close(self) -> None:
         os.close(self.fd)
 
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Reads bytes from offset on; returns how many."""
+        return os.preadv(self.fd, [buffer], offset)
+
     def content(self, entry: Entry, stored: bytes) -> bytes:
         """Returns the content of a member, which is never compressed."""
         return stored

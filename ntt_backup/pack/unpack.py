@@ -45,9 +45,9 @@ class Unpacked:
 
 
 class Unpacker:
-    """Unpacks from the pack behind a descriptor into the blob directory root, by way of stage;
-    all three are descriptors of the caller's. content decompresses. Methods raise OSError for what
-    is about the blob directory.
+    """Unpacks from a pack into the blob directory root, by way of stage; these are descriptors of
+    the caller's. read_into(buffer, offset) reads the pack, content decompresses. Methods raise
+    OSError for what is about the blob directory.
 
     verify: compares each blob with its name before it is published. What the blob directory has is
     always compared.
@@ -55,14 +55,14 @@ class Unpacker:
 
     def __init__(
         self,
-        pack: int,
+        read_into: Callable[[memoryview, int], int],
         content: Callable[[Entry, bytes], bytes],
         root: int,
         stage: int,
         *,
         verify: bool,
     ) -> None:
-        self._pack = pack
+        self._read_into = read_into
         self._content = content
         self._stage = stage
         self._verify = verify
@@ -169,8 +169,8 @@ class Unpacker:
         """
         # The second time without what lies after it, which may be bad.
         for length in (len(self._window), wanted):
-            with suppress(OSError):
-                return os.preadv(self._pack, [self._window[:length]], offset)
+            with suppress(OSError, PackError):
+                return self._read_into(self._window[:length], offset)
         return 0
 
     def _stage_large(self, entry: Entry, path: str, done: Unpacked) -> None:

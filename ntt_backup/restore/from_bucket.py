@@ -32,6 +32,7 @@ from ntt_backup.objects.tables import (
 )
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.restore.target_dir import TargetWriter, destination
 from ntt_backup.restore.work import Wanted, Work
 
@@ -89,6 +90,7 @@ class FromBucket:
             work.thread(lambda: self._jobs(work), lambda writer: self._fetch(work, writer))
 
         run_threads(workers + 1, thread, tick, self._stop, threading.Event())
+        self._tables.keyring.require_fit()
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -146,6 +148,8 @@ class FromBucket:
             work.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
         elif isinstance(trouble, ObjectUnreadable):
             work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, str(trouble)))
+        elif isinstance(trouble, SealedForOthers):
+            work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
         else:
             work.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
 
@@ -171,7 +175,7 @@ class FromBucket:
     def _fetch_blobs(self, work: Work[Job], writer: TargetWriter, job: OfPack) -> None:
         lacking = [one for one in job.entries if not work.has(writer, (one.digest, one.raw))]
         try:
-            give_blobs(self._bucket, job.pack, job.reader, lacking, writer)
+            give_blobs(job.pack, job.reader, lacking, writer)
         except ObjectArchived:
             self._frozen(work, job.pack.key, job.pack.size)
         if not writer.failures:

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.blobdir.open import open_below
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError, DestinationError, WorkerFailed
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.salvage import Salvage
+from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.pack.unpack import Unpacked, Unpacker
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
@@ -66,16 +68,18 @@ def unpack(
     jobs: int,
     verify: bool,
     on_progress: Callable[[UnpackedAll], None],
+    keyring: Keyring | None = None,
 ) -> UnpackedAll:
-    """Unpacks all files. Raises ConfigError for one that cannot be read, DestinationError, and
-    LockHeld.
+    """Unpacks all files; keyring opens those that are sealed. Raises ConfigError for one that
+    cannot be read, DestinationError, and LockHeld.
     """
+    keyring = keyring or Keyring()
     began = time.monotonic()
     done = UnpackedAll()
     with closing(RestoreTarget(to)) as target:
         for number, path in enumerate(files):
             with ExitStack() as stack:
-                pack, entries = _open(path, done)
+                pack, entries = _open(path, keyring, done)
                 stack.callback(pack.close)
                 slices = list(_slices(entries, jobs))
                 checked = verify or isinstance(pack, Salvage)
@@ -95,12 +99,14 @@ def unpack(
     return done
 
 
-def _open(path: Path, done: UnpackedAll) -> tuple[Pack, Slice]:
+def _open(path: Path, keyring: Keyring, done: UnpackedAll) -> tuple[Pack, Slice]:
     """Returns a pack and its blobs; those that can still be found where it is damaged."""
     try:
         try:
-            pack = PackFile(path)
+            pack = PackFile(path, keyring.open)
             return pack, list(pack.table)
+        except SealedForOthers:
+            raise keyring.foreign() from None
         except PackError as error:
             salvage = Salvage(path)
             found = salvage.entries()
@@ -164,7 +170,7 @@ def _steps(
         stack.callback(os.close, scratch)
         stage = open_below(scratch, str(number))
         stack.callback(os.close, stage)
-        unpacker = Unpacker(pack.fd, pack.content, root, stage, verify=verify)
+        unpacker = Unpacker(pack.read_into, pack.content, root, stage, verify=verify)
         stack.callback(unpacker.close)
         for step in _cut(entries):
             done = unpacker.stage(step)

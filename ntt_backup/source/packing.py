@@ -23,6 +23,7 @@ from ntt_backup.blobdir.syscalls import rename_new
 from ntt_backup.errors import SOME_FAILED, ConfigError, SourceError
 from ntt_backup.model import Blob, Failure, Failures
 from ntt_backup.pack.format import MAX_ENTRIES, pack_id
+from ntt_backup.pack.seal import SealWriter
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
@@ -77,14 +78,16 @@ def pack_blobs(
     root: Path,
     blobids: Sequence[str],
     to: Path,
+    recipients: Sequence[str] = (),
     *,
     compress: bool,
     replace: bool,
     on_progress: Callable[[Packed], None],
 ) -> Packed:
     """Packs blobs, which are sorted and all different. One that is missing or wrong is left out,
-    and reported. replace: a file that is there is replaced at the end, else a ConfigError. Raises
-    SourceError, ConfigError, and OSError for what is about the file.
+    and reported. recipients: whom it is sealed for. replace: a file that is there is replaced at
+    the end, else a ConfigError. Raises SourceError, ConfigError, and OSError for what is about the
+    file.
     """
     if len(blobids) > MAX_ENTRIES:
         raise ConfigError(
@@ -97,7 +100,9 @@ def pack_blobs(
     store = Store(root)
     with whole_file(to, replace=replace) as file, Reader(store) as reader:
         digests: list[bytes] = []
-        writer = PackWriter(file.write, _NO_STORE, b"", compress=compress)
+        seal = SealWriter(file.write, _NO_STORE, recipients) if recipients else None
+        write = file.write if seal is None else seal.write
+        writer = PackWriter(write, _NO_STORE, b"", compress=compress)
         for number, blobid in enumerate(blobids, 1):
             found = reader.read(Blob(blobid), buffer)
             if isinstance(found, TooLarge):
@@ -117,6 +122,9 @@ def pack_blobs(
         writer.pack_id = pack_id(_NO_STORE, digests)
         writer.close()
         done.pack_id, done.size = writer.pack_id.hex(), writer.size
+        if seal is not None:
+            seal.close()
+            done.pack_id, done.size = seal.pack_id.hex(), seal.size
     done.duration_s = time.monotonic() - began
     return done
 

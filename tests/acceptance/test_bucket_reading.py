@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from psycopg import sql
 
 from tests.bucket_environment import BucketEnvironment
 from tests.files import tree
+from tests.packs import Person
 from tests.postgres import Postgres
 
 MIB = 1 << 20
@@ -121,3 +124,45 @@ def test_a_drill_proves_that_all_comes_back_from_the_bucket(
 
     assert (found["proved"], found["lost"], found["wrong"]) == (True, 0, 0)
     assert tree(scratch) == env.in_store()
+
+
+def test_what_is_sealed_comes_back_by_the_identity_alone(
+    bucket_env: BucketEnvironment, postgres: Postgres, scratch_url: str
+) -> None:
+    env, owner = bucket_env, Person.new()
+    key = owner.file(env.root / "backup.key")
+    env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
+    env.write_config(pack={"recipients": [owner.public]}, dump={"bin": str(postgres.programs)})
+    env.fill(100)
+    env.fill(1, seed=2, size=lambda _: 66 * MIB)
+    checked = env.call("check")
+    assert re.search(r"^ok +sealing +.* for 1 recipient$", checked.stdout, re.MULTILINE)
+    env.environ["NTT_PACK_IDENTITY_FILE"] = str(key)
+    assert re.search(
+        r"^warning +sealing .*can open them all", env.call("check").stdout, re.MULTILINE
+    )
+    del env.environ["NTT_PACK_IDENTITY_FILE"]
+
+    assert env.run("run").returncode == 0
+    assert env.call("dump").returncode == 0
+
+    names = [one.key for one in env.bucket.list("")]
+    assert {name.rpartition(".")[2] for name in names} == {"json", "sealed", "age"}
+    assert not [name for name in names if any(Path(one).name in name for one in env.in_store())]
+    assert call(env, "verify")["wrong"] == 0
+    back = str(env.root / "back")
+    for words in (("restore", "--to", back), ("verify", "--download"), ("reconcile",)):
+        refused = env.call(*words)
+        assert refused.returncode == 2
+        assert "no identity is given" in refused.stderr
+        assert len(refused.stderr.strip().splitlines()) <= 2
+    identity = ("--identity", str(key))
+    assert call(env, "restore", "--to", back, *identity)["restored"] == 101
+    assert tree(env.root / "back") == env.in_store()
+    assert call(env, "verify", "--download", *identity)["checked"] == 101
+    scratch = env.root / "scratch"
+    drill = ("drill", "--scratch", str(scratch), "--database", scratch_url)
+    assert call(env, *drill, *identity)["proved"]
+    assert tree(scratch) == env.in_store()
+    for name in ("log", "config"):
+        assert owner.secret not in getattr(env, name).read_text()

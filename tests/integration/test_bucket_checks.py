@@ -16,12 +16,13 @@ from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.packs import iter_packs
 from ntt_backup.config import Settings
-from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.errors import ConfigError, RemoteUnreachable
 from ntt_backup.model import Blob, StoredPack
 from ntt_backup.objects import keys
 from tests.bucket_packs import blobid_of, bucket_settings, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import put
+from tests.packs import Person
 
 TARGET = "remote"
 
@@ -41,9 +42,11 @@ def register(conn: Connection, blobs: list[bytes]) -> list[Blob]:
     return rows
 
 
-def back_up(conn: Connection, bucket: FakeBucket, blobs: list[bytes]) -> StoredPack:
+def back_up(
+    conn: Connection, bucket: FakeBucket, blobs: list[bytes], seal_for: Person | None = None
+) -> StoredPack:
     """Puts blobs into a pack and into the ledger, as a run does."""
-    pack, _ = put_pack(bucket, blobs)
+    pack, _ = put_pack(bucket, blobs, seal_for)
     Ledger(conn, TARGET).record(register(conn, blobs), [], [pack])
     return pack
 
@@ -58,10 +61,12 @@ def unproved(conn: Connection) -> set[str]:
     return {pack_id for (pack_id,) in rows}
 
 
-def verified(conn: Connection, *, code: int = 0, **question: Any) -> Findings:
+def verified(
+    conn: Connection, *, code: int = 0, identity: Path | None = None, **question: Any
+) -> Findings:
     found = verify_bucket(
         conn,
-        bucket_settings(),
+        bucket_settings(identity=identity),
         Question(**question),
         on_progress=lambda found: None,
         on_outage=lambda error, seconds: None,
@@ -212,12 +217,14 @@ def compared(
     store = tmp_path / "store"
     store.mkdir()
 
-    def compare(stored: list[bytes], *, apply: bool = False) -> tuple[Comparison, dict[str, int]]:
+    def compare(
+        stored: list[bytes], *, apply: bool = False, identity: Path | None = None
+    ) -> tuple[Comparison, dict[str, int]]:
         for one in stored:
             put(store, one)
         settings = Settings.model_validate(
             {
-                **bucket_settings().model_dump(include={"run"}),
+                **bucket_settings(identity=identity).model_dump(include={"run", "pack"}),
                 "source": {"root": str(store)},
                 "remote": {"url": "s3://bucket/backup", "endpoint": "http://127.0.0.1:1"},
             }
@@ -282,3 +289,64 @@ def test_what_no_pack_names_is_pending_again(
     bucket.objects.clear()
     with pytest.raises(RemoteUnreachable):
         compared(everything, apply=True)
+
+
+# --- sealed packs ---------------------------------------------------------------------------------
+
+
+def test_sealed_packs_are_looked_at_by_anybody_and_read_by_an_identity(
+    catalog: Connection, bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    owner = Person.new()
+    key, other = owner.file(tmp_path / "key"), Person.new().file(tmp_path / "other")
+    large = [random.Random(7).randbytes(150_000)]
+    packs = [
+        back_up(catalog, bucket, one, owner) for one in (contents(40, 1), contents(40, 2), large)
+    ]
+
+    # Nobody looks for an object of the large blob's own.
+    assert verified(catalog).checked == 81
+    for identity, said in ((None, "no identity is given"), (other, "for other identities")):
+        with pytest.raises(ConfigError, match=said):
+            verified(catalog, identity=identity, way="download")
+        catalog.execute("close all")
+    assert not pending(catalog)
+    found = verified(catalog, identity=key, way="download")
+    assert (found.checked, found.complete) == (81, True)
+    assert not unproved(catalog)
+
+    flip(bucket, packs[0].key, 70_000)
+    bad = verified(catalog, identity=key, way="download", code=7).wrong.counts
+    assert bad.keys() == {"remote-corrupt"}
+    assert len(pending(catalog)) == bad.total() < 20
+    del bucket.objects[packs[1].key]
+    with pytest.raises(ConfigError, match="no identity is given"):
+        verified(catalog)
+    catalog.execute("close all")
+    verified(catalog, identity=key, code=7)
+    assert pending(catalog) >= {blobid_of(one) for one in contents(40, 2)}
+    assert len(list(iter_packs(catalog, TARGET))) == 2
+
+
+def test_a_ledger_is_refilled_from_sealed_packs_by_an_identity(
+    catalog: Connection, bucket: FakeBucket, tmp_path: Path, compared: Callable[..., Any]
+) -> None:
+    owner, blobs = Person.new(), contents(50, 1)
+    key, other = owner.file(tmp_path / "key"), Person.new().file(tmp_path / "other")
+    # The second one is what a run has left that died before it was recorded.
+    packs = [put_pack(bucket, blobs, owner)[0] for _ in range(2)]
+    register(catalog, blobs)
+
+    for identity, said in ((None, "no identity is given"), (other, "for other identities")):
+        with pytest.raises(ConfigError, match=said):
+            compared(blobs, apply=True, identity=identity)
+    assert len(pending(catalog)) == 50
+    seen, _ = compared(blobs, apply=True, identity=key)
+
+    assert seen.marked == 50
+    assert not pending(catalog)
+    assert {one.pack_id: one for one in iter_packs(catalog, TARGET)} == {
+        one.pack_id: one for one in packs
+    }
+    assert compared(blobs, identity=key)[1] == {}

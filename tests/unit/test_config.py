@@ -26,6 +26,7 @@ path = "/storage"
 identity_file = "/keys/id"
 """
 SECRET = "hunter2"
+RECIPIENT = f"age1{'q' * 58}"
 
 
 def names(folder: str) -> list[str]:
@@ -231,6 +232,7 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_STRATEGY": "tar",
         "NTT_CODEC": "zstd-1",
         "NTT_READ_ORDER": "extent",
+        "NTT_PACK_RECIPIENTS": f"{RECIPIENT}, {RECIPIENT}",
     }
     environ = {name: values.get(name, f"/{name}") for name in ENVIRONMENT}
     settings = load(Settings, environ=environ)
@@ -238,7 +240,8 @@ def test_every_variable_sets_its_own_key() -> None:
     for name, key in ENVIRONMENT.items():
         table, _, field = key.partition(".")
         found[name] = str(getattr(getattr(settings, table), field))
-    assert found == environ | {"NTT_BATCH_BYTES": "23000"}
+    recipients = str((RECIPIENT, RECIPIENT))
+    assert found == environ | {"NTT_BATCH_BYTES": "23000", "NTT_PACK_RECIPIENTS": recipients}
 
 
 def test_an_empty_variable_counts_as_not_set(file: Path) -> None:
@@ -332,6 +335,27 @@ def test_a_target_has_its_own_place_and_shares_other_settings(file: Path) -> Non
     assert nas.remote.identity_file == Path("/keys/id")
     vault = load(Settings, file=file, environ={})
     assert (vault.target, vault.remote.host, vault.remote.port) == ("remote", "vault", 2222)
+
+
+def test_a_target_seals_for_recipients_of_its_own(file: Path) -> None:
+    other = RECIPIENT.replace("q", "p")
+    file.write_text(
+        f"{GOOD}[pack]\nrecipients = ['{RECIPIENT}']\n[targets.vault]\nurl = 's3://a/b'\n"
+        f"[targets.vault.pack]\nrecipients = ['{other}']\n[targets.box]\nurl = 's3://a/c'\n"
+        "[targets.open]\nurl = 's3://a/d'\npack.recipients = []\n"
+    )
+    found = {
+        name: load(Settings, environ={}, file=file, target=name).recipients
+        for name in ("vault", "box", "open", "remote")
+    }
+    assert found == {"vault": (other,), "box": (RECIPIENT,), "open": (), "remote": ()}
+
+
+@pytest.mark.parametrize("value", ["['age1short']", "'x'", "[1]", "['AGE-SECRET-KEY-1QQQ']"])
+def test_what_is_no_recipient_is_refused(file: Path, value: str) -> None:
+    error = refused(f"{GOOD}[pack]\nrecipients = {value}\n", path=file)
+    assert "public keys of age" in error.message
+    assert "QQQ" not in str(error)
 
 
 def test_a_target_inherits_no_part_of_its_place(file: Path) -> None:

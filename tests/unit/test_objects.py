@@ -18,6 +18,7 @@ from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
 from ntt_backup.pack.reader import PackReader
+from ntt_backup.pack.seal import OpenKey, no_key
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import objects
 from ntt_backup.upload.strategies.objects import ObjectsSession
@@ -25,6 +26,7 @@ from ntt_backup.upload.strategies.outbox import Meter
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.fake_bucket import FakeBucket
 from tests.files import put
+from tests.packs import Person
 from tests.patience import PATIENCE
 
 PART = 5 * 1024**2
@@ -39,6 +41,8 @@ class Scene:
         self.content = 0
         self.wire = 0
         self.run: dict[str, Any] = {}
+        self.recipients: tuple[str, ...] = ()
+        self.open_key: OpenKey = no_key
 
     def session(self, pace: Any = None) -> ObjectsSession:
         spec = SessionSpec(
@@ -48,6 +52,7 @@ class Scene:
             "run",
             "0",
             RunSettings(window=2, **self.run),
+            recipients=self.recipients,
             on_bytes=lambda count: setattr(self, "wire", self.wire + count),
             on_content=lambda count: setattr(self, "content", self.content + count),
         )
@@ -65,7 +70,8 @@ class Scene:
         found: dict[str, bytes] = {}
         for key, content in self.bucket.objects.items():
             if key.startswith(PACKS):
-                reader = PackReader(partial(self.bucket.get_range, key), len(content))
+                read = partial(self.bucket.get_range, key)
+                reader = PackReader(read, len(content), self.open_key)
                 for entry in reader.table:
                     assert entry.digest.hex() not in found
                     found[entry.digest.hex()] = reader.read_blob(entry)
@@ -329,3 +335,69 @@ def test_a_weak_bucket_that_overwrites_and_keeps_no_checksum_is_survived(scene: 
     receipt(settled(session))
     assert scene.stored() == scene.in_store(blobs)
     assert scene.bucket.requests["get_range"] >= 2
+
+
+# --- sealed packs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def owner(scene: Scene) -> Person:
+    """Who alone may open what is sent."""
+    owner = Person.new()
+    scene.recipients, scene.open_key = (owner.public,), owner.opens
+    return owner
+
+
+@pytest.mark.usefixtures("owner")
+def test_what_is_sealed_tells_no_name_and_no_content(scene: Scene) -> None:
+    blobs = scene.blobs(0, 1, 513, 70_000, 5_900_000, 7_000_000, 11_000_001)
+    session = scene.session()
+
+    got = receipt(exchange(session, batch(blobs)))
+    session.close()
+
+    contents = scene.in_store(blobs)
+    assert scene.stored() == contents
+    assert {blob.blobid for blob in got.stored} == contents.keys()
+    assert sorted(pack.blobs for pack in got.packs) == [1, 1, 5]
+    for pack in got.packs:
+        data = scene.bucket.objects[pack.key]
+        info = scene.bucket.head(pack.key)
+        assert info is not None
+        assert (pack.size, pack.checksum) == (len(data), info.checksum)
+        low, high = pack.key.rpartition("/")[2].split("-")[:2]
+        assert (low, high) == (pack.low[:2].ljust(16, "0"), pack.high[:2].ljust(16, "f"))
+        for blobid, content in contents.items():
+            assert blobid[2:8] not in pack.key
+            assert bytes.fromhex(blobid)[:8] not in data
+            assert len(content) < 32 or content[:16] not in data
+    assert not [key for key in scene.bucket.objects if key.startswith(BLOBS)]
+    assert scene.content == sum(map(len, contents.values()))
+
+
+@pytest.mark.usefixtures("owner")
+def test_what_is_sealed_is_sealed_anew_for_another_attempt(scene: Scene) -> None:
+    blobs = scene.blobs(10, 20_000, 6_500_000)
+    for attempt in (1, 2):
+        session = scene.session()
+        got = receipt(exchange(session, batch(blobs, attempt=attempt)))
+        session.close()
+        assert len(got.stored) == 3
+    assert len(scene.bucket.objects) == 4
+    assert len({content[:100] for content in scene.bucket.objects.values()}) == 4
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_bad_large_blob_is_left_out_of_what_is_sealed(scene: Scene) -> None:
+    bad, good = scene.blobs(7_000_000, 900)
+    path = scene.root / bad.blobid[:2] / bad.blobid[2:4] / bad.blobid
+    path.write_bytes(bytes(7_000_000))
+    session = scene.session()
+
+    got = receipt(exchange(session, batch((bad, good))))
+    session.close()
+
+    assert [one.blobid for one in got.failed] == [bad.blobid]
+    assert scene.stored() == scene.in_store((good,))
+    assert list(scene.bucket.uploads("")) == []
+    assert scene.content == 900

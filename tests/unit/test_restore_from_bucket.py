@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
+from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import store_format
 from ntt_backup.objects.keys import blob_key
+from ntt_backup.pack.format import Entry
+from ntt_backup.pack.seal import PIECE, SEALED_PIECE
 from ntt_backup.restore.restore import restore
 from ntt_backup.restore.work import Restored, Wanted
 from tests.bucket_packs import blobid_of, bucket_settings, by_path, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket
 from tests.files import tree
+from tests.packs import Person
 
 MIB = 1 << 20
 
@@ -38,7 +41,8 @@ def run(tmp_path: Path, wanted: Wanted, **changes: Any) -> Restored:
         "on_outage": lambda error, seconds: None,
         **changes,
     }
-    return restore(bucket_settings(), tmp_path / "back", wanted, **options)
+    settings = bucket_settings(identity=options.pop("identity", None))
+    return restore(settings, tmp_path / "back", wanted, **options)
 
 
 def reasons(done: Restored) -> dict[str, str]:
@@ -300,3 +304,73 @@ def test_a_large_blob_is_resumed_and_a_wrong_part_fetched_again(
     (tmp_path / "back" / blobid[:2] / blobid[2:4] / blobid).unlink()
     flip(bucket, blob_key(blobid), 1)
     assert reasons(run(tmp_path, Wanted())) == {blobid: "remote-corrupt"}
+
+
+# --- sealed packs ---------------------------------------------------------------------------------
+
+
+def test_what_is_sealed_comes_back_by_an_identity(bucket: FakeBucket, tmp_path: Path) -> None:
+    owner = Person.new()
+    sealed, plain = blobs(300, 1), blobs(50, 2)
+    large = random.Random(3).randbytes(20 * MIB)
+    for some in (sealed, [large]):
+        put_pack(bucket, some, owner)
+    put_pack(bucket, [*plain, *sealed[:40]])
+    keys = {"identity": owner.file(tmp_path / "key")}
+
+    done = run(tmp_path, Wanted(), **keys)
+
+    assert not done.wrong
+    assert tree(tmp_path / "back") == by_path([*sealed, *plain, large])
+    wanted = sealed[40:60]
+    for name in ("first", "by the cache"):
+        done = run(tmp_path / name, chosen(wanted), **keys)
+        assert not done.wrong
+        assert tree(tmp_path / name / "back") == by_path(wanted)
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*-*"))
+    assert not [one for one in sealed if bytes.fromhex(blobid_of(one)) in kept and one not in plain]
+
+
+def test_without_the_right_identity_one_line_says_so(bucket: FakeBucket, tmp_path: Path) -> None:
+    put_pack(bucket, blobs(10), Person.new())
+    stranger = Person.new().file(tmp_path / "key")
+
+    with pytest.raises(ConfigError, match="no identity is given") as missing:
+        run(tmp_path, Wanted())
+    with pytest.raises(ConfigError, match="for other identities than those in") as wrong:
+        run(tmp_path, Wanted(), identity=stranger)
+
+    assert (missing.value.exit_code, wrong.value.exit_code) == (2, 2)
+
+
+def test_a_pack_that_is_sealed_for_others_costs_that_pack_alone(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    owner, good = Person.new(), blobs(20, 1)
+    put_pack(bucket, good, owner)
+    foreign, _ = put_pack(bucket, blobs(20, 2), Person.new())
+
+    done = run(tmp_path, Wanted(), identity=owner.file(tmp_path / "key"))
+
+    assert reasons(done) == {foreign.key: "remote-unreadable"}
+    assert tree(tmp_path / "back") == by_path(good)
+
+
+def test_a_damaged_piece_costs_the_blobs_in_it(bucket: FakeBucket, tmp_path: Path) -> None:
+    owner = Person.new()
+    contents = [random.Random(seed).randbytes(50_000) for seed in range(40)]
+    pack, entries = put_pack(bucket, contents, owner)
+    place = 20 * PIECE + 5
+    hit = {one.digest.hex() for one in entries if touches(one, place // PIECE)}
+    flip(bucket, pack.key, place // PIECE * SEALED_PIECE + 5)
+
+    done = run(tmp_path, Wanted(), identity=owner.file(tmp_path / "key"))
+
+    assert reasons(done) == dict.fromkeys(hit, "remote-corrupt")
+    right = [one for one in contents if blobid_of(one) not in hit]
+    assert tree(tmp_path / "back") == by_path(right)
+
+
+def touches(entry: Entry, piece: int) -> bool:
+    """Whether a byte of it lies in that piece."""
+    return entry.offset // PIECE <= piece <= (entry.offset + entry.stored - 1) // PIECE

@@ -4,6 +4,13 @@
 -- What `verify` checks on the remote.
 {copied};
 
+-- name: copied_alone
+-- What `verify` checks in a bucket beside the packs. A blob that is alone in a pack is one of these.
+{copied} and size >= %(least)s::bigint
+    and blobid not in (
+        select low from ntt_backup.packs where target = %(target)s and low = high
+    );
+
 -- name: blobs_of_the_store
 -- What `verify --local` checks: whatever the store should have.
 {copy_failed} is not true;
@@ -20,7 +27,6 @@ where {chosen} and blobid is not null and starts_with(blobid, %(prefix)s::text)
         or {last_checked} < now() - make_interval(secs => %(older_than)s::float8)
     )
     and (%(fraction)s::float8 is null or random() < %(fraction)s::float8)
-    and (%(least)s::bigint is null or size >= %(least)s::bigint)
 order by {last_checked} nulls first, blobid;
 
 -- name: count_checks

@@ -6,14 +6,15 @@ dropped and made anew without it. The receipt is the bucket's checksum of the wh
 with ours.
 
 A key follows from the blobs alone. So a batch that is sent again finds what was stored of it,
-whether its answer was lost or its sender died.
+whether its answer was lost or its sender died. A sealed pack has another key each time; there large
+blobs are packs, too, since no key may tell a blobid.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,10 +23,11 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.client.connection import SessionSpec
+from ntt_backup.config.sealing import require_sealing, seal_writer
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
-from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack
+from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack, total_size
 from ntt_backup.objects import store_format
-from ntt_backup.objects.bucket import Bucket, sweep
+from ntt_backup.objects.bucket import Bucket, Buffer, sweep
 from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, PackKey, blob_key
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
@@ -47,6 +49,7 @@ def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
     """Opens a session."""
     assert spec.bucket is not None
     meter = Meter(spec.pace)
+    require_sealing(spec.recipients)
     bucket = open_bucket(spec.bucket, meter)
     if (store_id := store_format.read(bucket)) is None:
         raise store_format.gone(spec.bucket.url)
@@ -187,21 +190,21 @@ class ObjectsSession:
         blobs = sorted(small.values(), key=lambda blob: blob.blobid)
         while blobs and (apart := self._put_pack(flight, reader, blobs)):
             for one in apart:
-                if isinstance(one, Failure):
-                    flight.failed.append(one)
-                else:
-                    self._put_apart(flight, reader, one)
+                self._put_apart(flight, reader, one)
             gone = {one.blobid for one in apart}
             blobs = [blob for blob in blobs if blob.blobid not in gone]
 
-    def _put_apart(self, flight: _Flight, reader: Reader, blob: Blob) -> None:
-        """Sends a large blob as an object of its own, or as a pack where something else has its
-        key.
+    def _put_apart(self, flight: _Flight, reader: Reader, one: Blob | Failure) -> None:
+        """Sends a large blob as an object of its own, or as a pack where it is sealed, or where
+        something else has its key; notes one that is bad.
         """
-        if blob_key(blob.blobid) in self._taken:
-            bad = self._put_pack(flight, reader, [blob])
-            flight.failed += [one for one in bad if isinstance(one, Failure)]
-        elif (failure := self._put_large(flight, reader, blob)) is not None:
+        examined = one if isinstance(one, Failure) else reader.examine(one, verify=False)
+        if isinstance(examined, Failure):
+            flight.failed.append(examined)
+        elif self._spec.recipients or blob_key(one.blobid) in self._taken:
+            for again in self._put_pack(flight, reader, [examined[0]]):
+                self._put_apart(flight, reader, again)
+        elif (failure := self._put_large(flight, reader, examined[0])) is not None:
             flight.failed.append(failure)
 
     def _put_pack(
@@ -215,42 +218,50 @@ class ObjectsSession:
         while name.key in self._taken:
             other = pack_id(self._store_id, [bytes.fromhex(name.pack_id)])
             name = PackKey.of(digests[0], digests[-1], other)
-        out = self._outbox.begin(name.key, look=flight.look)
+        within, recipients = bytes.fromhex(name.pack_id), self._spec.recipients
+        write: Callable[[Buffer], None] = lambda data: self._outbox.write(out, data)  # noqa: E731
+        if seal := seal_writer(write, self._store_id, recipients) if recipients else None:
+            name = PackKey.of_sealed(digests[0], digests[-1], seal.pack_id)
+            write = seal.write
+        # What is sealed takes a little more.
+        size = total_size(blobs) * 1001 // 1000
+        out = self._outbox.begin(name.key, size, look=flight.look and seal is None)
         sent: list[Blob] = []
         bad: list[Failure | Blob] = []
         with self._dropped_unless_finished(out):
-            writer = PackWriter(
-                lambda data: self._outbox.write(out, data),
-                self._store_id,
-                bytes.fromhex(name.pack_id),
-                compress=self._spec.run.codec != "none",
-            )
+            compress = self._spec.run.codec != "none"
+            writer = PackWriter(write, self._store_id, within, compress=compress)
             for blob, digest in zip(blobs, digests, strict=True):
                 found = reader.read(blob, self._buffer)
                 if isinstance(found, TooLarge):
                     if blob.expected < LARGE_BLOB <= found.blob.expected:
                         bad.append(found.blob)
                         continue
-                    found = self._pass_on(reader, found.blob, None if bad else writer)
-                elif isinstance(found, int) and not bad:
-                    writer.add(digest, self._buffer[:found])
+                    found = self._pass_on(flight, reader, found.blob, None if bad else writer)
+                elif isinstance(found, int):
+                    if not bad:
+                        writer.add(digest, self._buffer[:found])
+                    self._carry(flight, 0 if bad else found)
                 if isinstance(found, Failure):
                     # The rest is only read, to know all that are bad.
                     bad.append(found)
                 else:
                     sent.append(Blob(blob.blobid, found))
-                    self._carry(flight, 0 if bad else found)
             if not bad:
                 writer.close()
+                if seal is not None:
+                    seal.close()
                 self._outbox.finish(out)
                 flight.packed.append((out, name, sent))
         if bad:
             done = [blob for _, blob in flight.large]
             done += [blob for _, _, some in flight.packed for blob in some]
-            self._correct_content(flight, sum(blob.size or 0 for blob in done))
+            self._correct_content(flight, total_size(done))
         return bad
 
-    def _pass_on(self, reader: Reader, blob: Blob, writer: PackWriter | None) -> int | Failure:
+    def _pass_on(
+        self, flight: _Flight, reader: Reader, blob: Blob, writer: PackWriter | None
+    ) -> int | Failure:
         """Reads a blob in pieces, into the pack where there is one; returns its size."""
         size = blob.size or 0
         if writer is not None:
@@ -263,6 +274,7 @@ class ObjectsSession:
                     if writer is not None:
                         writer.more(self._buffer[:count])
                     left -= count
+                    self._carry(flight, 0 if writer is None else count)
                     self._hear()
         except OSError as error:
             return reader.failure(blob, error)
@@ -270,10 +282,6 @@ class ObjectsSession:
 
     def _put_large(self, flight: _Flight, reader: Reader, blob: Blob) -> Failure | None:
         """Sends a blob as an object of its own; one that is bad is returned, and not sent."""
-        examined = reader.examine(blob, verify=False)
-        if isinstance(examined, Failure):
-            return examined
-        blob = examined[0]
         left = blob.size or 0
         out = self._outbox.begin(blob_key(blob.blobid), left, look=flight.look)
         found, carried = blake3(), 0

@@ -1,0 +1,136 @@
+"""Who may open what is sealed: the identities of age in the operator's file, and what is wrong with
+them, in his words.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from ntt_backup.errors import ConfigError
+from ntt_backup.pack.seal import (
+    Buffer,
+    PackKey,
+    SealedForOthers,
+    SealUnusable,
+    SealWriter,
+    known_identities,
+    known_recipients,
+    open_key,
+)
+
+_BEGINS: Final = "AGE-SECRET-KEY-1"
+_MOST_BYTES: Final = 1 << 20
+
+
+class Keyring:
+    """Opens what is sealed by the identities in a file, which is read when the first of it is met.
+
+    For several threads. find: returns the file, None where none is given; is called then, too.
+    """
+
+    def __init__(self, find: Callable[[], Path | None] = lambda: None) -> None:
+        self._find = find
+        self._file: Path | None = None
+        self._lock = threading.Lock()
+        self._opened = False
+        self._refused = False
+
+    def open(self, keys: bytes) -> PackKey:
+        """Returns the key of a pack; see `pack.seal.OpenKey`. Raises SealedForOthers, which is for
+        one pack, and ConfigError, which is for all.
+        """
+        try:
+            found = open_key(keys, self.identities)
+        except SealedForOthers:
+            self._refused = True
+            raise
+        except SealUnusable as error:
+            raise self._unusable(error) from None
+        self._opened = True
+        return found
+
+    def require_fit(self) -> None:
+        """Raises ConfigError where packs were met, and none of them could be opened."""
+        if self._refused and not self._opened:
+            raise self.foreign()
+
+    def foreign(self) -> ConfigError:
+        """Returns the error for what is sealed for others."""
+        return ConfigError(
+            f"what is sealed is sealed for other identities than those in {self._file}",
+            hint="give the file of a recipient that it was sealed for: --identity FILE, or"
+            " pack.identity_file",
+        )
+
+    @property
+    def identities(self) -> Sequence[str]:
+        """The secret keys. Raises ConfigError."""
+        with self._lock:
+            return self._read
+
+    @cached_property
+    def _read(self) -> Sequence[str]:
+        self._file = file = self._find()
+        if file is None:
+            raise ConfigError(
+                "what is to be read is sealed, and no identity is given that opens it",
+                hint="give the file of an age identity: --identity FILE, or pack.identity_file"
+                " (NTT_PACK_IDENTITY_FILE)",
+            )
+        try:
+            with file.open(encoding="utf-8", errors="replace") as opened:
+                lines = opened.read(_MOST_BYTES).splitlines()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the identity file {file}",
+                detail=error.strerror or str(error),
+                hint="name another by --identity or pack.identity_file, or correct its permissions",
+            ) from error
+        found = [line for one in lines if (line := one.strip()) and not line.startswith("#")]
+        if not found or not all(one.startswith(_BEGINS) for one in found):
+            raise ConfigError(
+                f"{file} is no identity file of age",
+                detail=f"a line {_BEGINS}... is needed, and no others but comments",
+                hint="`age-keygen -o FILE` makes one; what `age -p` has encrypted, `age -d` opens",
+            )
+        try:
+            known_identities(found)
+        except SealUnusable as error:
+            raise self._unusable(error) from None
+        return found
+
+    def _unusable(self, error: SealUnusable) -> ConfigError:
+        return ConfigError(f"{self._file} cannot be used as an identity", detail=str(error))
+
+
+def require_sealing(recipients: Sequence[str]) -> None:
+    """Raises ConfigError where nothing can be sealed for these recipients."""
+    if not recipients:
+        return
+    try:
+        known_recipients(recipients)
+    except SealUnusable as error:
+        raise cannot_seal(error) from None
+
+
+def seal_writer(
+    write: Callable[[Buffer], object], store_id: bytes, recipients: Sequence[str]
+) -> SealWriter:
+    """Returns what seals one pack. Raises ConfigError."""
+    try:
+        return SealWriter(write, store_id, recipients)
+    except SealUnusable as error:
+        raise cannot_seal(error) from None
+
+
+def cannot_seal(error: SealUnusable) -> ConfigError:
+    """Returns the error for what cannot be sealed."""
+    return ConfigError(
+        "cannot seal packs for the recipients",
+        detail=str(error),
+        hint="pack.recipients and --recipient take public keys, age1..., as age-keygen prints them",
+    )
