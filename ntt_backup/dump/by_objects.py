@@ -3,6 +3,9 @@
 A dump goes up in parts as pg_dump writes it, and the bucket compares each part with its SHA-256. It
 becomes an object, under its name, only when it is asked to: until then its parts are
 visible to nobody.
+
+Where there are recipients it is sealed by age on its way, and called `NAME.age`. Its record is not:
+what is in that tells the names of host and database, and when it was made.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
+from ntt_backup.config.sealing import Keyring
+from ntt_backup.dump.age_stream import Sealing, opened
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import store_format
@@ -32,49 +38,67 @@ from ntt_backup.objects.keys import DUMPS
 from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
 
 _RECORD: Final = ".json"
+_SEALED: Final = ".age"
 _PIECE: Final = 8 * 1024**2
 
 
 class DumpsByObjects:
-    """Has the methods of `DumpsByReceiver`, except those of an upload."""
+    """Has the methods of `DumpsByReceiver`, except those of an upload. recipients: whom dumps are
+    sealed for. keyring opens those that are sealed.
+    """
 
-    def __init__(self, bucket: Bucket, part_size: int) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        part_size: int,
+        recipients: Sequence[str] = (),
+        keyring: Keyring | None = None,
+    ) -> None:
         self._bucket = bucket
         self._part_size = part_size
+        self._recipients = recipients
+        self._keyring = keyring or Keyring()
 
     def contents(self) -> Contents:
         sizes = {info.key.removeprefix(DUMPS): info.size for info in self._bucket.list(DUMPS)}
-        names = {name.removesuffix(_RECORD) for name in sizes}
+        names = {name.removesuffix(_RECORD).removesuffix(_SEALED) for name in sizes}
         dumps = [
-            Stored(name, sizes.get(name), self._record(name) if name + _RECORD in sizes else None)
+            Stored(
+                name,
+                sizes.get(name + _SEALED, sizes.get(name)),
+                self._record(name) if name + _RECORD in sizes else None,
+            )
             for name in names
             if is_name(name)
         ]
         return Contents.of(dumps, placed=store_format.read(self._bucket) is not None)
 
     def try_out(self) -> None:
-        trial = UploadByObjects(self._bucket, f"{DUMPS}trial", self._part_size)
+        trial = UploadByObjects(self._bucket, f"{DUMPS}trial", self._part_size, self._recipients)
         trial.send(b"0")
         trial.finish()
         trial.give_up()
 
     def upload(self, name: str) -> UploadByObjects:
         sweep(self._bucket, (DUMPS,), time.time() - DEAD_SECONDS)
-        return UploadByObjects(self._bucket, DUMPS + name, self._part_size)
+        return UploadByObjects(self._bucket, DUMPS + name, self._part_size, self._recipients)
 
     def drop(self, names: Sequence[str]) -> int:
         for name in names:
             # In this order: what has a record is found again.
-            self._bucket.delete(DUMPS + name)
-            self._bucket.delete(DUMPS + name + _RECORD)
+            for kind in ("", _SEALED, _RECORD):
+                self._bucket.delete(DUMPS + name + kind)
         return len(names)
 
     def fetch(self, name: str) -> Generator[bytes, None, None]:
+        sealed = self._bucket.head(DUMPS + name + _SEALED) is not None
+        key = DUMPS + name + (_SEALED if sealed else "")
+        pieces = _pieces(self._bucket, key)
         try:
-            yield from _pieces(self._bucket, DUMPS + name)
+            yield from opened(pieces, self._keyring) if sealed else pieces
         except (ObjectMissing, ObjectArchived) as error:
             why = "gone" if isinstance(error, ObjectMissing) else "in an archive class: thaw it"
-            raise RemoteDenied("a dump cannot be read", detail=f"{DUMPS}{name} is {why}") from error
+            raise RemoteDenied("a dump cannot be read", detail=f"{key} is {why}") from error
 
     def close(self) -> None:
         """Does nothing: no connection outlives its question."""
@@ -90,17 +114,27 @@ class DumpsByObjects:
 class UploadByObjects:
     """Has the methods of `DumpsByReceiver` for an upload."""
 
-    def __init__(self, bucket: Bucket, key: str, part_size: int) -> None:
+    def __init__(
+        self, bucket: Bucket, key: str, part_size: int, recipients: Sequence[str] = ()
+    ) -> None:
         self._bucket = bucket
-        self._key = key
+        self._sealing = Sealing(recipients) if recipients else None
+        self._record = key + _RECORD
+        self._key = key + (_SEALED if recipients else "")
         self._part_size = part_size
-        self._upload_id = bucket.create_upload(key)
+        self._upload_id = bucket.create_upload(self._key)
         self._held = bytearray()
         self._parts: list[Part] = []
-        self._whole = sha256()
+        self._sent, self._given = sha256(), sha256()
+        self._bytes = 0
 
     def send(self, data: bytes) -> None:
-        self._held += data
+        self._given.update(data)
+        self._bytes += len(data)
+        self._held += data if self._sealing is None else self._sealing.add(data)
+        self._put_full()
+
+    def _put_full(self) -> None:
         while len(self._held) >= self._part_size:
             self._put(bytes(self._held[: self._part_size]))
             del self._held[: self._part_size]
@@ -109,20 +143,28 @@ class UploadByObjects:
         """Does nothing: a bucket says nothing unasked."""
 
     def finish(self) -> tuple[int, str]:
-        """Sends what is left; returns the size and the SHA-256 of what the bucket has taken."""
+        """Sends what is left; returns the size and the SHA-256 of what the bucket has taken, before
+        it was sealed.
+        """
+        if self._sealing is not None:
+            self._held += self._sealing.end()
+            self._put_full()
         if self._held or not self._parts:
             self._put(bytes(self._held))
-        return sum(part.size for part in self._parts), self._whole.hexdigest()
+        return self._bytes, self._given.hexdigest()
 
     def name(self, record: DumpRecord) -> None:
         """Gives the dump its name. The record comes first: a dump without one would stay."""
+        size = sum(part.size for part in self._parts)
+        if self._sealing is not None:
+            record = replace(record, sealed=size)
         text = record.to_json().encode()
         with suppress(ObjectExists):  # The answer to the first request for it was lost.
-            self._bucket.put(self._key + _RECORD, text, sha256(text).digest())
+            self._bucket.put(self._record, text, sha256(text).digest())
         with suppress(ObjectExists, UploadGone):
             self._bucket.complete(self._key, self._upload_id, self._parts)
         found = self._bucket.head(self._key)
-        if found is None or found.size != record.bytes or not self._is_ours(found):
+        if found is None or found.size != size or not self._is_ours(found):
             raise RemoteCannotStore(
                 "the dump in the bucket is not what was sent",
                 detail=f"{self._key}: {found}",
@@ -138,10 +180,12 @@ class UploadByObjects:
         read_back = sha256()
         for piece in _pieces(self._bucket, self._key):
             read_back.update(piece)
-        return read_back.digest() == self._whole.digest()
+        return read_back.digest() == self._sent.digest()
 
     def give_up(self) -> None:
         """Drops the parts. Never raises."""
+        if self._sealing is not None:
+            self._sealing.close()
         with suppress(BackupError):
             self._bucket.abort(self._key, self._upload_id)
 
@@ -157,7 +201,7 @@ class UploadByObjects:
                 hint="does a lifecycle rule of the bucket remove uploads too early?",
             ) from error
         self._parts.append(part)
-        self._whole.update(data)
+        self._sent.update(data)
 
 
 def _pieces(bucket: Bucket, key: str) -> Iterator[bytes]:

@@ -25,13 +25,15 @@ _KINDS: Final[Mapping[str, type]] = {
     "number": int,
     "bytes": int,
     "duration_s": float,
+    "sealed": int,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DumpRecord:
     """One dump. number: one more than the highest that was there. fingerprint: what the database's
-    counters said just before, if it has any.
+    counters said just before, if it has any. bytes and sha256: of the dump itself; sealed: how many
+    bytes it has once it is sealed, 0 where it is not.
     """
 
     format: int
@@ -45,6 +47,7 @@ class DumpRecord:
     sha256: str
     fingerprint: str
     duration_s: float
+    sealed: int = 0
 
     def to_json(self) -> str:
         """Returns the record as one line."""
@@ -79,7 +82,8 @@ class Stored:
     @property
     def whole(self) -> bool:
         """Whether the dump is complete, by its size."""
-        return self.record is not None and self.record.bytes == self.size
+        record = self.record
+        return record is not None and (record.sealed or record.bytes) == self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def read(text: str) -> DumpRecord | None:
     values = read_record(text)
     if values.get("format") != FORMAT:
         return None
-    values.setdefault("number", 0)  # Records had none at first.
+    values = {"number": 0, "sealed": 0, **values}  # Records had none at first.
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
         return None

@@ -20,6 +20,7 @@ from dataclasses import replace
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.throttle import alone
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump.by_objects import DumpsByObjects, UploadByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell, UploadByShell
@@ -37,7 +38,9 @@ def open_remote_dir(settings: RemoteConfig) -> RemoteDir:
     """
     remote, pace = settings.remote, alone(settings.run.bwlimit)
     if remote.kind == "s3":
-        return DumpsByObjects(open_bucket(remote, pace), remote.part_size)
+        keyring = Keyring(lambda: settings.pack.identity_file)
+        bucket = open_bucket(remote, pace)
+        return DumpsByObjects(bucket, remote.part_size, settings.recipients, keyring)
     spec = SessionSpec.of(settings, f"dump-{os.getpid()}", "dump")
     return connect(replace(spec, pace=pace))
 

@@ -8,16 +8,19 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyrage
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config.models import RunSettings
+from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump.by_objects import DumpsByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.record import Contents, DumpRecord, Stored
 from ntt_backup.dump.remote_dir import RemoteDir, connect
 from ntt_backup.errors import (
+    ConfigError,
     DumpImpossible,
     RemoteCannotStore,
     RemoteDenied,
@@ -29,6 +32,7 @@ from ntt_backup.objects.s3 import open_bucket
 from tests.contract.harness import PATIENT, Machine
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.lying_receiver import LYING_RECEIVER
+from tests.packs import Person
 from tests.receiver_driver import PROJECT
 
 NAME = "20260304T120000Z-0badcafe.dump"
@@ -243,3 +247,52 @@ def test_a_dump_whose_upload_somebody_aborts_is_an_outage() -> None:
     upload.send(b"content")
     with pytest.raises(RemoteUnreachable, match="aborted"):
         upload.finish()
+
+
+def test_a_sealed_dump_is_a_file_of_age(bucket: Bucket, tmp_path: Path) -> None:
+    owner, content = Person.new(), bytes(range(256)) * 41_000
+    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
+    place = DumpsByObjects(bucket, SMALLEST_PART, [owner.public], keyring)
+    place.try_out()
+    upload, record = place.upload(NAME), record_of(content)
+    for at in range(0, len(content), 1 << 20):
+        upload.send(content[at : at + (1 << 20)])
+    assert upload.finish() == (record.bytes, record.sha256)
+    upload.name(record)
+
+    (stored,) = place.contents().dumps
+    assert stored.whole
+    assert stored.record is not None
+    assert (stored.record.bytes, stored.record.sha256) == (record.bytes, record.sha256)
+    sealed = bucket.get_range(f"pgdump/{NAME}.age", 0, 1 << 30)
+    identity = pyrage.x25519.Identity.from_str(owner.secret)
+    assert pyrage.decrypt(sealed, [identity]) == content
+    assert b"".join(place.fetch(NAME)) == content
+    assert place.drop([NAME]) == 1
+    assert place.contents().dumps == ()
+
+
+def test_a_sealed_dump_needs_the_right_identity(tmp_path: Path) -> None:
+    bucket, owner, stranger = FakeBucket(), Person.new(), Person.new()
+    send_dump(DumpsByObjects(bucket, SMALLEST_PART, [owner.public]), b"content")
+    for find, said in (
+        (lambda: None, "no identity is given"),
+        (lambda: stranger.file(tmp_path / "other"), "for other identities"),
+        (lambda: tmp_path / "none", "cannot read the identity file"),
+    ):
+        place = DumpsByObjects(bucket, SMALLEST_PART, keyring=Keyring(find))
+        with pytest.raises(ConfigError, match=said):
+            list(place.fetch(NAME))
+
+
+def test_a_sealed_dump_that_is_damaged_ends_early(tmp_path: Path) -> None:
+    bucket, owner = FakeBucket(), Person.new()
+    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
+    place = DumpsByObjects(bucket, SMALLEST_PART, [owner.public], keyring)
+    send_dump(place, bytes(1_000_000))
+    key = f"pgdump/{NAME}.age"
+    whole = bytearray(bucket.objects[key])
+    whole[500_000] ^= 1
+    for damaged in (bytes(whole), bucket.objects[key][:-20]):
+        bucket.objects[key] = damaged
+        assert len(b"".join(place.fetch(NAME))) < 1_000_000
