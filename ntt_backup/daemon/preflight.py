@@ -73,7 +73,7 @@ def check(settings: Settings) -> Iterator[Step]:
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
     yield _guarded("target", lambda: _target(settings))
-    if settings.pack.recipients:
+    if settings.pack.recipients or settings.remote.kind == "s3":
         yield _guarded("sealing", lambda: _sealing(settings))
 
     def open_one() -> Probe:
@@ -340,17 +340,15 @@ def _target(settings: Settings) -> Step:
 
 def _sealing(settings: Settings) -> Step:
     """Says whom packs are sealed for, and whether they can be."""
+    if not settings.pack.recipients:
+        return Step("", "nothing is sealed: pack.recipients is empty")
     if not settings.recipients:
-        return Step(
-            "", warning="pack.recipients has no effect: only what goes to a bucket is sealed"
-        )
+        return Step("", warning="pack.recipients has no effect: it is for buckets")
     require_sealing(settings.recipients)
     said = f"packs and dumps are sealed for {many(len(settings.recipients), 'recipient')}"
     if (file := settings.pack.identity_file) is None:
         return Step("", said)
-    return Step(
-        "", warning=f"{said}; {file} is set here, so who has this machine can open them all"
-    )
+    return Step("", warning=f"{said}; who has this machine can open them all, by {file}")
 
 
 def _on_one_disk(*paths: str | Path) -> bool:

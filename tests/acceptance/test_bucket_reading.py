@@ -139,7 +139,7 @@ def test_what_is_sealed_comes_back_by_the_identity_alone(
     assert re.search(r"^ok +sealing +.* for 1 recipient$", checked.stdout, re.MULTILINE)
     env.environ["NTT_PACK_IDENTITY_FILE"] = str(key)
     assert re.search(
-        r"^warning +sealing .*can open them all", env.call("check").stdout, re.MULTILINE
+        r"^warning +sealing .*who has this machine can open", env.call("check").stdout, re.MULTILINE
     )
     del env.environ["NTT_PACK_IDENTITY_FILE"]
 
