@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from tests.files import put, put_as, tree
-from tests.packs import noise, text
+from tests.packs import Person, noise, text
 
 CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(1, 30_000), noise(2, 9_000_000)]
 
@@ -56,6 +56,27 @@ def test_a_store_goes_through_one_file(store: Path, tmp_path: Path, jobs: str) -
     again = tmp_path / "b.tar"
     call("pack", again, "--from", to, "--json")
     assert again.read_bytes() == file.read_bytes()
+
+
+def test_a_sealed_file_is_opened_by_an_identity_alone(store: Path, tmp_path: Path) -> None:
+    file, to, owner = tmp_path / "a.sealed", tmp_path / "to", Person.new()
+    identity = ("--identity", owner.file(tmp_path / "key"))
+    packed = call("pack", file, "--from", store, "--recipient", owner.public, "--json")
+    assert packed["size"] == file.stat().st_size
+    for words in (("pack", file, "--check"), ("unpack", file, "--to", to)):
+        refused = program(*words)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "no identity is given that opens it" in refused.stderr
+        other = program(*words, "--identity", Person.new().file(tmp_path / "other"))
+        assert (other.returncode, other.stdout) == (2, "")
+        assert "for other identities than those in" in other.stderr
+    assert "cannot be mounted" in program("pack", file, "--image", tmp_path / "image").stderr
+    listed = call("pack", file, "--list-blobs", "--json", *identity)
+    assert (listed["sealed"], listed["pack_id"]) == (True, packed["pack_id"])
+    assert len(listed["blobs"]) == len(CONTENTS)
+    assert call("pack", file, "--check", "--json", *identity)["wrong"] == {}
+    assert call("unpack", file, "--to", to, "--jobs", "2", "--json", *identity)["wrong"] == {}
+    assert tree(to) == tree(store)
 
 
 def test_a_file_is_replaced_only_by_force(store: Path, tmp_path: Path) -> None:
