@@ -340,9 +340,9 @@ def test_a_target_has_its_own_place_and_shares_other_settings(file: Path) -> Non
 def test_a_target_seals_for_recipients_of_its_own(file: Path) -> None:
     other = RECIPIENT.replace("q", "p")
     file.write_text(
-        f"{GOOD}[pack]\nrecipients = ['{RECIPIENT}']\n[targets.vault]\nurl = 's3://a/b'\n"
-        f"[targets.vault.pack]\nrecipients = ['{other}']\n[targets.box]\nurl = 's3://a/c'\n"
-        "[targets.open]\nurl = 's3://a/d'\npack.recipients = []\n"
+        f"{GOOD}[pack]\nrecipients = ['{RECIPIENT}']\n[targets.vault]\nurl = 's3://bucket/b'\n"
+        f"[targets.vault.pack]\nrecipients = ['{other}']\n[targets.box]\nurl = 's3://bucket/c'\n"
+        "[targets.open]\nurl = 's3://bucket/d'\npack.recipients = []\n"
     )
     found = {
         name: load(Settings, environ={}, file=file, target=name).recipients
