@@ -44,7 +44,7 @@ MOST_BYTES = 10**15
 # What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
 # eight parts of the usual size, and no ninth. Who looks more often makes more, smaller packs.
 _PACKS: Mapping[str, int] = {
-    "batch_size": 65_536,
+    "batch_size": 32_768,
     "batch_bytes": 254 * 1024**2,
     "window": 2,
     "poll_interval": 600,

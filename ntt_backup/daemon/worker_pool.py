@@ -17,11 +17,10 @@ from ntt_backup.model import PendingEstimate
 from ntt_backup.objects import s3
 from ntt_backup.upload.worker_main import WorkerSpec
 
-# One more worker pays for so many bytes, and in a bucket, where fewer are more packs, for so many
-# bytes or blobs.
+# One more worker pays for a batch, or for so many bytes; in a bucket it makes one more pack that is
+# not full.
 _SHARE: Final = 4 * 1024 * 1024
 _PACK_SHARE: Final = 64 * 1024 * 1024
-_PACK_BLOBS: Final = 32_768
 
 
 def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
@@ -30,10 +29,8 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
     """
     if not pending.exact or pending.unsized:
         return run.workers
-    packs = run.strategy == "objects"
-    count = min(run.batch_size, _PACK_BLOBS) if packs else run.batch_size
-    size = min(run.batch_bytes, _PACK_SHARE if packs else _SHARE)
-    shares = max(pending.blobs / count, pending.bytes / size)
+    size = min(run.batch_bytes, _PACK_SHARE if run.strategy == "objects" else _SHARE)
+    shares = max(pending.blobs / run.batch_size, pending.bytes / size)
     return max(1, min(run.workers, math.ceil(shares)))
 
 

@@ -188,6 +188,7 @@ class ObjectsSession:
             flight.failed.append(Failure(odd, Reason.BAD_BLOBID, "not 64 lowercase hex digits"))
             del small[odd]
         blobs = sorted(small.values(), key=lambda blob: blob.blobid)
+        small.clear()  # Thousands of names, while a pack is made.
         while blobs and (apart := self._put_pack(flight, reader, blobs)):
             for one in apart:
                 self._put_apart(flight, reader, one)
@@ -246,7 +247,7 @@ class ObjectsSession:
                     # The rest is only read, to know all that are bad.
                     bad.append(found)
                 else:
-                    sent.append(Blob(blob.blobid, found))
+                    sent.append(blob if blob.size == found else Blob(blob.blobid, found))
             if not bad:
                 writer.close()
                 if seal is not None:
