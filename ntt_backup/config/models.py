@@ -42,10 +42,10 @@ from ntt_backup.model import DEFAULT_TARGET
 # More is a slip of the keyboard, and cannot be computed with as a float in the end.
 MOST_BYTES = 10**15
 # What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
-# eight parts of the usual size, and no ninth. Who looks more often makes more, smaller packs.
+# ten parts of the usual size, and no eleventh. Who looks more often makes more, smaller packs.
 _PACKS: Mapping[str, int] = {
     "batch_size": 32_768,
-    "batch_bytes": 254 * 1024**2,
+    "batch_bytes": 318 * 1024**2,
     "window": 2,
     "poll_interval": 600,
 }
