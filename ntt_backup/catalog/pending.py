@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from psycopg import sql
@@ -80,6 +81,11 @@ def read_parts(conn: Connection, target: str) -> dict[str, sql.Composable]:
     return parts
 
 
+def rows_about(conn: Connection, table: int | None = None) -> int:
+    """Returns about how many rows the table has; None: the one that the search path finds."""
+    return int(conn.execute(statement("rows_about"), {"table": table}).fetchall()[0][0])
+
+
 def walk_indexes(conn: Connection, *, local: bool = False) -> None:
     """Has PostgreSQL walk indexes in this session; with local in this transaction.
 
@@ -90,26 +96,26 @@ def walk_indexes(conn: Connection, *, local: bool = False) -> None:
     conn.execute(statement("walk_indexes"), {"local": local})
 
 
-class Cursor(NamedTuple):
-    """A position in a range: after the blobid `past`, or its beginning for None."""
+@dataclass(slots=True)
+class Stretch:
+    """The blobids in [lo, hi) of a range, or without `past`, which is lo. index: the range's."""
 
-    range: BlobRange
+    index: int
+    lo: str
+    hi: str | None
     past: str | None = None
 
 
-def bounds(ranges: Sequence[BlobRange]) -> dict[str, object]:
-    """Returns the values of a query that looks into ranges."""
+def bounds(some: Sequence[BlobRange | Stretch]) -> dict[str, object]:
+    """Returns the values of a query that looks into ranges, or stretches of them."""
     return {
-        "indexes": [one.index for one in ranges],
-        "los": [one.lo for one in ranges],
-        "his": [one.hi for one in ranges],
+        "indexes": [one.index for one in some],
+        "los": [one.lo for one in some],
+        "his": [one.hi for one in some],
     }
 
 
-def reading(cursors: Sequence[Cursor]) -> dict[str, object]:
-    """Returns the values of a query that reads ranges on from their cursors."""
-    return {
-        **bounds([cursor.range for cursor in cursors]),
-        "los": [c.range.lo if c.past is None else c.past for c in cursors],
-        "pasts": [cursor.past for cursor in cursors],
-    }
+def reading(some: Sequence[Stretch], limit: int, milliseconds: int) -> dict[str, object]:
+    """Returns the values of `pending_blobs`."""
+    pasts = [one.past for one in some]
+    return {**bounds(some), "pasts": pasts, "limit": limit, "milliseconds": milliseconds}

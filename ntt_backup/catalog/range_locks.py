@@ -8,36 +8,52 @@ the connection must stop handing out what it had taken.
 
 A range in which much is left behind the first batch is held in parts, for several workers. Each
 part is a lock of its own, beside a shared one on the whole, which keeps off whoever wants all of
-it. A session goes on in the parts of its own range, and where nothing whole is free, it helps with
-the parts of the others'. All hosts must know of parts: one that does not takes such a range.
+it. Where nothing whole is free, a session helps with the parts of the others' ranges. All hosts
+must know of parts: one that does not takes such a range.
 
-At most one range is open at a time. Exhausted ones stay locked while their blobs are under way,
-else another worker would send them again. A range that is claimed again starts at its beginning,
-since blobs may have been inserted behind the cursor.
+Exhausted ones stay locked while their blobs are under way, else another worker would send them
+again. A range that is claimed again starts at its beginning, since blobs may have been inserted
+behind the cursor.
 
-A range that was emptied is full of dead rows until vacuum comes, and all of them are walked before
-it is known to be empty. So no statement looks into more than one range without a time limit; where
-it is reached, ranges are looked into one by one, over as many calls as that takes.
+No statement is long, however many dead entries the index has (see `search`): what takes long is put
+off, and looked into at last, over as many calls as that takes. A search never looks into the same
+place twice, and one that has found nothing at all is the end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psycopg import errors
-
-from ntt_backup.catalog.connection import Connection, configure, translated
-from ntt_backup.catalog.pending import Cursor, bounds, read_parts, reading, walk_indexes
-from ntt_backup.catalog.queries import statement
-from ntt_backup.catalog.ranges import RANGES, WORTH_SHARING, part, parts, prefix_ranges, whole_of
-from ntt_backup.model import Blob, BlobRange
+from ntt_backup.catalog.connection import Connection, translated
+from ntt_backup.catalog.pending import (
+    Stretch,
+    bounds,
+    read_parts,
+    reading,
+    rows_about,
+    walk_indexes,
+)
+from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.catalog.ranges import (
+    RANGES,
+    WORTH_SHARING,
+    interval,
+    parts,
+    prefix_ranges,
+    whole_of,
+)
+from ntt_backup.catalog.search import FEWEST_SLICES, Found, Search, cut, rest_of
+from ntt_backup.model import Blob
 
 # How long a search may take before its caller is asked whether anything else is to be done.
-_SEARCH_SECONDS: Final = 0.5
+_SEARCH_SECONDS: Final = 0.1
+# How long one statement may take that finds nothing; reading rows may be slow for better reasons.
+_LOOK_MS: Final = 10
+_READ_MS: Final = 50
 
 
 def lock_class(name: str) -> int:
@@ -58,15 +74,6 @@ class Holder:
     pid: int
 
 
-@dataclass(slots=True)
-class _Search:
-    """The ranges that are still to be looked into. held: also those that somebody holds."""
-
-    left: Sequence[BlobRange] = ()
-    held: bool = False
-    one_by_one: bool = False
-
-
 class Claims:
     """The ranges that one connection holds, whose settings it may change.
 
@@ -75,46 +82,42 @@ class Claims:
     """
 
     def __init__(self, conn: Connection, target: str, order: Sequence[int]) -> None:
-        ranges = prefix_ranges()
         self._conn = conn
         self._class = lock_class(target)
-        self._ranges = [ranges[index] for index in order]
-        self._wholes = _Search()
-        self._theirs = _Search()
-        self._all = _Search()
+        self._order = order
         self._held: set[int] = set()
-        self._open: Cursor | None = None
-        self._ahead: tuple[BlobRange, ...] = ()
+        self._open: list[Stretch] = []
         with translated("read its indexes"):
             walk_indexes(conn)
             self._parts = read_parts(conn, target)
+        self._parts["taken"] = fragment("taken")
+        self._rows = 0
+        self._searches = self._rounds()
+        self._search = self._any = Search((), 0)
+        self._searching = self._found = False
+        self._fresh: set[int] = set()
 
     @property
     def searching(self) -> bool:
         """Whether the last `take` ended before it had looked into all free ranges."""
-        return bool(self._wholes.left or self._theirs.left)
+        return self._searching
 
     def take(self, limit: int) -> list[tuple[Blob, int]]:
         """Returns up to limit pending blobs, each with its range's index; [] when nothing free is
         left, or it is still `searching`: the next call goes on.
 
-        Goes on in the open range, then claims free ranges until limit is reached. Blobs of a range
-        come in the catalog's order. Each blob is handed out once for a claim.
+        Goes on in the open ranges, then claims free ones until limit is reached. Blobs come in the
+        catalog's order, but for what was put off. Each blob is handed out once for a claim.
         """
-        deadline = time.monotonic() + _SEARCH_SECONDS
+        taken: list[tuple[Blob, int]] = []
         with translated("claim blobs"):
-            taken: list[tuple[Blob, int]] = []
-            while len(taken) < limit:
-                wanted = limit - len(taken)
-                cursors = [self._open] if self._open else self._claim_any(wanted, deadline)
-                if not cursors:
-                    break
-                taken += self._read(cursors, wanted)
+            while len(taken) < limit and (self._open or self._claim(limit - len(taken))):
+                taken += self._read(limit - len(taken))
         return taken
 
     def exhausted(self) -> frozenset[int]:
         """Returns the held ranges that give nothing more: release them with their last blob."""
-        return frozenset(self._held - {self._open.range.index} if self._open else self._held)
+        return frozenset(self._held.difference(one.index for one in self._open))
 
     def release(self, indexes: Iterable[int]) -> None:
         """Frees the ranges, so that anybody may claim them anew. Those not held are left alone."""
@@ -127,8 +130,7 @@ class Claims:
             if some := sorted(one for one in freed if one >= RANGES):
                 self._run("unlock_parts", _of_parts(some))
         self._held -= freed
-        if self._open and self._open.range.index in freed:
-            self._open = None
+        self._open = [one for one in self._open if one.index not in freed]
 
     def any_pending(self) -> bool | None:
         """Returns whether the catalog has a pending blob, claimed by anyone or not. None while that
@@ -136,12 +138,11 @@ class Claims:
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
         with translated("look for pending blobs"):
-            if not self._all.left:
-                self._all = _Search(prefix_ranges(), held=True)
-            if self._find(self._all, 1, deadline):
-                self._all = _Search()
+            self._any = self._any or Search(prefix_ranges(), rows_about(self._conn))
+            if self._find(self._any, 1, deadline, held=True).stretches:
+                self._any = Search((), 0)
                 return True
-        return None if self._all.left else False
+        return None if self._any else False
 
     def listen(self) -> None:
         """Makes inserts into the catalog wake `fileno`, where `init-db --notify` was run."""
@@ -162,125 +163,98 @@ class Claims:
         with translated("listen for new blobs"):
             return bool(list(self._conn.notifies(timeout=0)))
 
-    def _claim_any(self, limit: int, deadline: float) -> list[Cursor]:
-        """Locks what is to be read next: more of the range that we hold in parts, or what is free,
-        or parts of what others share; [] when there is none, or the search is not over.
+    def _rounds(self) -> Iterator[Search]:
+        """Yields what to look into: all ranges, then the parts of those that are shared, and so on
+        until that has given nothing. What is held already is left out.
         """
-        if self._ahead and (cursors := self._lock_parts(self._look(self._ahead, limit))):
-            return cursors
-        if not self._theirs.left:
-            if cursors := self._claim(limit, deadline):
-                return self._share(cursors, limit)
-            if self._wholes.left:
-                return []
+        self._found = True
+        while self._found:
+            self._found = False
+            self._rows = rows_about(self._conn)
+            held = {whole_of(one) for one in self._held}
+            yield Search([interval(one) for one in self._order if one not in held], self._rows)
             shared = {index for (index,) in self._run("shared_ranges", {})}
-            theirs = [parts(one) for one in self._ranges if one.index in shared]
-            self._theirs = _Search([one for some in theirs for one in some])
-        if found := self._find(self._theirs, limit, deadline):
-            self._theirs = _Search()
-        return self._lock_parts(found)
+            theirs = [one for index in self._order if index in shared for one in parts(index)]
+            yield Search([one for one in theirs if one.index not in self._held], self._rows)
 
-    def _share(self, cursors: list[Cursor], limit: int) -> list[Cursor]:
-        """Holds the last of these newly locked ranges in parts, if it has many more blobs than
-        limit. No other one can have more.
-        """
-        *others, last = cursors
-        whole = last.range
-        enough = {**bounds([whole]), "count": limit + WORTH_SHARING}
-        ((much,),) = self._run("any_beyond", enough)
-        if not much:
-            return cursors
-        begun = self._lock_parts(self._look(parts(whole), limit))
-        self.release([whole.index])
-        return others + begun
-
-    def _lock_parts(self, found: Sequence[int]) -> list[Cursor]:
-        """Locks parts of ranges, and notes which are ahead; [] where others have locked all."""
-        rows = self._run("lock_parts", _of_parts(found)) if found else []
-        got = {index for (index,) in rows}
-        self._held |= got
-        begun = [part(index) for index in found if index in got]
-        self._ahead = ()
-        if begun:
-            last = begun[-1].index
-            whole = prefix_ranges()[whole_of(last)]
-            self._ahead = tuple(one for one in parts(whole) if one.index > last)
-        return [Cursor(one) for one in begun]
-
-    def _claim(self, limit: int, deadline: float) -> list[Cursor]:
-        """Locks free ranges that have pending blobs, about limit of them; [] when there are none,
-        or the search is not over.
+    def _claim(self, wanted: int) -> bool:
+        """Locks and opens free ranges that have pending blobs, about as many as wanted. False:
+        there are none, or the search is not over.
 
         What is found free may be taken by another before we lock it; then it is not found again.
         """
-        if not self._wholes.left:
-            self._wholes = _Search(self._ranges)
-        while found := self._find(self._wholes, limit, deadline):
-            rows = self._run("lock_ranges", {"indexes": found})
-            got = {index for (index,) in rows}
-            self._held |= got
-            if got:
-                return self._begin(got)
-        return []
+        deadline = time.monotonic() + _SEARCH_SECONDS
+        self._searching = True
+        while not self._open and time.monotonic() < deadline:
+            if not self._search:
+                search = next(self._searches, None)
+                if search is None:
+                    self._searches = self._rounds()
+                    self._searching = False
+                    break
+                self._search = search
+            found, much = self._find(self._search, wanted, deadline)
+            if much and found[-1].index < RANGES:
+                self._search.share(found[-1], parts(found[-1].index))
+                found = found[:-1]
+            if found:
+                self._lock({one.index for one in found} - self._held)
+                self._open = [one for one in found if one.index in self._held]
+        return bool(self._open)
 
-    def _find(self, search: _Search, limit: int, deadline: float) -> list[int]:
-        """Continues a search until the deadline; returns the first ranges that it finds, or []."""
-        while search.left and time.monotonic() < deadline:
-            some = search.left[: 1 if search.one_by_one else None]
-            try:
-                with self._conn.transaction():
-                    if not search.one_by_one:
-                        limited = int(_SEARCH_SECONDS * 1000)
-                        configure(self._conn, "statement_timeout", limited, local=True)
-                    found = self._look(some, limit, held=search.held)
-            except errors.QueryCanceled:
-                if search.one_by_one:
-                    raise
-                search.one_by_one = True
-            else:
-                if found:
-                    return found
-                search.left = search.left[len(some) :]
-        return []
+    def _lock(self, indexes: set[int]) -> None:
+        """Takes the locks of ranges, and of parts, as far as they are free."""
+        rows = []
+        if wholes := sorted(one for one in indexes if one < RANGES):
+            rows += self._run("lock_ranges", {"indexes": wholes})
+        if some := sorted(one for one in indexes if one >= RANGES):
+            rows += self._run("lock_parts", _of_parts(some))
+        self._fresh = {index for (index,) in rows}
+        self._held |= self._fresh
 
-    def _look(self, ranges: Sequence[BlobRange], limit: int, *, held: bool = False) -> list[int]:
-        """Returns those that are free, or held too, and have pending blobs; no more than limit
-        takes.
+    def _find(self, search: Search, wanted: int, deadline: float, *, held: bool = False) -> Found:
+        """Continues a search until the deadline; returns what it finds first, also what somebody
+        holds where that is asked for.
         """
-        locks = None if held else self._class
-        rows = self._run("free_ranges", {**bounds(ranges), "limit": limit, "class": locks})
-        return [index for (index,) in rows]
+        while search and time.monotonic() < deadline:
+            slices = search.slices()
+            values = {
+                **bounds([piece for _, piece in slices]),
+                "class": None if held else self._class,
+                "limit": wanted + WORTH_SHARING + len(slices),  # A slice without any counts as one.
+                "milliseconds": _LOOK_MS,
+            }
+            counts = [count for _, count in self._run("free_slices", values)]
+            found = search.looked(slices, counts, wanted)
+            if found.stretches:
+                return found
+        return Found()
 
-    def _begin(self, indexes: set[int]) -> list[Cursor]:
-        """Returns the ranges from their beginnings, in order; the next search starts after the last
-        one.
-        """
-        places = [nth for nth, one in enumerate(self._ranges) if one.index in indexes]
-        cursors = [Cursor(self._ranges[nth]) for nth in places]
-        after = places[-1] + 1
-        self._ranges = self._ranges[after:] + self._ranges[:after]
-        self._wholes = _Search()
-        return cursors
-
-    def _read(self, cursors: Sequence[Cursor], limit: int) -> list[tuple[Blob, int]]:
-        """Reads the locked ranges on, until limit or their end; notes which of them is open then.
+    def _read(self, limit: int) -> list[tuple[Blob, int]]:
+        """Reads the open ranges on, until limit, their end, or one that takes long for nothing.
 
         The statement begins after the locks were taken, so it sees what their last holder
         committed.
         """
-        rows = self._run("pending_blobs", {**reading(cursors), "limit": limit})
-        self._open = None
-        if len(rows) == limit:
-            index, past, _ = rows[-1]
-            ranges = {cursor.range.index: cursor.range for cursor in cursors}
-            self._open = Cursor(ranges[index], past)
-        # Others may have emptied a range before we locked it, or inserts filled the batch before
-        # it.
-        if fresh := {cursor.range.index for cursor in cursors if cursor.past is None}:
-            self.release(fresh.difference(index for index, _, _ in rows))
+        slices = cut(self._open, self._rows, max(FEWEST_SLICES, len(self._open)))
+        rows = self._run("pending_blobs", reading([piece for _, piece in slices], limit, _READ_MS))
+        done, last, _ = rows[-1]
+        left = rest_of(self._open, slices, done, last if len(rows) == limit else None)
         # Without a unique index a blobid may stand there twice, next to each other. It is sent
         # once.
-        return list({blobid: (Blob(blobid, size), index) for index, blobid, size in rows}.values())
+        taken = {
+            blobid: (Blob(blobid, size), slices[nth - 1][1].index)
+            for nth, blobid, size in rows
+            if blobid is not None
+        }
+        if not taken and done < len(slices) and len(left) == len(self._open):
+            self._search.put_off(left.pop(0))
+        self._open = left
+        self._found = self._found or bool(taken)
+        # Others may have emptied a range before we locked it.
+        self._fresh -= {index for _, index in taken.values()}
+        self.release(self._fresh.difference(one.index for one in left))
+        return list(taken.values())
 
     def _run(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         query = statement(name, **self._parts)

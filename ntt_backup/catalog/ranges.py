@@ -30,19 +30,22 @@ def prefix_ranges() -> tuple[BlobRange, ...]:
     )
 
 
-def parts(whole: BlobRange) -> tuple[BlobRange, ...]:
+def parts(index: int) -> tuple[BlobRange, ...]:
     """Cuts a range at the third digit. The indexes of the parts follow on those of all ranges."""
-    cuts = [whole.lo, *(f"{whole.index:02x}{part:x}" for part in range(1, PARTS))]
-    first = RANGES + PARTS * whole.index
+    whole = prefix_ranges()[index]
+    cuts = [whole.lo, *(f"{index:02x}{part:x}" for part in range(1, PARTS))]
+    first = RANGES + PARTS * index
     return tuple(
         BlobRange(first + part, lo, hi)
         for part, (lo, hi) in enumerate(zip(cuts, [*cuts[1:], whole.hi], strict=True))
     )
 
 
-def part(index: int) -> BlobRange:
-    """Returns the part of a range that has this index."""
-    return parts(prefix_ranges()[whole_of(index)])[(index - RANGES) % PARTS]
+def interval(index: int) -> BlobRange:
+    """Returns the range, or the part of one, that has this index."""
+    if index < RANGES:
+        return prefix_ranges()[index]
+    return parts(whole_of(index))[(index - RANGES) % PARTS]
 
 
 def whole_of(index: int) -> int:

@@ -23,7 +23,7 @@ from psycopg import sql
 
 from ntt_backup.catalog import privileges
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.pending import columns, index_names, read_indexes
+from ntt_backup.catalog.pending import columns, index_names, read_indexes, rows_about
 from ntt_backup.catalog.queries import fragment, shown, statement
 from ntt_backup.catalog.schema_check import (
     LATER_TABLES,
@@ -262,8 +262,7 @@ class _Planner:
 
     def _rows_and_time(self) -> str:
         """Says how large the table is, and how long an index takes; "" where that is soon over."""
-        values = {"table": self._table.oid}
-        rows = self._conn.execute(statement("rows_about"), values).fetchall()[0][0]
+        rows = rows_about(self._conn, self._table.oid)
         seconds = rows / _ROWS_PER_SECOND
         if seconds < _LONG_SECONDS:
             return ""

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from psycopg import sql
 
 from ntt_backup.catalog.connection import Connection, translated
-from ntt_backup.catalog.pending import Cursor, columns, read_parts, reading, walk_indexes
+from ntt_backup.catalog.pending import Stretch, columns, read_parts, reading, walk_indexes
 from ntt_backup.catalog.queries import fragment, statement
 from ntt_backup.model import Blob, BlobRange
 
-_EVERYTHING: Final = BlobRange(-1, "", None)
 _PAGE: Final = 1000
+_ANY_TIME: Final = 2**31 - 1  # milliseconds
 _SAMPLE_POINTS: Final = 64
 _SAMPLE_DIGITS: Final = 4
 
@@ -49,13 +49,14 @@ def iter_pending(conn: Connection, target: str) -> Iterator[Blob]:
     """Yields every pending blob, in the catalog's order, in constant memory."""
     with translated("list pending blobs"):
         query = statement("pending_blobs", **read_parts(conn, target))
-    cursor: Cursor | None = Cursor(_EVERYTHING)
-    while cursor:
+    left: Stretch | None = Stretch(-1, "", None)
+    while left:
         with translated("list pending blobs"), conn.transaction():
             walk_indexes(conn, local=True)
-            rows = conn.execute(query, {**reading([cursor]), "limit": _PAGE}).fetchall()
-        yield from (Blob(blobid, size) for _, blobid, size in rows)
-        cursor = Cursor(_EVERYTHING, rows[-1][1]) if len(rows) == _PAGE else None
+            rows = conn.execute(query, reading([left], _PAGE, _ANY_TIME)).fetchall()
+        yield from (Blob(blobid, size) for _, blobid, size in rows if blobid is not None)
+        last = rows[-1][1]
+        left = Stretch(-1, last, None, past=last) if len(rows) == _PAGE else None
 
 
 def rows_in(conn: Connection, target: str, one: BlobRange) -> list[Row]:

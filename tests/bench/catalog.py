@@ -10,8 +10,9 @@ Rows are made once, where the database has no table blobs yet; `--dead` then has
 marked, evenly at the beginnings of all ranges, as a run leaves them that vacuum has not come after.
 What is asked now and then is measured once: `init-db` for another target, to which all is copied,
 and once more with nothing to do; `status`, `run --dry-run`, and a worker of that other target, who
-finds nothing. Claims and marks are measured for a time (median, 99 of 100, the longest; CPU of the
-server's backends and of our own processes, in microseconds a blob), for each number of workers.
+finds nothing. Claims, searches (all claims up to one that finds something) and marks are measured
+for a time (median, 99 of 100, the longest; CPU of the server's backends and of our own processes,
+in microseconds a blob), for each number of workers.
 `by_hand` is the floor of a mark: the plainest UPDATE of as many rows, in turns with claims.
 """
 
@@ -64,7 +65,7 @@ class Clock:
 
     def __init__(self, backend: int) -> None:
         self._backend = backend
-        self.times: dict[str, Times] = {"claim": [], "mark": [], "by_hand": []}
+        self.times: dict[str, Times] = {"claim": [], "search": [], "mark": [], "by_hand": []}
 
     def take(self, name: str, call: Callable[[], Any]) -> Any:
         before = self._now()
@@ -164,12 +165,17 @@ def work(task: tuple[str, int, int, float, int]) -> tuple[int, dict[str, Times]]
     under_way: deque[list[tuple[Blob, int]]] = deque()
     deadline = time.monotonic() + seconds
     blobs = 0
+    searched: Times = []
     while True:
         taken = []
         if time.monotonic() < deadline:
             taken = clock.take("claim", partial(session.claims.take, size))
+            searched.append(clock.times["claim"][-1])
         if taken:
             under_way.append(taken)
+            walls, servers, clients = map(sum, zip(*searched, strict=True))
+            clock.times["search"].append((walls, servers, clients))
+            searched = []
         elif not under_way:
             if time.monotonic() < deadline and session.claims.searching:
                 continue
@@ -216,6 +222,7 @@ def measure(url: str, workers: int, seconds: float, size: int) -> dict[str, Any]
         "blobs": blobs,
         "blobs_per_s": round(blobs / took),
         "claim": _costs((one for _, times in done for one in times["claim"]), blobs),
+        "search": _costs((one for _, times in done for one in times["search"]), blobs),
         "mark": _costs((one for _, times in done for one in times["mark"]), blobs),
         "wal_bytes_per_blob": round(wal / max(blobs, 1)),
     }

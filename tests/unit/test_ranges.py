@@ -12,7 +12,7 @@ from ntt_backup.catalog.ranges import (
     PARTS,
     RANGES,
     claim_order,
-    part,
+    interval,
     parts,
     prefix_ranges,
     range_name,
@@ -50,26 +50,28 @@ def test_the_ranges_join_end_to_end_from_the_first_text_to_no_end() -> None:
 @given(st.text() | st.text(alphabet="0123456789abcdef", max_size=64))
 def test_the_parts_of_a_range_are_the_range(text: str) -> None:
     for whole in prefix_ranges():
-        within = [one for one in parts(whole) if holds(one, text)]
+        within = [one for one in parts(whole.index) if holds(one, text)]
         assert len(within) == holds(whole, text)
 
 
 def test_a_part_is_found_by_its_index() -> None:
     for whole in prefix_ranges():
-        assert len(parts(whole)) == PARTS
-        assert [part(one.index) for one in parts(whole)] == list(parts(whole))
+        assert len(parts(whole.index)) == PARTS
+        assert [interval(one.index) for one in parts(whole.index)] == list(parts(whole.index))
 
 
 def test_every_range_and_part_has_an_index_and_a_name_of_its_own() -> None:
     wholes = prefix_ranges()
-    pieces = [one for whole in wholes for one in parts(whole)]
+    pieces = [one for whole in wholes for one in parts(whole.index)]
     everything = [one.index for one in (*wholes, *pieces)]
     assert everything == list(range(RANGES + RANGES * PARTS))
     assert len({range_name(index) for index in everything}) == len(everything)
     assert [whole_of(one.index) for one in wholes] == list(range(RANGES))
     for whole in wholes:
-        assert {whole_of(one.index) for one in parts(whole)} == {whole.index}
-        assert all(range_name(one.index)[:2] == range_name(whole.index) for one in parts(whole))
+        assert {whole_of(one.index) for one in parts(whole.index)} == {whole.index}
+        assert all(
+            range_name(one.index)[:2] == range_name(whole.index) for one in parts(whole.index)
+        )
 
 
 @pytest.mark.parametrize("workers", WORKERS)

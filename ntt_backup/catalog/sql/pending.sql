@@ -34,6 +34,18 @@
     end::bigint
 )
 
+-- name: rows_about
+-- About how many rows the table has, by the planner's figures and the size of its files now. Where
+-- ANALYZE was never run, as many as are usual.
+select coalesce(sum(
+    case when c.reltuples > 0 and c.relpages > 0 then c.reltuples / c.relpages else 70 end
+    * (pg_relation_size(c.oid) / current_setting('block_size')::integer)
+), 0)::bigint
+from pg_class c
+where c.oid = coalesce(%(table)s::oid, to_regclass('blobs')) or c.oid in (
+    select relid from pg_partition_tree(coalesce(%(table)s::oid, to_regclass('blobs'))) where isleaf
+);
+
 -- name: indexes
 -- The indexes of the table: predicate (null for a whole index), whether they may be used (valid),
 -- and whether they can walk a range of blobids in order (ordered).

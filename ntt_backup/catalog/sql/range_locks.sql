@@ -3,44 +3,49 @@
 -- A range without an end is a branch of its own in each query: `hi is null or blobid < hi` could
 -- not end an index scan, and every range would be read to the end of the table.
 
--- name: free_ranges
--- Of the given ranges, those that nobody holds and that have pending blobs: in the given order,
--- only as many as it takes to fill `limit`. One probe of the index for a range without pending
--- blobs. Without a class nobody holds any.
+-- name: free_slices
+-- How many pending blobs the given slices of ranges have, up to `limit` in all; none counts in what
+-- another session holds. Slices are looked into in the given order, until the limit or the time is
+-- reached, and the first one in any case: those before the last one that is returned are done with.
+-- Without a class nobody holds any.
 --
--- In two steps, and the second without an order of its own: else the planner, where its statistics
--- know of few pending blobs, would look into every range and sort what it found.
-with free as materialized (
-    select r.index, r.lo, r.hi, r.nth
-    from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[])
-        with ordinality as r (index, lo, hi, nth)
-    where not exists (
-        select from pg_locks l
-        where l.locktype = 'advisory' and l.objsubid = 2
-            and l.database = (select oid from pg_database where datname = current_database())
-            and l.classid::bigint = %(class)s::bigint & 4294967295
-            and l.objid::bigint = r.index
-    )
-    order by r.nth
-), found as (
-    select free.index, free.nth
-    from free
-    cross join lateral (
+-- The time is asked between slices, as a nested loop fetches them: a dead entry of the index costs
+-- time and returns no row, so no limit of rows ends a walk over many of them.
+select nth, count(one)
+from (
+    select r.nth, b.one
+    from (
+        select * from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[])
+            with ordinality as r (index, lo, hi, nth)
+        where nth = 1
+            or clock_timestamp() < statement_timestamp() + %(milliseconds)s * interval '1 ms'
+    ) as r
+    left join lateral (
         (
-            select 1 from blobs
-            where {pending} and blobid >= free.lo and blobid < free.hi
+            select 1 as one from blobs
+            where {pending} and blobid >= r.lo and blobid < r.hi and r.index <> all ({taken})
             order by blobid limit %(limit)s
         )
         union all
         (
             select 1 from blobs
-            where {pending} and blobid >= free.lo and free.hi is null
+            where {pending} and blobid >= r.lo and r.hi is null and r.index <> all ({taken})
             order by blobid limit %(limit)s
         )
-    ) as one
+    ) as b on true
     limit %(limit)s
+) as looked
+group by nth
+order by nth;
+
+-- name: taken
+-- What other sessions hold, as an array of range indexes.
+array(
+    select l.objid::bigint from pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.pid <> pg_backend_pid()
+        and l.database = (select oid from pg_database where datname = current_database())
+        and l.classid::bigint = %(class)s::bigint & 4294967295
 )
-select index from found group by index, nth order by nth;
 
 -- name: lock_ranges
 -- Takes the locks of the given ranges, as far as they are free. Returns those taken.
@@ -49,25 +54,6 @@ select index from unnest(%(indexes)s::int[]) as index where pg_try_advisory_lock
 -- name: unlock_ranges
 -- Gives the locks of the given ranges back.
 select pg_advisory_unlock(%(class)s, index) from unnest(%(indexes)s::int[]) as index;
-
--- name: any_beyond
--- Whether a range has more than `count` pending blobs. Its bounds come out of a list, as everywhere
--- here: the planner then walks the index of what is pending.
-select count(*) > %(count)s
-from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
-cross join lateral (
-    (
-        select 1 from blobs
-        where {pending} and blobid >= r.lo and blobid < r.hi
-        order by blobid limit %(count)s + 1
-    )
-    union all
-    (
-        select 1 from blobs
-        where {pending} and blobid >= r.lo and r.hi is null
-        order by blobid limit %(count)s + 1
-    )
-) as one;
 
 -- name: shared_ranges
 -- The ranges that are held in parts, by anybody.
@@ -93,27 +79,35 @@ select pg_advisory_unlock(%(class)s, part), pg_advisory_unlock_shared(%(class)s,
 from unnest(%(parts)s::int[], %(wholes)s::int[]) as p (part, whole);
 
 -- name: pending_blobs
--- The next pending blobs of the given ranges, range by range in the given order, after the blobid
--- `past` where it is not null. lo then is that blobid, so that neither blobs under way nor dead
--- entries of the index before it are walked again.
-select r.index, b.blobid, b.size
-from unnest(%(indexes)s::int[], %(los)s::text[], %(his)s::text[], %(pasts)s::text[])
-    with ordinality as r (index, lo, hi, past, nth)
-cross join lateral (
-    (
-        select blobid, {size} as size from blobs
-        where {pending} and blobid >= r.lo and blobid < r.hi and blobid is distinct from r.past
-        order by blobid limit %(limit)s
-    )
-    union all
-    (
-        select blobid, {size} as size from blobs
-        where {pending} and blobid >= r.lo and r.hi is null and blobid is distinct from r.past
-        order by blobid limit %(limit)s
-    )
-) as b
-order by r.nth, b.blobid
-limit %(limit)s;
+-- The next pending blobs of the given slices of ranges, in order; of a slice without any, one row
+-- without a blobid. It ends at the limit or when the time is over, as `free_slices` does. A slice
+-- that was begun before has the last blobid as lo and `past`, so that neither blobs under way nor
+-- dead entries of the index before it are walked again.
+select nth, blobid, size
+from (
+    select r.nth, b.blobid, b.size
+    from (
+        select * from unnest(%(los)s::text[], %(his)s::text[], %(pasts)s::text[])
+            with ordinality as r (lo, hi, past, nth)
+        where nth = 1
+            or clock_timestamp() < statement_timestamp() + %(milliseconds)s * interval '1 ms'
+    ) as r
+    left join lateral (
+        (
+            select blobid, {size} as size from blobs
+            where {pending} and blobid >= r.lo and blobid < r.hi and blobid is distinct from r.past
+            order by blobid limit %(limit)s
+        )
+        union all
+        (
+            select blobid, {size} as size from blobs
+            where {pending} and blobid >= r.lo and r.hi is null and blobid is distinct from r.past
+            order by blobid limit %(limit)s
+        )
+    ) as b on true
+    limit %(limit)s
+) as looked
+order by nth, blobid;
 
 -- name: listen
 -- Has the server tell us when blobs are inserted (see `notify_trigger`).

@@ -39,17 +39,6 @@ alter table {table} {changes};
 -- New rows get a date; earlier rows keep none, since nobody knows it any more.
 alter column created_at set default now();
 
--- name: rows_about
--- About how many rows the table has, by the planner's figures and the size of its files now. Where
--- ANALYZE was never run, as many as are usual.
-select coalesce(sum(
-    case when c.reltuples > 0 and c.relpages > 0 then c.reltuples / c.relpages else 70 end
-    * (pg_relation_size(c.oid) / current_setting('block_size')::integer)
-), 0)::bigint
-from pg_class c
-where c.oid = %(table)s
-    or c.oid in (select relid from pg_partition_tree(%(table)s) where isleaf);
-
 -- name: create_index
 -- The index of what is still to be sent. Failed blobs are in it too: they are few, and requeued.
 create index concurrently if not exists {index} on {table} (blobid) where {uncopied};

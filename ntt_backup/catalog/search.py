@@ -1,0 +1,193 @@
+"""Where a search for pending blobs goes on: in slices, and last where the index has dead entries.
+
+What was marked leaves a dead entry in the index of pending blobs until vacuum comes. The first walk
+over one costs as much as to read its row, and no limit of rows ends it. But blobids are hashes, so
+the width of a slice says how many entries it has, at most: so slices are narrow, and the time is
+looked at between them. Where the time was over and nothing found, the rest is put off: what is left
+of a range that somebody began lies in its upper half, which is tried next, once. Where that has
+nothing either, neighbours were sent as well: ever more of them are tried only after the others.
+
+Pure functions of positions in the space of blobids. What is no hex has none, and is not cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from ntt_backup.catalog.pending import Stretch
+from ntt_backup.catalog.ranges import RANGES, WORTH_SHARING, interval
+from ntt_backup.model import BlobRange
+
+_DIGITS: Final = 12
+_SPACE: Final = 16**_DIGITS
+_HEX: Final = re.compile(rf"[0-9a-f]{{0,{_DIGITS}}}")
+_ENTRIES: Final = 64  # of a table without gaps, in the first slice of a stretch
+_WIDEST: Final = 64  # times the first: each is twice as wide as the one before, up to this
+FEWEST_SLICES: Final = 64
+_MOST_SLICES: Final = 2048
+
+Slices = Sequence[tuple[int, Stretch]]
+
+
+class Found(NamedTuple):
+    """Stretches that begin with a pending blob. much: the last one has far more than was wanted."""
+
+    stretches: tuple[Stretch, ...] = ()
+    much: bool = False
+
+
+class Search:
+    """The stretches that are still to be looked into. It is true while there are any.
+
+    rows: about how many the table has.
+    """
+
+    def __init__(self, ranges: Iterable[BlobRange], rows: int) -> None:
+        self._left = [Stretch(one.index, one.lo, one.hi) for one in ranges]
+        self._later: list[Stretch] = []
+        self._again = False
+        self._rows = rows
+        self._most = RANGES
+        self._skipped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._later)
+
+    def slices(self) -> Slices:
+        """Returns what to look into next: each slice with the place of its stretch."""
+        if not self._left:
+            self._left, self._later, self._again = self._later, [], True
+        return cut(self._left, self._rows, self._most)
+
+    def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
+        """Notes how many blobs the first slices have, the others were not looked into; returns no
+        more stretches than it takes to have as many as wanted. They are not looked into any more.
+        """
+        begins: dict[int, Stretch] = {}
+        total = of_last = 0
+        for (nth, piece), count in zip(slices, counts, strict=False):
+            if count and nth not in begins:
+                if total >= wanted:
+                    break
+                begins[nth], of_last = piece, 0
+            total += count
+            of_last += count
+        last = slices[len(counts) - 1]
+        if begins:
+            return self._found(begins, last, total - wanted, of_last)
+        left = rest_of(self._left, slices, len(counts))
+        over = len(counts) < len(slices)
+        slow = over and len(left) == len(self._left)
+        self._left = left[slow:]
+        if slow and not self.put_off(left[0]):
+            self._left = self._left[self._skipped :] + self._left[: self._skipped]
+            self._skipped = 2 * self._skipped + 1
+        self._most = FEWEST_SLICES if over else min(2 * self._most, _MOST_SLICES)
+        return Found()
+
+    def put_off(self, stretch: Stretch) -> bool:
+        """Has a stretch that took long looked into after all others. Returns whether its upper half
+        is the next.
+        """
+        half = None if self._again else _upper_half(stretch)
+        if half is None:
+            self._later.append(stretch)
+        else:
+            self._later.append(replace(stretch, hi=half.lo))
+            self._left.insert(0, half)
+        return half is not None
+
+    def share(self, stretch: Stretch, parts: Iterable[BlobRange]) -> None:
+        """Looks into the parts of a stretch next, one by one."""
+        self._left[:0] = within(stretch, parts)
+
+    def _found(
+        self, begins: dict[int, Stretch], last: tuple[int, Stretch], beyond: int, of_last: int
+    ) -> Found:
+        found: dict[int, Stretch] = {}
+        for nth, piece in begins.items():
+            found.setdefault(piece.index, replace(piece, hi=self._left[nth].hi))
+        *_, end = begins
+        if last[0] == end:
+            looked, rest = _span(begins[end].lo, last[1].hi), _span(last[1].hi, self._left[end].hi)
+            beyond += of_last * rest // max(looked, 1)
+        self._left = [one for one in self._left[end + 1 :] if one.index not in found]
+        if beyond >= 0:
+            self._most = max(self._most // 2, FEWEST_SLICES)
+        self._skipped = 0
+        return Found(tuple(found.values()), beyond > WORTH_SHARING)
+
+
+def cut(stretches: Sequence[Stretch], rows: int, most: int) -> Slices:
+    """Returns the first slices of stretches, at least one; each with the place of its stretch."""
+    first = max(1, _SPACE * _ENTRIES // max(rows, 1))
+    slices: list[tuple[int, Stretch]] = []
+    for nth, one in enumerate(stretches):
+        if len(slices) >= most:
+            break
+        lo, end = _position(one.lo), _position(one.hi)
+        begin, past, width = one.lo, one.past, first
+        while lo is not None and end is not None and lo + width < end and len(slices) < most:
+            lo += width
+            width = min(2 * width, _WIDEST * first)
+            middle = f"{lo:0{_DIGITS}x}"
+            slices.append((nth, Stretch(one.index, begin, middle, past)))
+            begin, past = middle, None
+        if len(slices) < most:
+            slices.append((nth, Stretch(one.index, begin, one.hi, past)))
+    return slices
+
+
+def rest_of(
+    stretches: Sequence[Stretch], slices: Slices, done: int, past: str | None = None
+) -> list[Stretch]:
+    """Returns what is left after the first slices are done with: the last one up to the blobid
+    past, or all of it.
+    """
+    nth, piece = slices[done - 1]
+    begun = stretches[nth]
+    rest = list(stretches[nth + 1 :])
+    if past is not None:
+        return [replace(begun, lo=past, past=past), *rest]
+    return rest if piece.hi == begun.hi else [Stretch(begun.index, piece.hi or "", begun.hi), *rest]
+
+
+def within(stretch: Stretch, ranges: Iterable[BlobRange]) -> list[Stretch]:
+    """Returns what the stretch has of each of the ranges, which follow each other."""
+    lo, hi = _position(stretch.lo), _position(stretch.hi)
+    if lo is None or hi is None:
+        return [Stretch(one.index, one.lo, one.hi) for one in ranges]
+    found = []
+    for one in ranges:
+        begin, end = _position(one.lo) or 0, _position(one.hi) or _SPACE
+        if begin < hi and end > lo:
+            first, last = begin <= lo, end >= hi
+            low, past = (stretch.lo, stretch.past) if first else (one.lo, None)
+            found.append(Stretch(one.index, low, stretch.hi if last else one.hi, past))
+    return found
+
+
+def _upper_half(stretch: Stretch) -> Stretch | None:
+    """Returns the upper half of what is most of its range, or part; None for less."""
+    own = interval(stretch.index)
+    left = _span(stretch.lo, stretch.hi)
+    if 2 * left <= _span(own.lo, own.hi):
+        return None
+    end = _position(stretch.hi) or _SPACE
+    return Stretch(stretch.index, f"{end - left // 2:0{_DIGITS}x}", stretch.hi)
+
+
+def _span(lo: str | None, hi: str | None) -> int:
+    begin, end = _position(lo), _position(hi)
+    return 0 if begin is None or end is None else max(0, end - begin)
+
+
+def _position(blobid: str | None) -> int | None:
+    """Returns the place of a blobid in the space, its end for None; None for what is no hex."""
+    if blobid is None:
+        return _SPACE
+    digits = blobid[:_DIGITS]
+    return int(digits.ljust(_DIGITS, "0"), 16) if _HEX.fullmatch(digits) else None

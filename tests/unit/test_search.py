@@ -1,0 +1,142 @@
+"""Searches among dead entries: everything is looked into once, what is alive soon."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ntt_backup.catalog.pending import Stretch
+from ntt_backup.catalog.ranges import interval, parts, prefix_ranges
+from ntt_backup.catalog.search import Search, cut, rest_of, within
+
+BLOBIDS = sorted(f"{random.Random(n).getrandbits(256):064x}" for n in range(20_000))
+ROWS = 16 * len(BLOBIDS)  # So that a first slice has four of them.
+TEXTS = st.text("0123456789abcdefg~ A_", max_size=20)
+
+
+def holds(one: Stretch, blobid: str) -> bool:
+    return one.lo <= blobid and (one.hi is None or blobid < one.hi) and blobid != one.past
+
+
+@given(
+    st.lists(TEXTS, min_size=1, max_size=4, unique=True).map(sorted),
+    st.booleans(),
+    st.integers(0, 10**9),
+    st.integers(1, 300),
+    TEXTS,
+)
+def test_slices_hold_every_blobid_of_their_stretches_once(
+    bounds: list[str], endless: bool, rows: int, most: int, blobid: str
+) -> None:
+    last = [Stretch(9, bounds[-1], None)] if endless else []
+    some = [
+        *(Stretch(n, *two) for n, two in enumerate(pairwise(bounds))),
+        *last,
+    ]
+    if not some:
+        return
+
+    slices = cut(some, rows, most)
+
+    rest = rest_of(some, slices, len(slices))
+    assert 1 <= len(slices) <= most
+    mine = sum(holds(one, blobid) for one in some)
+    assert sum(holds(one, blobid) for one in [*(piece for _, piece in slices), *rest]) == mine
+
+
+@pytest.mark.parametrize("index", [0, 171, 255])
+def test_what_is_begun_goes_on_behind_its_last_blobid(index: int) -> None:
+    own = interval(index)
+    one = Stretch(index, own.lo, own.hi)
+    past = f"{index:02x}8" + "1" * 61
+    slices = cut([one], 10**8, 50)
+
+    left = rest_of([one], slices, 3, past)
+
+    assert left == [Stretch(index, past, own.hi, past)]
+    assert [piece.past for _, piece in cut(left, 10**8, 3)] == [past, None, None]
+    pieces = within(left[0], parts(index))
+    assert [piece.index for piece in pieces] == [piece.index for piece in parts(index)][8:]
+    assert pieces[0] == Stretch(parts(index)[8].index, past, parts(index)[8].hi, past)
+
+
+def entries_of(one: Stretch) -> list[str]:
+    end = len(BLOBIDS) if one.hi is None else bisect_left(BLOBIDS, one.hi)
+    return BLOBIDS[bisect_left(BLOBIDS, one.lo) : end]
+
+
+class Catalog:
+    """Entries of an index, alive or dead. A look ends after so many of them."""
+
+    def __init__(self, alive: set[str], patience: int) -> None:
+        self.alive = alive
+        self.patience = patience
+        self.looks = 0
+        self.met: list[str] = []
+
+    def look(self, search: Search, wanted: int) -> list[Stretch]:
+        slices = search.slices()
+        counts: list[int] = []
+        met = 0
+        for _, piece in slices:
+            if counts and met > self.patience:
+                break
+            entries = entries_of(piece)
+            met += len(entries)
+            self.met += entries
+            counts.append(sum(one in self.alive for one in entries))
+        self.looks += 1
+        return list(search.looked(slices, counts, wanted).stretches)
+
+
+def whole(catalog: Catalog, wanted: int = 1) -> list[str]:
+    """What a search to its end finds, each stretch read to its end."""
+    search = Search(prefix_ranges(), ROWS)
+    found: list[str] = []
+    while search:
+        for one in catalog.look(search, wanted):
+            found += entries_of(one)
+    return found
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sets(st.integers(0, 255)), st.integers(1, 1000), st.integers(20, 500))
+def test_a_search_finds_all_there_is_and_hands_nothing_out_twice(
+    prefixes: set[int], wanted: int, patience: int
+) -> None:
+    alive = {one for one in BLOBIDS if int(one[1:3], 16) in prefixes}
+    found = whole(Catalog(alive, patience), wanted)
+
+    assert alive <= set(found)
+    assert len(found) == len(set(found))
+
+
+def test_a_search_looks_at_nothing_twice() -> None:
+    catalog = Catalog(set(), patience=10)
+
+    whole(catalog)
+
+    assert sorted(catalog.met) == BLOBIDS
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        pytest.param({one for one in BLOBIDS if one >= "f0"}, id="only the last ranges"),
+        pytest.param({one for one in BLOBIDS if one[2] > "1"}, id="behind all beginnings"),
+        pytest.param({one for one in BLOBIDS if one[:2] > "80" and one[2] > "6"}, id="both"),
+    ],
+)
+def test_what_is_alive_is_found_after_few_looks(alive: set[str]) -> None:
+    catalog = Catalog(alive, patience=1)
+    search = Search(prefix_ranges(), ROWS)
+
+    while not catalog.look(search, 100):
+        pass
+
+    assert catalog.looks <= 20
