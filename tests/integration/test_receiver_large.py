@@ -100,24 +100,6 @@ def test_a_withdrawn_blob_leaves_nothing_and_its_neighbours_are_stored(
     assert partials(root) == []
 
 
-@pytest.mark.parametrize("size", [3 * MIB, write_messages.RESUMABLE + 1])
-def test_a_large_blob_of_other_content_is_not_published(
-    receiver: RemoteReceiver, root: Path, hashed: str, size: int
-) -> None:
-    content, other = bytes(size), b"\1" + bytes(size - 1)
-    receiver.write(write_messages.batch(1, 1, size))
-    receiver.write(write_messages.large(digest_of(content), size, 0))
-    for piece in receiver.pieces(other):
-        receiver.write(piece)
-    receiver.write(receiver.end(content) + commit(1))
-
-    receipt = receiver.receipt()
-
-    assert verdicts(receipt) == {0: write_messages.MISMATCH}
-    assert names_under(root) == set()
-    assert partials(root) == []
-
-
 def test_a_large_blob_is_resumed_from_the_durable_offset_after_a_kill(
     receiver: RemoteReceiver, root: Path, hashed: str
 ) -> None:

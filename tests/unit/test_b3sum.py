@@ -53,6 +53,19 @@ def silent() -> None:
     """Nobody waits for a sign of life."""
 
 
+@needs_b3sum
+def test_wrong_files_are_told_and_unreadable_ones_left_out(
+    tmp_path: Path, files: dict[str, bytes], directory: int
+) -> None:
+    program = b3sum.find()
+    assert program is not None
+    (tmp_path / "d1/name").write_bytes(b"rotten")
+    (tmp_path / "d2/name").unlink()
+    found = program.digests(files, 0, silent, directory)
+    assert found.pop("d1/name") == blake3(b"rotten").digest()
+    assert found == {name: files[name] for name in files if name not in ("d1/name", "d2/name")}
+
+
 @pytest.mark.parametrize(
     ("then", "why"),
     [

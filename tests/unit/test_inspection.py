@@ -295,15 +295,6 @@ def test_a_directory_full_of_strays_is_walked_in_constant_memory(tmp_path: Path)
 # --- when the store is away -----------------------------------------------------------------------
 
 
-def test_a_root_that_is_missing_or_a_file_is_the_stores_trouble(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="No such file or directory") as caught:
-        Store(tmp_path / "gone").probe()
-    assert "source.root" in caught.value.hint
-    (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match="Not a directory"):
-        Store(tmp_path / "file").probe()
-
-
 def test_a_root_that_is_unreadable_is_the_stores_trouble(open_root: Path) -> None:
     open_root.chmod(0)
     with unprivileged(), pytest.raises(SourceError, match="Permission denied") as caught:

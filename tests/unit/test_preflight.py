@@ -13,7 +13,6 @@ from blake3 import blake3
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.daemon import preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
-from ntt_backup.model import PendingEstimate
 from ntt_backup.upload.strategies import tar_probe
 from ntt_backup.upload.strategies.probe import Facts, trial
 
@@ -75,34 +74,6 @@ def test_what_is_no_archive_is_an_error_of_ours_and_not_of_a_library(data: bytes
 def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
     facts = Facts(system="Linux", program="tar", free_bytes=1, skew_s=skew, placed=True)
     assert bool(preflight._clock(facts).warning) is warned
-
-
-@pytest.mark.parametrize(
-    ("estimate", "sizes", "need", "said"),
-    [
-        (PendingEstimate(10, 500, 0, exact=True), [7], 500, ""),
-        (
-            PendingEstimate(1200, 500_000, 200, exact=True),
-            [7],
-            600_000,
-            "200 of 1,200 blobs have no size in the catalog and are taken for 500 Bytes each",
-        ),
-        (PendingEstimate(3, 0, 3, exact=True), [10, 20], 45, "are taken for 15 Bytes each"),
-        (
-            PendingEstimate(3, 0, 3, exact=True),
-            [],
-            0,
-            "3 of 3 blobs have no size in the catalog and are not",
-        ),
-    ],
-)
-def test_blobs_without_a_size_are_guessed_and_said_to_be(
-    estimate: PendingEstimate, sizes: list[int], need: int, said: str
-) -> None:
-    found, words = preflight._need(estimate, sizes)
-    assert found == need
-    assert said in words
-    assert bool(words) is bool(said)
 
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
