@@ -91,9 +91,23 @@ class RunHistory:
             progress.found(found)
         self._counted = now
 
-    def update(self, snapshot: Snapshot) -> None:
-        """Writes what the run has done so far; that also shows that it is alive."""
-        self._update(snapshot)
+    def update(
+        self, snapshot: Snapshot, outcome: str | None = None, exit_code: int | None = None
+    ) -> None:
+        """Writes what the run has done so far; that also shows that it is alive. With an outcome it
+        has ended.
+        """
+        self._try(
+            lambda conn: history.update_run(
+                conn,
+                self._run_id,
+                copied=snapshot.copied,
+                failed=snapshot.failed,
+                bytes=snapshot.bytes,
+                outcome=outcome,
+                exit_code=exit_code,
+            )
+        )
 
     def still_failed(self) -> int:
         """Returns how many blobs are failed, by whatever run; 0 where the catalog is away."""
@@ -106,23 +120,8 @@ class RunHistory:
     def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
         """Writes how the run ended, and closes the connection."""
         if self._started:
-            self._update(snapshot, outcome, exit_code)
+            self.update(snapshot, outcome, exit_code)
         self._close()
-
-    def _update(
-        self, snapshot: Snapshot, outcome: str | None = None, exit_code: int | None = None
-    ) -> None:
-        self._try(
-            lambda conn: history.update_run(
-                conn,
-                self._run_id,
-                copied=snapshot.copied,
-                failed=snapshot.failed,
-                bytes=snapshot.bytes,
-                outcome=outcome,
-                exit_code=exit_code,
-            )
-        )
 
     def _open(self) -> connection.Connection:
         if self._connection is None:
