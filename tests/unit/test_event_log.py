@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from ntt_backup import events
 from ntt_backup.daemon.event_log import EventLog
-from ntt_backup.errors import ConfigError
 
 WARNING = events.Warning(reason="w")
 STOPPING = events.Stopping(signal=15)
@@ -93,16 +92,6 @@ def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, pa
     os.truncate(path, 0)  # logrotate's `copytruncate`
     log.emit(STOPPING)
     assert [line["event"] for line in lines(path)] == ["stopping"]
-
-
-@pytest.mark.parametrize("place", ["directory", "below a file"])
-def test_a_log_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path, place: str) -> None:
-    path = tmp_path if place == "directory" else tmp_path / "file" / "log.jsonl"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError) as caught:
-        EventLog(path, "run")
-    assert str(path) in caught.value.message
-    assert "NTT_LOG_JSON" in caught.value.hint
 
 
 def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(

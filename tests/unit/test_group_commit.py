@@ -16,25 +16,27 @@ from ntt_backup.wire.write_messages import Receipt
 class FakeSync:
     """A sync begins when it is told to, and ends when the test says so."""
 
-    def __init__(self, by_file: bool) -> None:
-        self.by_file = by_file
+    by_file = False
+
+    def __init__(self) -> None:
         self.busy = False
         self.started: list[set[str]] = []
-        self._ended: list[OSError | None] = []
+        self._ended = 0
 
     def start(self, directories: Collection[str]) -> None:
         assert not self.busy
         self.busy = True
         self.started.append(set(directories))
 
-    def end(self, problem: OSError | None = None) -> None:
-        self._ended.append(problem)
+    def end(self) -> None:
+        self._ended += 1
 
     def result(self) -> tuple[bool, OSError | None]:
         if not self._ended:
             return False, None
         self.busy = False
-        return True, self._ended.pop()
+        self._ended -= 1
+        return True, None
 
 
 class FakePublisher:
@@ -54,18 +56,17 @@ class FakePublisher:
 class Desk:
     """A `GroupCommit` with all that is around it."""
 
-    def __init__(self, by_file: bool = False) -> None:
-        self.sync = FakeSync(by_file)
+    def __init__(self) -> None:
+        self.sync = FakeSync()
         self.publisher = FakePublisher()
         self.receipts: list[Receipt] = []
-        self.failures: list[OSError] = []
         self.commits = GroupCommit(
             self.sync,  # type: ignore[arg-type]
             self.publisher,  # type: ignore[arg-type]
             -1,  # No stage: what is discarded was never written.
             write_messages.SHA256,
             self.receipts.append,
-            self.failures.append,
+            lambda _: pytest.fail("no sync fails"),
         )
 
     def commit(self, *numbers: int) -> None:
@@ -75,8 +76,8 @@ class Desk:
             self.commits.add(batch)
         self.commits.advance()
 
-    def end_sync(self, problem: OSError | None = None) -> None:
-        self.sync.end(problem)
+    def end_sync(self) -> None:
+        self.sync.end()
         self.commits.advance()
 
     @property
@@ -87,18 +88,6 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
-
-
-def test_a_batch_needs_two_syncs(desk: Desk) -> None:
-    desk.commit(1)
-    assert (desk.publisher.placed, desk.answered) == ([], [])
-    desk.end_sync()
-    assert (desk.publisher.placed, desk.answered) == ([1], [])
-    assert desk.sync.busy
-    desk.end_sync()
-    assert desk.answered == [(1, write_messages.SETTLED)]
-    assert not desk.sync.busy
-    assert desk.commits.waiting == 0
 
 
 def test_a_sync_covers_only_what_was_there_when_it_began(desk: Desk) -> None:
@@ -125,22 +114,6 @@ def test_in_steady_state_there_is_one_sync_a_batch(desk: Desk) -> None:
     assert len(desk.sync.started) <= 103
 
 
-def test_a_failed_sync_fails_all_without_a_receipt(desk: Desk) -> None:
-    desk.commit(1)
-    desk.end_sync()
-    desk.commit(2)
-    problem = OSError(errno.EIO, "Input/output error")
-    desk.end_sync(problem)
-    assert sorted(desk.answered) == [(1, write_messages.FAILED), (2, write_messages.FAILED)]
-    assert desk.publisher.placed == [1]
-    assert desk.failures == [problem]
-    assert not desk.sync.busy
-    desk.commit(3)
-    desk.end_sync()
-    desk.end_sync()
-    assert desk.answered[-1] == (3, write_messages.SETTLED)
-
-
 def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
     desk.publisher.failing[2] = OSError(errno.ENOSPC, "")
     desk.commit(1, 2, 3)
@@ -149,16 +122,6 @@ def test_a_batch_that_cannot_be_published_fails_alone(desk: Desk) -> None:
     assert desk.receipts[0].exceptions[0].text == "ENOSPC: No space left on device"
     desk.end_sync()
     assert desk.answered[1:] == [(1, write_messages.SETTLED), (3, write_messages.SETTLED)]
-
-
-def test_directories_alone_are_synced_where_files_were_synced_one_by_one() -> None:
-    desk = Desk(by_file=True)
-    desk.commit(1, 2)
-    assert desk.publisher.placed == [1, 2]
-    assert desk.sync.started == [{"dir-1", "dir-2"}]
-    assert desk.answered == []
-    desk.end_sync()
-    assert desk.answered == [(1, write_messages.SETTLED), (2, write_messages.SETTLED)]
 
 
 def test_waiting_is_bounded_in_batches_and_in_blobs(desk: Desk) -> None:

@@ -45,16 +45,6 @@ def mount_when(made: Scene, copied: set[str]) -> list[int]:
     return mounted
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_the_healthy_part_is_copied_while_the_other_is_away(window: int) -> None:
-    made = scene(BLOBS)
-    gone = away(made, 0x00, 0xA9)
-    mounted = mount_when(made, everybody(made) - gone)
-    watching(made, window=window).run()
-    assert mounted
-    made.assert_done()
-
-
 def test_what_cannot_be_read_waits_and_is_not_tried_first_again() -> None:
     made = scene(BLOBS)
     gone = away(made, 0x00, 0xA9)

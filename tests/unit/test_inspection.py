@@ -23,7 +23,6 @@ from ntt_backup.blobdir.layout import Stray, StrayKind, is_blobid, relative_path
 from ntt_backup.errors import SourceError
 from ntt_backup.model import Blob, Reason
 from ntt_backup.source.inspection import Store
-from ntt_backup.source.reader import Reader
 from ntt_backup.source.tree import KEPT_DIRECTORIES, READ_SIZE, SourceTree
 from tests.files import put, put_as
 
@@ -206,23 +205,6 @@ def test_nothing_in_the_store_is_changed_not_even_access_times(
     walk(root)
     assert {path: path.stat() for path in paths} == before
     assert sorted([root, *root.rglob("*")]) == sorted(paths)
-
-
-def test_blobs_of_another_owner_are_read(
-    root: Path, blobs: list[Blob], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the owner, and root, may leave the access time as it is."""
-    plain = os.open
-
-    def foreign(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags & os.O_NOATIME:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        return plain(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", foreign)
-    into = memoryview(bytearray(2 << 20))
-    with Reader(Store(root)) as reader:
-        assert [reader.read(blob, into) for blob in blobs] == [blob.size for blob in blobs]
 
 
 # --- what is wrong with one blob ------------------------------------------------------------------

@@ -77,10 +77,3 @@ def test_a_sample_that_is_gone_gives_way_to_any_batch() -> None:
     judge.judge(receipt(first, ids(first)))
     judge.forget()
     assert judge.judge(receipt(second, set())).cleared
-
-
-def test_with_a_share_of_one_no_store_is_ever_suspect() -> None:
-    judge = Judge(1)
-    for batch in batches(3):
-        said = receipt(batch, ids(batch))
-        assert judge.judge(said).receipt == said

@@ -359,25 +359,16 @@ def test_ranges_that_others_hold_are_waited_for() -> None:
     made.assert_done()
 
 
-def test_a_long_search_goes_on_without_a_wait_and_ends_no_work() -> None:
-    """Nor does it look whether anything is pending, which takes as long among dead rows."""
+@pytest.mark.parametrize("question", ["searches", "looks"])
+def test_a_long_search_or_look_is_gone_on_with_at_once_and_ends_no_work(question: str) -> None:
+    """Nor does a search lead to a look, which takes as long among dead rows."""
     made = scene(20)
-    made.catalog.searches = 5
+    setattr(made.catalog, question, 5)
     states: list[str] = []
     made.pipe.on_state = states.append
     made.worker().run()
     made.assert_done()
-    assert "idle" not in states
-
-
-def test_what_is_not_known_to_be_pending_is_asked_again_and_ends_no_work() -> None:
-    made = scene(20)
-    made.catalog.looks = 5
-    states: list[str] = []
-    made.pipe.on_state = states.append
-    made.worker().run()
-    made.assert_done()
-    assert made.catalog.looks < 0
+    assert getattr(made.catalog, question) < 0
     assert "idle" not in states
 
 
