@@ -158,7 +158,7 @@ class _Round:
                 self._strike(name)
             else:
                 when = chance.choice(("beginning", "bytes", "bytes", "bytes", "time", "time"))
-                moment = (chance.randrange(size), chance.uniform(0.0, 1.5))
+                moment = (chance.randrange(size // 2), chance.uniform(0.0, 0.8))
                 lasts = chance.choice(((0.05, 0.8), (0.05, 0.8), (2.0, 6.0)))
                 strikes.append(_Strike(name, when, *moment, chance.uniform(*lasts)))
         try:
