@@ -108,7 +108,7 @@ def reconcile(
     """Compares all three; on_difference gets kind, blobid or path, remark. Raises BackupError."""
     store = Store(settings.source.root)
     store.probe()
-    names: ReceiverNames | BucketNames
+    names: RemoteNames
     if settings.remote.kind == "s3":
         names = BucketNames.of(settings, on_outage)
     else:

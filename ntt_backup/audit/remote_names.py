@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.client.pool import SessionPool
@@ -22,22 +22,6 @@ _DIGITS: Final = 64
 OnStray = Callable[[str, StrayKind], None]
 
 
-class RemoteNames(Protocol):
-    """What a remote has."""
-
-    def below(self, prefix: str, on_stray: OnStray) -> Iterator[tuple[bytes, int]]:
-        """Yields the blobs with a prefix, with their sizes, in order. on_stray is told path and
-        kind of what is no blob; of what is UNREADABLE blobs may exist that are not told of.
-        """
-        ...
-
-    def is_empty(self) -> bool:
-        """Returns whether there is no blob at all."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class ReceiverNames:
     """What a receiver lists. Methods raise BackupError."""
 
@@ -48,6 +32,9 @@ class ReceiverNames:
         self._session = self._pool.session("0")
 
     def below(self, prefix: str, on_stray: OnStray) -> Iterator[tuple[bytes, int]]:
+        """Yields the blobs with a prefix, with their sizes, in order. on_stray is told path and
+        kind of what is no blob; of what is UNREADABLE blobs may exist that are not told of.
+        """
         low = int(prefix.ljust(_DIGITS, "0"), 16)
         high = low + (1 << 4 * (_DIGITS - len(prefix)))
 
@@ -58,6 +45,7 @@ class ReceiverNames:
             yield from page
 
     def is_empty(self) -> bool:
+        """Returns whether there is no blob at all."""
         return self._pool.is_empty()
 
     def close(self) -> None:
@@ -66,7 +54,7 @@ class ReceiverNames:
 
 class BucketNames:
     """What the tables of packs name, and the blobs that are objects of their own. but: keys of
-    packs that count as if they were not there. Methods raise BackupError.
+    packs that count as if they were not there. Has the methods of `ReceiverNames`.
     """
 
     def __init__(
@@ -112,3 +100,6 @@ class BucketNames:
         )
 
     def close(self) -> None: ...
+
+
+RemoteNames = ReceiverNames | BucketNames

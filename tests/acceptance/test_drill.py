@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from tests.environment import Environment
 from tests.files import tree
 from tests.postgres import Postgres
-
-
-@pytest.fixture
-def scratch_url(postgres: Postgres) -> Iterator[str]:
-    """An empty database for what comes back."""
-    name = sql.Identifier("drill_scratch")
-    postgres.execute(sql.SQL("create database {}").format(name))
-    yield postgres.url("drill_scratch")
-    postgres.execute(sql.SQL("drop database {} with (force)").format(name))
 
 
 @pytest.fixture
@@ -52,13 +41,13 @@ def back(env: Environment) -> Path:
 
 
 def test_all_that_is_copied_is_restored_and_production_is_not_touched(
-    backed_up: Environment, scratch_url: str
+    backed_up: Environment, database_url: str
 ) -> None:
     env = backed_up
     rows, store = env.query("select * from blobs order by 1"), env.in_store()
     remote = tree(env.remote.local)
 
-    found = drilled(env, scratch_url, code=0)
+    found = drilled(env, database_url, code=0)
 
     assert (found["rows"], found["copied"]) == (68, 60)
     assert (found["restored"], found["right"]) == (66, 66)
@@ -66,7 +55,7 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert (found["lost"], found["wrong"], found["not_restored"]) == (0, 0, {})
     assert tree(back(env)) == store
     assert found["bytes"] == sum(map(len, store.values()))
-    with psycopg.connect(scratch_url) as conn:
+    with psycopg.connect(database_url) as conn:
         copied = conn.execute("select count(*) from blobs where remote_copied").fetchall()
     assert copied == [(60,)]
     assert env.query("select * from blobs order by 1") == rows
@@ -74,7 +63,9 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert tree(env.remote.local) == remote
 
 
-def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Environment, scratch_url: str) -> None:
+def test_lost_and_wrong_remote_blobs_are_reported(
+    backed_up: Environment, database_url: str
+) -> None:
     env = backed_up
     lost, rotten = sorted(env.copied())[:2]
     env.remote_path(lost).unlink()
@@ -82,7 +73,7 @@ def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Environment, scratc
     content[-1] ^= 1
     env.remote_path(rotten).write_bytes(content)
 
-    done = env.call("drill", "--scratch", str(back(env)), "--database", scratch_url)
+    done = env.call("drill", "--scratch", str(back(env)), "--database", database_url)
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
@@ -93,7 +84,7 @@ def test_lost_and_wrong_remote_blobs_are_reported(backed_up: Environment, scratc
 
 
 def test_a_copied_row_without_a_blobid_is_reported_as_lost(
-    backed_up: Environment, scratch_url: str
+    backed_up: Environment, database_url: str
 ) -> None:
     """Somebody's upper case, and a row that would repaint the terminal."""
     env = backed_up
@@ -102,7 +93,7 @@ def test_a_copied_row_without_a_blobid_is_reported_as_lost(
         env.query("insert into blobs (blobid, remote_copied) values (%s, true)", name)
     assert env.call("dump").returncode == 0
 
-    done = env.call("drill", "--scratch", str(back(env)), "--database", scratch_url)
+    done = env.call("drill", "--scratch", str(back(env)), "--database", database_url)
 
     assert done.returncode == 7, done.stderr
     assert "NOT PROVED" in done.stdout
@@ -111,14 +102,14 @@ def test_a_copied_row_without_a_blobid_is_reported_as_lost(
     assert "\x1b" not in done.stdout
 
 
-def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, scratch_url: str) -> None:
+def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, database_url: str) -> None:
     """The catalog that comes back then is not the one that should."""
     env = backed_up
     assert env.call("dump", "--force").returncode == 0
     old, new = sorted((env.remote.local / "pgdump").glob("*.dump"))[-2:]
     new.write_bytes(new.read_bytes()[:-1] + b"!")
 
-    found = drilled(env, scratch_url, code=7)
+    found = drilled(env, database_url, code=7)
 
     assert found["dump"] == old.name
     assert len(found["bad_dumps"]) == 1
@@ -127,47 +118,47 @@ def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, scratch_url
 
 
 def test_an_empty_catalog_proves_nothing(
-    env: Environment, postgres: Postgres, scratch_url: str
+    env: Environment, postgres: Postgres, database_url: str
 ) -> None:
     """As it is when somebody has emptied the table, and the dump was made after it."""
     env.write_config(dump={"bin": str(postgres.programs)})
     env.fill_both(5)
     env.query("delete from blobs")
     assert env.call("dump", "--force").returncode == 0
-    found = drilled(env, scratch_url, code=7)
+    found = drilled(env, database_url, code=7)
     assert (found["right"], found["rows"], found["lost"]) == (5, 0, 0)
 
 
 def test_unusable_scratch_space_is_refused_before_the_catalog_is_restored(
-    env: Environment, scratch_url: str
+    env: Environment, database_url: str
 ) -> None:
     (env.root / "loop").symlink_to("loop")
     (env.root / "file").touch()
     for scratch in ("no/such", "loop", "loop/new", "file/new", "file"):
         place = str(env.root / scratch)
-        done = env.call("drill", "--scratch", place, "--database", scratch_url)
+        done = env.call("drill", "--scratch", place, "--database", database_url)
         assert done.returncode == 2, (scratch, done.stderr)
         assert f"cannot use {place}" in done.stderr
 
 
 def test_objects_of_an_extension_leave_the_database_empty(
-    backed_up: Environment, scratch_url: str
+    backed_up: Environment, database_url: str
 ) -> None:
     """As a new database has it where template1 has it."""
-    with psycopg.connect(scratch_url) as conn:
+    with psycopg.connect(database_url) as conn:
         conn.execute("create view brought as select 1")
         conn.execute("alter extension plpgsql add view brought")
-    drilled(backed_up, scratch_url, code=0)
+    drilled(backed_up, database_url, code=0)
 
 
 def test_a_prefix_restores_and_checks_only_its_blobs(
-    backed_up: Environment, scratch_url: str
+    backed_up: Environment, database_url: str
 ) -> None:
     env = backed_up
     prefix = min(env.copied())[:1]
     wanted = {name: data for name, data in env.in_store().items() if name.startswith(prefix)}
 
-    found = drilled(env, scratch_url, "--prefix", prefix, code=0)
+    found = drilled(env, database_url, "--prefix", prefix, code=0)
 
     assert tree(back(env)) == wanted
     assert found["right"] == len(wanted)
@@ -175,7 +166,7 @@ def test_a_prefix_restores_and_checks_only_its_blobs(
 
 
 def test_used_directories_and_databases_are_refused_as_scratch_space(
-    env: Environment, scratch_url: str
+    env: Environment, database_url: str
 ) -> None:
     env.fill(5)
 
@@ -187,7 +178,7 @@ def test_used_directories_and_databases_are_refused_as_scratch_space(
     before = env.in_store(), env.query("select * from blobs order by 1")
     assert "the database" in (said := refused(back(env), env.url))
     assert "is not empty" in said
-    assert "lies in the store" in refused(env.store / "new", scratch_url)
-    assert f"{env.root} is not empty" in refused(env.root, scratch_url)
+    assert "lies in the store" in refused(env.store / "new", database_url)
+    assert f"{env.root} is not empty" in refused(env.root, database_url)
     assert (env.in_store(), env.query("select * from blobs order by 1")) == before
     assert not back(env).exists()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from ntt_backup.catalog import dump_history
 from ntt_backup.catalog.connection import connect
@@ -99,7 +98,7 @@ def test_a_run_goes_through_the_forced_command(
 
 @pytest.mark.parametrize("allowed", ["put,list,dump,get"])
 def test_dumps_go_through_the_forced_command_and_come_back(
-    env: Environment, forced: list[str], postgres: Postgres, allowed: str
+    env: Environment, forced: list[str], postgres: Postgres, allowed: str, database_url: str
 ) -> None:
     """What is past retention stays for a while: the key must not be able to end all dumps."""
     env.fill(20)
@@ -121,17 +120,12 @@ def test_dumps_go_through_the_forced_command_and_come_back(
     assert len(names) == 3  # The first of the day, and the newest two.
     assert names[0] == event["name"]
 
-    live, empty = env.url, postgres.url("recalled")
-    postgres.execute(sql.SQL("create database recalled").format())
-    try:
-        env.write_config(catalog={"url": empty})
-        done = env.run("restore", "--catalog")
-        assert done.returncode == 0, done.stderr
-        with psycopg.connect(empty) as conn, psycopg.connect(live) as before:
-            rows = "select blobid, remote_copied from blobs order by 1"
-            assert conn.execute(rows).fetchall() == before.execute(rows).fetchall()
-    finally:
-        postgres.execute(sql.SQL("drop database recalled with (force)").format())
+    env.write_config(catalog={"url": database_url})
+    done = env.run("restore", "--catalog")
+    assert done.returncode == 0, done.stderr
+    with psycopg.connect(database_url) as conn, psycopg.connect(env.url) as before:
+        rows = "select blobid, remote_copied from blobs order by 1"
+        assert conn.execute(rows).fetchall() == before.execute(rows).fetchall()
 
 
 @pytest.mark.parametrize("allowed", ["put,list,verify"])

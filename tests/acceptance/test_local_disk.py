@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from psycopg import sql
 
 from tests.environment import Environment, wait_until
 from tests.files import tree
@@ -100,18 +99,13 @@ def test_every_command_works_on_a_directory(usb: Environment, postgres: Postgres
     assert env.on_remote() == env.in_store()
 
 
-def test_a_drill_proves_a_directory(usb: Environment, postgres: Postgres) -> None:
+def test_a_drill_proves_a_directory(usb: Environment, database_url: str) -> None:
     env = usb
     env.write_config(run={"skip_pgdump": False})
     env.fill(20)
     assert env.run("run").returncode == 0
-    name = sql.Identifier("local_disk_drill")
-    postgres.execute(sql.SQL("create database {}").format(name))
-    try:
-        argv = ["--scratch", str(env.root / "scratch"), "--json"]
-        done = env.call("drill", *argv, "--database", postgres.url("local_disk_drill"))
-    finally:
-        postgres.execute(sql.SQL("drop database {} with (force)").format(name))
+    argv = ["--scratch", str(env.root / "scratch"), "--json"]
+    done = env.call("drill", *argv, "--database", database_url)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["proved"] is True
 
