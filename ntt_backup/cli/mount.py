@@ -50,11 +50,12 @@ def mount(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Mount packs as a directory of blobs, DIR/aa/bb/BLOBID, without unpacking them.
+    """Mount packs as a directory of blobs, without unpacking them.
 
-    The packs are those in a directory, or those in the target's bucket. Root and Linux 6.12 are
-    needed (6.4 for a bucket). umount DIR ends it. What is read from DIR is not compared with its
-    name: that is what verify does. Exit code 7 when a pack or a blob is damaged and was left out.
+    A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those in the
+    target's bucket. Root and Linux 6.12 are needed (6.4 for a bucket). umount DIR ends it. What is
+    read from DIR is not compared with its name: that is what verify does. Exit code 7 when a pack
+    or a blob is damaged and was left out.
     """
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
     began = time.monotonic()

@@ -8,13 +8,12 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from ntt_backup.config import Settings, load
 from ntt_backup.dump import job, pg_programs
@@ -96,7 +95,9 @@ def stand_in(env: Environment, postgres: Postgres, tmp_path: Path, script: str) 
 # --- what a dump is -------------------------------------------------------------------------------
 
 
-def test_a_run_dumps_the_catalog_before_it_sends(dumping: Environment, postgres: Postgres) -> None:
+def test_a_run_dumps_the_catalog_before_it_sends(
+    dumping: Environment, postgres: Postgres, database_url: str
+) -> None:
     blobids = dumping.fill(20)
     done = dumping.run("run")
     assert done.returncode == 0, done.stdout
@@ -112,15 +113,10 @@ def test_a_run_dumps_the_catalog_before_it_sends(dumping: Environment, postgres:
     assert place.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
 
-    postgres.execute(sql.SQL("create database restored").format())
-    try:
-        restore = [str(postgres.programs / "pg_restore"), "--exit-on-error"]
-        argv = [*restore, "-d", postgres.url("restored")]
-        subprocess.run(argv, input=data, check=True, capture_output=True)
-        with psycopg.connect(postgres.url("restored")) as conn:
-            rows = conn.execute("select blobid, remote_copied from blobs order by 1").fetchall()
-    finally:
-        postgres.execute(sql.SQL("drop database restored with (force)").format())
+    restore = [str(postgres.programs / "pg_restore"), "--exit-on-error", "-d", database_url]
+    subprocess.run(restore, input=data, check=True, capture_output=True)
+    with psycopg.connect(database_url) as conn:
+        rows = conn.execute("select blobid, remote_copied from blobs order by 1").fetchall()
     assert rows == [(blobid, None) for blobid in sorted(blobids)]  # as it was before the run
 
 
@@ -197,7 +193,7 @@ def test_dumps_past_retention_are_removed_and_no_others(dumping: Environment) ->
 
 @pytest.mark.parametrize("strategy", ["auto", "tar"])  # By the receiver, and by the shell.
 def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
-    dumping: Environment, empty: str, strategy: str
+    dumping: Environment, database_url: str, strategy: str
 ) -> None:
     """One that was made while the clock was ahead is neither what comes back nor what stays."""
     dumping.write_config(
@@ -215,13 +211,13 @@ def test_a_dump_is_as_old_as_its_number_and_not_as_its_name(
     newest, still = dumps(dumping)
     assert still == ahead
     live, before = dumping.url, rows_of(dumping.url)
-    dumping.write_config(catalog={"url": empty})
+    dumping.write_config(catalog={"url": database_url})
 
     done = dumping.run("restore", "--catalog")
 
     assert done.returncode == 0, done.stderr
     assert newest in done.stdout
-    assert rows_of(empty) == before
+    assert rows_of(database_url) == before
     dumping.write_config(catalog={"url": live})
     assert make(dumping, force=True) == MADE
     assert newest in dumps(dumping)
@@ -250,15 +246,6 @@ def test_a_damaged_dump_does_not_count_as_the_last_one(dumping: Environment) -> 
 # --- and back -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def empty(dumping: Environment, postgres: Postgres) -> Iterator[str]:
-    """The connection string of an empty database, which catalog.url names from now on."""
-    name = "back"
-    postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    yield postgres.url(name)
-    postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-
-
 def rows_of(url: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(url) as conn:
         return conn.execute("select * from blobs order by blobid").fetchall()
@@ -271,24 +258,24 @@ def damage(env: Environment, name: str) -> None:
     (env.remote.local / "pgdump" / name).write_bytes(broken)
 
 
-def test_the_catalog_comes_back_row_by_row(dumping: Environment, empty: str) -> None:
+def test_the_catalog_comes_back_row_by_row(dumping: Environment, database_url: str) -> None:
     dumping.fill(300)
     assert dumping.run("run").returncode == 0
     assert dumping.run("dump", "--force").returncode == 0
     before = rows_of(dumping.url)
-    dumping.write_config(catalog={"url": empty})
+    dumping.write_config(catalog={"url": database_url})
 
     done = dumping.run("restore", "--catalog")
 
     assert done.returncode == 0, done.stderr
     assert dumps(dumping)[-1] in done.stdout
-    assert rows_of(empty) == before
+    assert rows_of(database_url) == before
     again = dumping.run("run")
     assert (again.returncode, "0 copied" in again.stdout) == (0, True), again.stdout
 
 
 def test_owners_and_grants_come_back_as_sql(
-    dumping: Environment, empty: str, role: Callable[[], str]
+    dumping: Environment, database_url: str, role: Callable[[], str]
 ) -> None:
     owner, reader = role(), role()
     dumping.query(f"alter table blobs owner to {owner}")
@@ -297,7 +284,7 @@ def test_owners_and_grants_come_back_as_sql(
         f"alter default privileges in schema ntt_backup grant select on tables to {owner}"
     )
     assert make(dumping) == MADE
-    dumping.write_config(catalog={"url": empty})
+    dumping.write_config(catalog={"url": database_url})
 
     done = dumping.run("restore", "--catalog")
 
@@ -307,7 +294,7 @@ def test_owners_and_grants_come_back_as_sql(
     assert f"ALTER TABLE public.blobs OWNER TO {owner};" in shown
     assert "TO postgres;" not in shown
     owners = "select tableowner, has_table_privilege(%s, 'blobs', 'select') from pg_tables where"
-    with psycopg.connect(empty, autocommit=True) as conn:
+    with psycopg.connect(database_url, autocommit=True) as conn:
         query = f"{owners} tablename = 'blobs'".encode()
         assert conn.execute(query, [reader]).fetchall() == [("postgres", False)]
         conn.execute(shown.encode())
@@ -315,7 +302,10 @@ def test_owners_and_grants_come_back_as_sql(
 
 
 def test_the_beginning_of_a_large_dump_is_enough_to_check_it_and_to_tell_of_owners(
-    dumping: Environment, empty: str, role: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    dumping: Environment,
+    database_url: str,
+    role: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = role()
     dumping.query(
@@ -325,13 +315,13 @@ def test_the_beginning_of_a_large_dump_is_enough_to_check_it_and_to_tell_of_owne
     monkeypatch.setattr(pg_programs, "HEAD_BYTES", 64 * 1024)
     assert make(dumping) == MADE
     assert record(dumping, *dumps(dumping))["bytes"] > 4 * 64 * 1024
-    dumping.write_config(catalog={"url": empty})
+    dumping.write_config(catalog={"url": database_url})
     found = dump_restore.restore_catalog(settings(dumping), pytest.fail)
     assert found.rights == (f"ALTER TABLE public.of_others OWNER TO {name};",)
 
 
 def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
-    dumping: Environment, empty: str
+    dumping: Environment, database_url: str
 ) -> None:
     """The dump is so large that pg_restore sees the damage long before its end."""
     dumping.query(
@@ -342,27 +332,29 @@ def test_a_damaged_dump_is_told_of_and_the_one_before_it_taken(
         assert make(dumping, force=True) == MADE
     old, new = dumps(dumping)
     damage(dumping, new)
-    dumping.write_config(catalog={"url": empty})
+    dumping.write_config(catalog={"url": database_url})
 
     done = dumping.run("restore", "--catalog")
 
     assert done.returncode == 0, done.stderr
     assert f"{new} is damaged" in done.stderr
     assert old in done.stdout
-    assert rows_of(empty) == rows_of(dumping.url)
+    assert rows_of(database_url) == rows_of(dumping.url)
 
 
-def test_without_a_good_dump_the_database_stays_empty(dumping: Environment, empty: str) -> None:
+def test_without_a_good_dump_the_database_stays_empty(
+    dumping: Environment, database_url: str
+) -> None:
     dumping.fill(50)
     assert dumping.run("dump").returncode == 0
     damage(dumping, *dumps(dumping))
-    dumping.write_config(catalog={"url": empty})
+    dumping.write_config(catalog={"url": database_url})
 
     done = dumping.run("restore", "--catalog")
 
     assert done.returncode == 7
     assert "no good dump" in done.stderr
-    with psycopg.connect(empty) as conn:
+    with psycopg.connect(database_url) as conn:
         assert conn.execute("select to_regclass('blobs')").fetchone() == (None,)
 
 
@@ -633,7 +625,9 @@ def in_pgdump(env: Environment) -> list[str]:
     return names
 
 
-def test_a_dump_goes_into_a_bucket_and_comes_back(in_bucket: Environment, empty: str) -> None:
+def test_a_dump_goes_into_a_bucket_and_comes_back(
+    in_bucket: Environment, database_url: str
+) -> None:
     blobids = in_bucket.fill(20)
     done = in_bucket.run("dump")
     assert done.returncode == 0, done.stderr
@@ -641,11 +635,11 @@ def test_a_dump_goes_into_a_bucket_and_comes_back(in_bucket: Environment, empty:
     again = in_bucket.call("dump")
     assert again.returncode == 0, again.stderr
     assert "nobody but us has changed the catalog" in again.stdout
-    in_bucket.write_config(catalog={"url": empty})
+    in_bucket.write_config(catalog={"url": database_url})
     back = in_bucket.run("restore", "--catalog")
     assert back.returncode == 0, back.stderr
     assert Path(key).name in back.stdout + back.stderr
-    with psycopg.connect(empty) as conn:
+    with psycopg.connect(database_url) as conn:
         rows = conn.execute("select blobid from blobs order by 1").fetchall()
     assert [row[0] for row in rows] == sorted(blobids)
 
