@@ -91,3 +91,10 @@ def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: 
     dump.start_if_due(5.0 + RETRY_SECONDS)
     assert dump.running
     dump.kill()
+
+
+def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -> None:
+    dump = DumpChild(settings(**{"run.skip_pgdump": True}))
+    dump.start_if_due(1e9)
+    assert not dump.running
+    assert dump.fds == []
