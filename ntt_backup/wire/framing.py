@@ -20,9 +20,9 @@ _CRC = struct.Struct("!I")
 CRC_BYTES = _CRC.size
 DIGEST_BYTES = 32
 
-# A pack is cut at 1 MiB: large enough that a frame's own cost vanishes, small enough that a few are
-# in memory at both ends. What a peer may send is bounded wider, so that the sending end alone can
-# tune the cut.
+# A pack is cut at 1 MiB, or later where it compresses: large enough that a frame costs little,
+# small enough that a few are in memory at both ends. What a peer may send is bounded wider, so that
+# the sending end alone can tune the cut.
 PACK_BYTES = 1 << 20
 MAX_RAW = 8 << 20
 MAX_CHUNK = 1 << 20

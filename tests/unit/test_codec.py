@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 
 import pytest
 
-from ntt_backup.upload.strategies.codec import Effort, Load, choose_codec, cpu_load
+from ntt_backup.upload.strategies.codec import (
+    LONGEST_PAUSE,
+    MOST_PACK_BYTES,
+    SAMPLE_BYTES,
+    Effort,
+    Load,
+    choose_codec,
+    cpu_load,
+)
+from ntt_backup.wire.framing import PACK_BYTES
 from ntt_backup.wire.write_messages import RAW, ZSTD
 
 STEPS = 6
@@ -22,51 +32,97 @@ class Machine:
     effort: Effort = field(init=False)
 
     def __post_init__(self) -> None:
-        self.effort = Effort(STEPS, 2, lambda: self.now, lambda: Load(self.idle, self.now))
+        self.effort = Effort(STEPS, lambda: self.now, lambda: Load(self.idle, self.now))
 
     def goes_on(
-        self, seconds: float, *, works: float, waits: float, spare: float, counts: bool = True
+        self,
+        seconds: float,
+        *,
+        works: float,
+        waits: float,
+        spare: float,
+        shrinks: float = 0.4,
+        raw: int = 1 << 20,
     ) -> list[int]:
         """Returns the steps that are taken while it works, and waits for the link, for these shares
         of the time.
         """
         steps = []
-        for _ in range(round(seconds / 0.25)):
-            self.now += 0.25
-            self.idle += 0.25 * spare
-            self.effort.note(works * 0.25, waits * 0.25, counts=counts)
+        for _ in range(round(seconds / 0.125)):
+            self.now += 0.125
+            self.idle += 0.125 * spare
+            step = self.effort.step
+            wire = int(raw * (shrinks if step else 1)) or 1 << 20
+            self.effort.note(works * 0.125 if step else 0.0, waits * 0.125, raw, wire)
             steps.append(self.effort.step)
         return steps
 
 
-def test_a_link_that_is_waited_for_gets_the_highest_level() -> None:
-    assert Machine().goes_on(10, works=0.2, waits=0.7, spare=0.6)[-1] == STEPS - 1
+def test_a_link_that_is_waited_for_gets_a_higher_level_within_a_second() -> None:
+    machine = Machine()
+    assert 3 in machine.goes_on(1, works=0.2, waits=0.7, spare=0.6)
+    assert machine.goes_on(10, works=0.2, waits=0.7, spare=0.6)[-1] == STEPS - 1
 
 
 def test_what_takes_all_of_the_time_is_done_less() -> None:
-    assert Machine().goes_on(10, works=0.9, waits=0.0, spare=0.5)[-1] == 0
+    assert Machine().goes_on(3, works=0.9, waits=0.0, spare=0.5)[-1] == 0
 
 
-def test_where_the_cpu_is_used_up_nothing_is_compressed_however_long_the_wait() -> None:
-    assert Machine().goes_on(10, works=0.3, waits=0.6, spare=0.0)[-1] == 0
+def test_what_the_buffers_on_the_way_take_in_says_nothing_about_the_link() -> None:
+    machine = Machine()
+    steps = machine.goes_on(1, works=0.9, waits=0.0, spare=0.5, shrinks=0.4)
+    assert set(steps) == {1}
+    assert machine.goes_on(3, works=0.1, waits=0.8, spare=0.5)[-1] > 1
+
+
+def test_where_the_cpu_is_used_up_nothing_is_compressed_that_saves_little() -> None:
+    machine = Machine()
+    assert machine.goes_on(4, works=0.4, waits=0.5, spare=0.0)[-1] == 0
+    assert set(machine.goes_on(40, works=0.4, waits=0.9, spare=0.0, raw=4 << 20)) == {0}
+
+
+def test_where_the_cpu_is_used_up_the_lowest_level_stays_that_saves_much() -> None:
+    machine = Machine()
+    machine.goes_on(2, works=0.2, waits=0.7, spare=0.6)
+    assert machine.effort.step > 1
+    steps = machine.goes_on(20, works=0.15, waits=0.7, spare=0.0)
+    assert (steps[-1], min(steps)) == (1, 1)
+
+
+def test_a_link_that_becomes_slow_is_noticed_where_the_cpu_is_used_up() -> None:
+    machine = Machine()
+    assert machine.goes_on(4, works=0.5, waits=0.4, spare=0.0)[-1] == 0
+    assert machine.goes_on(40, works=0.1, waits=0.9, spare=0.0, raw=1 << 18)[-1] == 1
+
+
+def test_what_sends_more_than_no_compression_did_stays_on_a_busy_cpu() -> None:
+    machine, steps = Machine(), []
+    for _ in range(80):
+        works = machine.effort.step > 0
+        raw = 1 << 20 if works else 1 << 18
+        steps += machine.goes_on(
+            0.125, works=0.9, waits=0.05 if works else 0.95, spare=0.0, raw=raw
+        )
+    assert 0 in steps[:20]
+    assert set(steps[20:]) == {1}
 
 
 def test_what_was_too_much_is_tried_again_ever_more_rarely() -> None:
     machine = Machine()
     tries = []
-    for second in range(200):
-        high = machine.effort.step >= 3
+    for _ in range(1600):
         before = machine.effort.step
-        machine.goes_on(1, works=0.9 if high else 0.2, waits=0.0 if high else 0.7, spare=0.5)
-        if machine.effort.step > before:
-            tries.append(second)
-    assert 3 <= len(tries) <= 5
+        high = before >= 3
+        machine.goes_on(0.125, works=0.9 if high else 0.2, waits=0.0 if high else 0.7, spare=0.5)
+        if machine.effort.step > max(before, 2):
+            tries.append(machine.now)
+    assert 3 <= len(tries) <= 8
     pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert pauses == sorted(pauses)
 
 
 def test_what_does_not_compress_says_nothing_about_the_level() -> None:
-    assert set(Machine().goes_on(10, works=0.0, waits=0.9, spare=0.9, counts=False)) == {2}
+    assert set(Machine().goes_on(10, works=0.0, waits=0.9, spare=0.9, raw=0)) == {1}
 
 
 def test_the_load_of_this_machine_grows() -> None:
@@ -82,3 +138,28 @@ def test_what_shrinks_is_compressed_and_what_does_not_travels_as_it_is(setting: 
     assert number == ZSTD
     assert sum(map(len, parts)) < 5000
     assert codec.encode([memoryview(b"\x00\x01\x02")]) == (RAW, [memoryview(b"\x00\x01\x02")])
+
+
+def test_packs_are_large_where_content_shrinks_and_only_there() -> None:
+    codec = choose_codec("auto", ("zstd", "zlib"))
+    assert codec.pack_bytes == MOST_PACK_BYTES
+    codec.encode([memoryview(random.Random(1).randbytes(100_000))])
+    assert codec.pack_bytes == PACK_BYTES
+    assert choose_codec("zstd-1", ("zstd",)).pack_bytes == MOST_PACK_BYTES
+    assert choose_codec("none", ("zstd",)).pack_bytes == PACK_BYTES
+
+
+def test_a_pack_of_which_only_the_middle_shrinks_is_compressed() -> None:
+    noise = random.Random(1).randbytes(1 << 20)
+    codec = choose_codec("auto", ("zstd",))
+    number, _ = codec.encode([memoryview(noise + bytes(2 << 20) + noise)])
+    assert number == ZSTD
+
+
+def test_content_that_does_not_shrink_is_tried_ever_more_rarely() -> None:
+    codec = choose_codec("auto", ("zstd",))
+    noise = [memoryview(random.Random(1).randbytes(SAMPLE_BYTES))]
+    for _ in range(100):
+        assert codec.encode(noise)[0] == RAW
+    text = [memoryview(b"all work and no play " * 5000)]
+    assert [codec.encode(text)[0] for _ in range(LONGEST_PAUSE + 1)][-1] == ZSTD

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
-from ntt_backup.upload.strategies.codec import Codec
+from ntt_backup.upload.strategies.codec import MOST_PACK_BYTES, Codec
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import PACK, PACK_BYTES
 
@@ -28,7 +28,7 @@ class Packer:
         self._checksum = checksum
         # A blob that fits a pack fits behind a pack that is all but full, with a byte to spare that
         # shows that it has ended.
-        self._buffer = memoryview(bytearray(2 * PACK_BYTES + 1))
+        self._buffer = memoryview(bytearray(MOST_PACK_BYTES + PACK_BYTES + 1))
         self._digests = bytearray()
         self._sizes: list[int] = []
         self.used = 0
@@ -49,7 +49,7 @@ class Packer:
         self._digests += bytes.fromhex(blobid)
         self._sizes.append(size)
         self.used += size
-        return self.used >= PACK_BYTES or len(self._sizes) >= _MOST_BLOBS
+        return self.used >= self._codec.pack_bytes or len(self._sizes) >= _MOST_BLOBS
 
     def pop_frame(self) -> list[bytes | memoryview]:
         """Empties the pack; returns its frame in pieces that hold until the next blob is read."""
