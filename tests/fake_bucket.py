@@ -51,12 +51,14 @@ def _nothing(verb: str, key: str) -> None: ...
 class FakeBucket:
     """See the module. objects: the content by key, which a test may change as it likes.
 
-    archived: keys that must be thawed first.
+    archived: keys that must be thawed first; thawing: those for which that was asked, with days
+    and tier.
     """
 
     def __init__(self, *, weak: bool = False) -> None:
         self.objects: dict[str, bytes] = {}
         self.archived: set[str] = set()
+        self.thawing: dict[str, tuple[int, str]] = {}
         self.append_only = False
         self.requests: Counter[str] = Counter()
         self.before: Hook = _nothing
@@ -136,6 +138,13 @@ class FakeBucket:
                 raise ObjectArchived(key)
             content = self.objects[key]
             return content[start:] if start < 0 else content[start : start + length]
+
+    def thaw(self, key: str, days: int, tier: str) -> bool:
+        with self._request("thaw", key):
+            assert key in self.archived
+            begun = key not in self.thawing
+            self.thawing.setdefault(key, (days, tier))
+            return begun
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)

@@ -22,8 +22,9 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import complete
-from ntt_backup.format import duration, many, size
+from ntt_backup.errors import ConfigError, complete
+from ntt_backup.format import duration, many, printable, size
+from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.restore import restore as restore_blobs
 from ntt_backup.restore.work import Restored, Wanted
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
@@ -69,6 +70,20 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     help="Write into FILE the keys of a bucket's objects that must be thawed first.",
 )
 @identity_option
+@click.option(
+    "--thaw",
+    "days",
+    type=click.IntRange(1),
+    metavar="DAYS",
+    help="Ask the object store to thaw these, for so many days.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["bulk", "standard", "expedited"]),
+    default="standard",
+    show_default=True,
+    help="How fast to thaw them: the slowest is the cheapest.",
+)
 @result_options
 @click.pass_obj
 def restore(
@@ -83,6 +98,8 @@ def restore(
     trust_size: bool,
     archived: Path | None,
     identity: Path | None,
+    days: int | None,
+    tier: str,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -110,6 +127,11 @@ def restore(
     elif blobids:
         wanted = Wanted(blobids=require_blobids(enumerate(blobids, 1), "--blobid"))
     settings = common.load(RemoteConfig, identity_flag(identity))
+    if days is not None and settings.remote.kind != "s3":
+        raise ConfigError(
+            f"{settings.remote.where} is no bucket: nothing is archived there",
+            hint="leave out --thaw",
+        )
     with ExitStack() as stack:
         line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
         keys = None
@@ -125,6 +147,7 @@ def restore(
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             on_outage=line.outage,
             on_archived=lambda key: print(key, file=keys) if keys is not None else None,
+            thaw=Thaw(days, tier) if days is not None else None,
         )
     report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
 
@@ -172,10 +195,18 @@ def lines(done: Restored, destination: Path) -> list[str]:
     if done.wrong:
         said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
         said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
+    if done.not_needed:
+        said.append("damaged, and not needed, since other packs have all of its blobs:")
+        said += [f"  {printable(key)}" for key in done.not_needed]
     if done.archived:
+        next_step = (
+            "The object store is thawing them, which takes hours: then call this again"
+            if done.thawing
+            else "Have the object store thaw them (--thaw DAYS asks for it, --archived FILE lists"
+            " their keys), and call this again"
+        )
         said.append(
             f"NOT restored: what lies in {many(done.archived, 'object')},"
-            f" {size(done.archived_bytes)}, of an archive class. Have the object store thaw them"
-            " (--archived FILE lists their keys), and call this again"
+            f" {size(done.archived_bytes)}, of an archive class. {next_step}"
         )
     return said

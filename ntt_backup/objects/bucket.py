@@ -38,6 +38,10 @@ class ObjectArchived(Exception):
     """The object lies in an archive class: the service must thaw it before it can be read."""
 
 
+class ThawUnderWay(Exception):
+    """The object is being thawed already."""
+
+
 class ContentDamaged(RemoteUnreachable):
     """What arrived at the object store is not what was sent; it was not stored."""
 
@@ -153,6 +157,12 @@ class Bucket(Protocol):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Returns bytes of an object, fewer at its end. start below 0 counts from the end, and
         asks for all from there. Raises ObjectMissing and ObjectArchived.
+        """
+        ...
+
+    def thaw(self, key: str, days: int, tier: str) -> bool:
+        """Asks that an archived object can be read, for so many days. tier: how fast. Returns
+        whether that has only begun now; False where it was under way. It takes hours.
         """
         ...
 

@@ -52,6 +52,9 @@ class PatientBucket:
     def head(self, key: str) -> ObjectInfo | None:
         return self._do(lambda: self._bucket.head(key))
 
+    def thaw(self, key: str, days: int, tier: str) -> bool:
+        return self._do(lambda: self._bucket.thaw(key, days, tier))
+
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         last = ""
         while True:

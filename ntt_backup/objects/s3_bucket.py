@@ -25,6 +25,7 @@ from ntt_backup.objects.bucket import (
     ObjectMissing,
     Pace,
     Part,
+    ThawUnderWay,
     Upload,
     UploadGone,
     checksum,
@@ -189,6 +190,14 @@ class S3Bucket:
             found = self.head(key) if start < 0 else None
             return self.get_range(key, 0, found.size) if found is not None else b""
         return content
+
+    def thaw(self, key: str, days: int, tier: str) -> bool:
+        wanted = {"Days": days, "GlacierJobParameters": {"Tier": tier.capitalize()}}
+        try:
+            self._ask("restore_object", key, RestoreRequest=wanted)
+        except ThawUnderWay:
+            return False
+        return True
 
     def facts(self) -> BucketFacts:
         before = time.time()

@@ -49,7 +49,12 @@ def make_client(remote: RemoteSettings) -> BaseClient:
     )
     ca_bundle = None if remote.ca_bundle is None else str(remote.ca_bundle)
     if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
-        raise ConfigError("remote.ca_bundle cannot be read", detail=ca_bundle)
+        raise ConfigError(
+            "remote.ca_bundle cannot be read",
+            detail=ca_bundle,
+            hint="name a file with the certificate of the store's authority that this user may"
+            " read; without the setting the system's authorities are trusted",
+        )
     try:
         client = _session().create_client(
             "s3", remote.region, endpoint_url=remote.endpoint, verify=ca_bundle, config=config

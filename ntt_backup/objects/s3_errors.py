@@ -27,6 +27,7 @@ from ntt_backup.objects.bucket import (
     ObjectArchived,
     ObjectExists,
     ObjectMissing,
+    ThawUnderWay,
     UploadGone,
 )
 
@@ -107,6 +108,12 @@ _CASES: Final = (
         "content was damaged on its way to the object store",
         "if it goes on: memory or network of this machine, or a proxy before the store",
     ),
+    Case(
+        "GlacierExpeditedRetrievalNotAvailable",
+        RemoteDenied,
+        "the object store cannot thaw so fast now",
+        "ask for --tier standard or bulk",
+    ),
     Case("InvalidPart", RemoteUnreachable, "the object store has lost a part"),
     Case(
         "SlowDown ServiceUnavailable RequestLimitExceeded Throttling ThrottlingException"
@@ -126,6 +133,7 @@ _RIGHTS: Final = {
     "list_multipart_uploads": ("list uploads", "s3:ListBucketMultipartUploads"),
     "head_object": ("read an object", "s3:GetObject and s3:ListBucket"),
     "get_object": ("read an object", "s3:GetObject and s3:ListBucket"),
+    "restore_object": ("thaw an object", "s3:RestoreObject"),
     "list_objects_v2": ("list objects", "s3:ListBucket"),
     "delete_object": ("remove an object", "s3:DeleteObject"),
 }
@@ -159,6 +167,8 @@ class Translator:
             return UploadGone(key)
         if code == "PreconditionFailed" or status == 412:
             return ObjectExists(key)
+        if code == "RestoreAlreadyInProgress":
+            return ThawUnderWay(key)
         if code == "InvalidObjectState":
             return ObjectArchived(key)
         detail = f"{self._bucket}/{key}: {code}: {said.get('Message', '')}"[:_SHOWN]

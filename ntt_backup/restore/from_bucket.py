@@ -22,6 +22,7 @@ from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
 from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.ranges import jobs
+from ntt_backup.objects.superseded import is_superseded
 from ntt_backup.objects.tables import (
     PackObject,
     Trouble,
@@ -59,12 +60,30 @@ class OfItsOwn:
     part: float | None
 
 
-Job = OfPack | OfItsOwn
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A pack that cannot be read before it is thawed."""
+
+    pack: PackObject
+    part: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """What is asked of the object store: archived objects can be read for so many days; tier: how
+    fast that comes about.
+    """
+
+    days: int
+    tier: str
+
+
+Job = OfPack | OfItsOwn | Frozen
 
 
 class FromBucket:
     """The remote of a restore, where it is a bucket. on_archived is told the key of each object
-    that must be thawed first.
+    that must be thawed first; thaw: the object store is asked for that.
     """
 
     def __init__(
@@ -73,7 +92,9 @@ class FromBucket:
         wanted: Wanted,
         on_outage: Callable[[BackupError, float], None],
         on_archived: Callable[[str], None],
+        thaw: Thaw | None,
     ) -> None:
+        self._thaw = thaw
         self._wanted = wanted
         self._url = settings.remote.url
         self._on_archived = on_archived
@@ -121,15 +142,16 @@ class FromBucket:
                     share = part * sum(entry.stored for entry in some) / stored
                     yield OfPack(pack, reader, some, share)
             else:
-                self._tell(work, pack, reader)
+                yield from self._trouble(work, pack, reader)
         for digest, size in large.items():
             yield OfItsOwn(digest, size, size / total)
 
     def _chosen(self, work: Work[Job], digests: list[bytes]) -> Iterator[Job]:
         left = set(digests)
+        troubles: list[tuple[PackObject, Trouble]] = []
         for pack, reader in self._tables.open_all(packs_for(self._bucket, digests)):
             if not isinstance(reader, PackReader):
-                self._tell(work, pack, reader)
+                troubles.append((pack, reader))
                 continue
             entries = [entry for one in left if (entry := reader.table.find(one)) is not None]
             left.difference_update(entry.digest for entry in entries)
@@ -137,13 +159,17 @@ class FromBucket:
                 yield OfPack(pack, reader, some, None)
             if not left:
                 return
+        for pack, trouble in troubles:
+            yield from self._trouble(work, pack, trouble)
         for digest in sorted(left):
             yield OfItsOwn(digest, None, None)
 
-    def _tell(self, work: Work[Job], pack: PackObject, trouble: Trouble) -> None:
-        """Notes that a pack cannot be read. Which blobs were in it, nobody knows."""
+    def _trouble(self, work: Work[Job], pack: PackObject, trouble: Trouble) -> Iterator[Job]:
+        """Notes that a pack cannot be read; yields what is to be done about that."""
         if isinstance(trouble, ObjectArchived):
-            self._frozen(work, pack.key, pack.size)
+            yield Frozen(pack)
+        elif is_superseded(self._bucket, self._tables, pack):
+            work.pass_over(pack.key)
         elif isinstance(trouble, ObjectMissing):
             work.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
         elif isinstance(trouble, ObjectUnreadable):
@@ -158,7 +184,10 @@ class FromBucket:
             known = key in self._archived
             self._archived.add(key)
         if not known:
-            work.freeze(size)
+            thaw = self._thaw
+            if thaw is not None:
+                self._bucket.thaw(key, thaw.days, thaw.tier)
+            work.freeze(size, thawing=thaw is not None)
             self._on_archived(key)
 
     # --- what is fetched --------------------------------------------------------------------------
@@ -166,7 +195,9 @@ class FromBucket:
     def _fetch(self, work: Work[Job], writer: TargetWriter) -> None:
         with destination(work.target.root):
             while (job := work.queue.take(wait=True)) is not None:
-                if isinstance(job, OfPack):
+                if isinstance(job, Frozen):
+                    self._frozen(work, job.pack.key, job.pack.size)
+                elif isinstance(job, OfPack):
                     self._fetch_blobs(work, writer, job)
                 else:
                     self._fetch_large(work, writer, job)
@@ -198,7 +229,9 @@ class FromBucket:
             try:
                 give_large(self._bucket, job.digest, job.size, writer, offset)
             except ObjectArchived:
-                self._frozen(work, blob_key(job.digest.hex()), job.size or 0)
+                key = blob_key(job.digest.hex())
+                info = self._bucket.head(key) if job.size is None else None
+                self._frozen(work, key, info.size if info is not None else job.size or 0)
             # A part that an earlier call has left may have been wrong.
             again = bool(writer.again())
 

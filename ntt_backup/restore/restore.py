@@ -14,7 +14,7 @@ from typing import Any
 
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError
-from ntt_backup.restore.from_bucket import FromBucket
+from ntt_backup.restore.from_bucket import FromBucket, Thaw
 from ntt_backup.restore.from_receiver import FromReceiver
 from ntt_backup.restore.target_dir import RestoreTarget
 from ntt_backup.restore.work import Restored, Wanted, Work
@@ -30,13 +30,15 @@ def restore(
     on_progress: Callable[[Restored], None],
     on_outage: Callable[[BackupError, float], None],
     on_archived: Callable[[str], None] = lambda key: None,
+    thaw: Thaw | None = None,
 ) -> Restored:
     """Fetches what is wanted and missing. on_archived is told the keys of objects that must be
-    thawed first. Raises BackupError; what is there then is right.
+    thawed first; thaw: ask the object store for that. Raises BackupError; what is there then is
+    right.
     """
     remote: FromReceiver | FromBucket
     if settings.remote.kind == "s3":
-        remote = FromBucket(settings, wanted, on_outage, on_archived)
+        remote = FromBucket(settings, wanted, on_outage, on_archived, thaw)
     else:
         remote = FromReceiver(settings, wanted, on_outage)
     target = RestoreTarget(destination)

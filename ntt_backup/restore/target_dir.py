@@ -304,7 +304,7 @@ def destination(path: Path) -> Iterator[None]:
     except (OSError, Misplaced) as error:
         code = error.errno if isinstance(error, OSError) else errno.ELOOP
         hints = {
-            errno.ENOSPC: "free space, and call it again: nothing is fetched twice",
+            errno.ENOSPC: "free space, and call it again: what is there already is kept",
             errno.EDQUOT: "raise the quota, and call it again",
             errno.EROFS: "remount it for writing, or name another directory",
             errno.EACCES: "let this user write to it, or name another directory",

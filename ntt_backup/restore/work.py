@@ -27,8 +27,9 @@ _DIGITS: Final = 64
 @dataclass(slots=True)
 class Restored:
     """What a restore has done so far. right: blobs that the destination had. bytes: what was
-    fetched. archived: objects that must be thawed first, archived_bytes: their size. part: of the
-    work, from 0 to 1; None where that is not known.
+    fetched. archived: objects that must be thawed first, archived_bytes: their size; thawing: how
+    many of them are. not_needed: damaged packs all of whose blobs are in others, by their keys.
+    part: of the work, from 0 to 1; None where that is not known.
     """
 
     restored: int = 0
@@ -36,6 +37,8 @@ class Restored:
     bytes: int = 0
     archived: int = 0
     archived_bytes: int = 0
+    thawing: int = 0
+    not_needed: list[str] = field(default_factory=list)
     part: float | None = None
     duration_s: float = 0.0
     wrong: Failures = field(default_factory=Failures)
@@ -127,11 +130,17 @@ class Work(Generic[Job]):
         with self._lock:
             self.done.wrong.add(failure)
 
-    def freeze(self, size: int) -> None:
+    def freeze(self, size: int, *, thawing: bool) -> None:
         """Counts an object that cannot be read before it is thawed."""
         with self._lock:
             self.done.archived += 1
             self.done.archived_bytes += size
+            self.done.thawing += thawing
+
+    def pass_over(self, key: str) -> None:
+        """Notes a damaged pack that nobody needs."""
+        with self._lock:
+            self.done.not_needed.append(key)
 
     def _fetched(self, count: int) -> None:
         with self._lock:

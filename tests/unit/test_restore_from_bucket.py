@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from ntt_backup.cli.restore import lines
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import store_format
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.seal import PIECE, SEALED_PIECE
+from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.restore import restore
 from ntt_backup.restore.work import Restored, Wanted
 from tests.bucket_packs import blobid_of, bucket_settings, by_path, flip, put_large, put_pack
@@ -163,6 +165,59 @@ def test_packs_that_cannot_be_read_are_named_and_all_others_restored(
     bucket.archived.clear()
     run(tmp_path, Wanted())
     assert tree(tmp_path / "back") == by_path([*good, *blobs(100, seed=4)])
+
+
+def test_archived_packs_are_thawed_on_request_and_restored_later(
+    bucket: FakeBucket, tmp_path: Path
+) -> None:
+    put_pack(bucket, blobs(50))
+    frozen, _ = put_pack(bucket, blobs(100, seed=4))
+    large = random.Random(5).randbytes(MIB)
+    alone = blob_key(put_large(bucket, large))
+    bucket.archived |= {frozen.key, alone}
+
+    asked = run(tmp_path, Wanted(), thaw=Thaw(3, "bulk"))
+    assert bucket.thawing == {frozen.key: (3, "bulk"), alone: (3, "bulk")}
+    assert (asked.archived, asked.thawing, asked.exit_code) == (2, 2, 7)
+    assert "is thawing them, which takes hours" in lines(asked, tmp_path)[-1]
+    assert run(tmp_path, chosen([large])).archived_bytes == len(large)
+    # That it is under way is no error, and no failure of anything else.
+    again = run(tmp_path, Wanted(), thaw=Thaw(5, "bulk"))
+    assert (again.thawing, again.right, again.restored) == (2, asked.restored, 0)
+    bucket.archived.clear()
+    assert run(tmp_path, Wanted(), thaw=Thaw(5, "bulk")).exit_code == 0
+    assert tree(tmp_path / "back") == by_path([*blobs(50), *blobs(100, seed=4), large])
+
+
+def test_a_list_needs_no_pack_whose_blobs_others_have(bucket: FakeBucket, tmp_path: Path) -> None:
+    wanted = blobs(100)
+    frozen, _ = put_pack(bucket, [*wanted, b"one more"])
+    put_pack(bucket, wanted)
+    bucket.archived.add(frozen.key)
+    assert run(tmp_path, chosen(wanted), thaw=Thaw(3, "bulk")).exit_code == 0
+    assert bucket.thawing == {}
+
+
+@pytest.mark.parametrize("place", [100, -1600], ids=["trailer", "offset in the table"])
+def test_a_damaged_pack_is_not_needed_where_others_have_its_blobs(
+    bucket: FakeBucket, tmp_path: Path, place: int
+) -> None:
+    old, again = blobs(300, most=3000), set(blobs(300, most=3000))
+    damaged, entries = put_pack(bucket, old)
+    at = damaged.size - 1536 + place
+    if place < 0:  # Between the digests of two blobs.
+        at = bucket.objects[damaged.key].rindex(entries[-1].digest) + 34
+    flip(bucket, damaged.key, at)
+    half = {content for content in again if blobid_of(content) < "8"}
+    put_pack(bucket, [*half, b"new"])
+
+    assert run(tmp_path, Wanted()).exit_code == 7
+    put_pack(bucket, [*(again - half), b"newer"])
+    done = run(tmp_path, Wanted())
+
+    assert (done.exit_code, done.not_needed) == (0, [damaged.key])
+    assert damaged.key in lines(done, tmp_path)[-1]
+    assert tree(tmp_path / "back") == by_path([*again, b"new", b"newer"])
 
 
 def test_tables_are_kept_and_a_damaged_cache_is_no_worse_than_none(

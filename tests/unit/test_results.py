@@ -27,7 +27,8 @@ def many_failures(count: int) -> Failures:
         (Findings(), "total checked bytes complete duration_s wrong requeued lost_packs failures"),
         (
             Restored(part=0.5),
-            "restored right bytes archived archived_bytes duration_s wrong failures",
+            "restored right bytes archived archived_bytes thawing not_needed duration_s wrong"
+            " failures",
         ),
         (
             Comparison(),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import ssl
 import sys
 from email.utils import formatdate
+from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
+from botocore.stub import Stubber
 
 from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.objects.s3_bucket import S3Bucket
+from ntt_backup.objects.s3_client import make_client
 from ntt_backup.objects.s3_errors import Translator
 
 TRANSLATOR = Translator("bucket", "https://s3.example.org")
@@ -62,6 +66,39 @@ def test_a_clock_that_is_wrong_is_told_by_how_much(seconds: float, words: str) -
     error = translated(answered(403, "RequestTimeTooSkewed", {"date": date}))
     assert isinstance(error, RemoteUnreachable)
     assert error.message.endswith(words)
+
+
+def test_a_ca_bundle_that_cannot_be_read_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    values = {"url": "s3://bucket/backup", "ca_bundle": str(tmp_path / "missing.pem")}
+    with pytest.raises(ConfigError, match=r"remote.ca_bundle cannot be read: .*missing.pem") as no:
+        open_bucket(RemoteSettings.model_validate(values))
+    assert "the system's authorities are trusted" in no.value.hint
+
+
+def test_thawing_is_asked_for_as_s3_wants_it_and_one_that_is_under_way_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    settings = RemoteSettings.model_validate(
+        {"url": "s3://bucket/backup", "endpoint": "http://127.0.0.1:1", "region": "us-east-1"}
+    )
+    client = make_client(settings)
+    bucket = S3Bucket(client, settings)
+    wanted = {
+        "Bucket": "bucket",
+        "Key": "backup/packs/ab/one.tar",
+        "RestoreRequest": {"Days": 3, "GlacierJobParameters": {"Tier": "Bulk"}},
+    }
+    with Stubber(client) as stub:
+        stub.add_response("restore_object", {}, wanted)
+        assert bucket.thaw("packs/ab/one.tar", 3, "bulk")
+        stub.add_client_error("restore_object", "RestoreAlreadyInProgress", "", 409)
+        assert not bucket.thaw("packs/ab/one.tar", 3, "bulk")
+        stub.add_client_error("restore_object", "AccessDenied", "", 403)
+        with pytest.raises(RemoteDenied, match="refuses to thaw an object") as caught:
+            bucket.thaw("packs/ab/one.tar", 3, "bulk")
+    assert "s3:RestoreObject" in caught.value.hint
 
 
 def test_an_object_in_an_archive_class_is_no_outage() -> None:
