@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,8 @@ from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, printable, size
 from ntt_backup.mount.image import Built
 from ntt_backup.mount.mount import mount_bucket, mount_packs
-from ntt_backup.objects.bucket import Bucket
+from ntt_backup.objects.cache import cache_of
+from ntt_backup.ui.progress_line import ProgressLine, time_left
 
 _SHOWN: Final = 20
 
@@ -59,33 +61,42 @@ def mount(
     """
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
     began = time.monotonic()
-    work = (
-        partial(mount_packs, packs.absolute())
-        if packs is not None
-        else partial(mount_bucket, _bucket(common))
-    )
-    built = work(directory.absolute(), scratch=where, prefix=prefix, on_left_out=LeftOut().say)
+    work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_bucket(common)
+    with ProgressLine(sys.stderr, quiet=quiet) as line:
+        built = work(
+            directory.absolute(),
+            scratch=where,
+            prefix=prefix,
+            on_left_out=LeftOut(line, quiet=quiet).say,
+            on_progress=lambda built: line.show(lambda: _progress(built, began)),
+        )
     built.duration_s = time.monotonic() - began
     said = f"mounted on {directory}; umount {directory} ends it"
     report_built(built, said, as_json=as_json)
 
 
 class LeftOut:
-    """Shows the first of what is damaged."""
+    """Shows the first of what is damaged, even where no progress is shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: ProgressLine, *, quiet: bool) -> None:
+        self._show = partial(click.echo, err=True) if quiet else line.say
         self._number = 0
 
     def say(self, text: str) -> None:
         self._number += 1
         if self._number <= _SHOWN:
-            click.echo(f"left out {printable(text)}", err=True)
+            self._show(f"left out {printable(text)}")
         elif self._number == _SHOWN + 1:
-            click.echo("more is left out, and not shown", err=True)
+            self._show("more is left out, and not shown")
 
 
-def _bucket(common: Common) -> Callable[[], Bucket]:
-    """Returns what opens the target's bucket. Raises ConfigError."""
+def _progress(built: Built, began: float) -> str:
+    left = time_left(built.part, time.monotonic() - began)
+    return f"{many(built.packs, 'pack')} read, {built.part:.1%}{left}"
+
+
+def _mount_bucket(common: Common) -> Callable[..., Built]:
+    """Returns what mounts the target's bucket. Raises ConfigError."""
     from ntt_backup.objects.s3 import open_bucket
 
     remote = common.load(RemoteConfig).remote
@@ -94,7 +105,7 @@ def _bucket(common: Common) -> Callable[[], Bucket]:
             f"{remote.where} is no bucket: there is nothing to mount",
             hint="its blobs are files below by-hash/; packs in a directory are mounted by --packs",
         )
-    return lambda: open_bucket(remote)
+    return partial(mount_bucket, lambda: open_bucket(remote), cache=cache_of(remote))
 
 
 def report_built(built: Built, done: str, *, as_json: bool) -> NoReturn:

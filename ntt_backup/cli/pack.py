@@ -98,7 +98,7 @@ def pack(
     if recipients and not making:
         raise click.UsageError("--recipient is for a new pack")
     if image is not None:
-        _write_image(file, image, prefix, force, as_json)
+        _write_image(file, image, prefix, force, as_json, quiet)
     if list_blobs:
         _list_blobs(_open(file, common.keyring(identity)), as_json)
     if check:
@@ -132,18 +132,20 @@ def pack(
     report(fields_of(done), said, done.exit_code, as_json=as_json)
 
 
-def _write_image(packs: Path, image: Path, prefix: str, force: bool, as_json: bool) -> NoReturn:
+def _write_image(
+    packs: Path, image: Path, prefix: str, force: bool, as_json: bool, quiet: bool
+) -> NoReturn:
     from ntt_backup.cli.mount import LeftOut, report_built
     from ntt_backup.mount.mount import write_image
 
     began = time.monotonic()
-    with writing(image):
+    with writing(image), ProgressLine(sys.stderr, quiet=quiet) as line:
         built = write_image(
             packs.absolute(),
             image.absolute(),
             prefix=prefix,
             replace=force,
-            on_left_out=LeftOut().say,
+            on_left_out=LeftOut(line, quiet=quiet).say,
         )
     built.duration_s = time.monotonic() - began
     report_built(built, f"written to {image}", as_json=as_json)

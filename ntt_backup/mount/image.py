@@ -9,7 +9,7 @@ temporary files, one for each first byte, before it is sorted.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,7 +41,8 @@ class Source:
     """A file that has blobs: a pack, or where digest is given, that blob alone.
 
     name: for messages. read(start, length) returns its bytes. It begins at byte `start` of a
-    device; start is a multiple of 512. Raises MountImpossible for one that is too large.
+    device; start is a multiple of 512. open: another way to the pack's table. Raises
+    MountImpossible for one that is too large.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Source:
     device: int
     start: int = 0
     digest: bytes = b""
+    open: Callable[[], PackReader] | None = None
 
     def __post_init__(self) -> None:
         if self.size > MAX_BLOB:
@@ -59,7 +61,7 @@ class Source:
 @dataclass(slots=True)
 class Built:
     """An image. copied: blobs whose content it holds. left_out: packs and blobs that it lacks,
-    because they are damaged.
+    because they are damaged. part: of the packs, from 0 to 1, that were read.
     """
 
     packs: int = 0
@@ -68,6 +70,7 @@ class Built:
     copied: int = 0
     left_out: int = 0
     image_bytes: int = 0
+    part: float = 0.0
     duration_s: float = 0.0
 
 
@@ -86,6 +89,7 @@ class _Builder:
         prefix: str,
         scratch: Path,
         on_left_out: Callable[[str], object],
+        on_progress: Callable[[Built], object],
         files: ExitStack,
     ) -> None:
         self.built = Built()
@@ -94,12 +98,16 @@ class _Builder:
         self._high = bytes.fromhex(prefix.ljust(2 * DIGEST_BYTES, "f"))
         self._scratch = scratch
         self._on_left_out = on_left_out
+        self._on_progress = on_progress
         self._files = files
         self._known: dict[int, IO[bytes]] = {}
 
-    def runs(self, pool: Executor, sources: Iterable[Source]) -> Iterator[_Run]:
+    def runs(self, pool: Executor, sources: Sequence[Source]) -> Iterator[_Run]:
         """Yields what must be copied, and takes what need not be."""
-        for source, reader in ahead(pool, _open, sources, _READERS):
+        opened = ahead(pool, _open, sources, _READERS)
+        for number, (source, reader) in enumerate(opened, 1):
+            self.built.part = number / len(sources)
+            self._on_progress(self.built)
             if isinstance(reader, PackError):
                 self._leave_out(f"{source.name}: {reader}")
             elif reader is None:
@@ -173,11 +181,12 @@ class _Builder:
 def build(
     file: BinaryIO,
     devices: Sequence[int],
-    sources: Iterable[Source],
+    sources: Sequence[Source],
     *,
     scratch: Path,
     prefix: str = "",
     on_left_out: Callable[[str], object],
+    on_progress: Callable[[Built], object] = lambda built: None,
 ) -> Built:
     """Writes the image of the blobs that begin with prefix. devices: their sizes.
 
@@ -186,7 +195,7 @@ def build(
     """
     image = ImageWriter(file, devices)
     with ThreadPoolExecutor(_READERS) as pool, ExitStack() as files:
-        builder = _Builder(image, prefix, scratch, on_left_out, files)
+        builder = _Builder(image, prefix, scratch, on_left_out, on_progress, files)
         for run, data in ahead(pool, _read, builder.runs(pool, sources), _READERS):
             builder.copy(run, data)
         tree = image.write_tree(builder.records())
@@ -199,7 +208,7 @@ def _open(source: Source) -> PackReader | PackError | None:
     if source.digest:
         return None
     try:
-        return PackReader(source.read, source.size)
+        return source.open() if source.open is not None else PackReader(source.read, source.size)
     except SealedForOthers:
         raise MountImpossible(f"{source.name} is sealed: that cannot be mounted") from None
     except PackError as problem:

@@ -7,6 +7,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -17,7 +19,8 @@ from ntt_backup.mount.image import Built, Source, build
 from ntt_backup.mount.pieces import Fetch
 from ntt_backup.mount.volume import Volume, lay_out
 from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing
-from ntt_backup.objects.tables import LargeBlob, large_blobs_of, packs_of
+from ntt_backup.objects.cache import Cache
+from ntt_backup.objects.tables import LargeBlob, Tables, large_blobs_of, packs_of
 from ntt_backup.pack.format import PackError
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
@@ -26,10 +29,17 @@ from ntt_backup.source.packing import whole_file
 _READY_SECONDS: Final = 60.0
 
 OnLeftOut = Callable[[str], object]
+OnProgress = Callable[[Built], object]
 
 
 def mount_packs(
-    packs: Path, directory: Path, *, scratch: Path, prefix: str, on_left_out: OnLeftOut
+    packs: Path,
+    directory: Path,
+    *,
+    scratch: Path,
+    prefix: str,
+    on_left_out: OnLeftOut,
+    on_progress: OnProgress = lambda built: None,
 ) -> Built:
     """Mounts the packs of one directory on another; both are absolute paths. scratch: where the
     image lies meanwhile. No process stays. Raises MountImpossible.
@@ -39,12 +49,21 @@ def mount_packs(
     sources = local.find(packs, prefix)
     sizes = [one.size for one in sources]
     with _image(scratch) as file:
-        built = build(file, sizes, sources, scratch=scratch, prefix=prefix, on_left_out=on_left_out)
+        built = build(
+            file,
+            sizes,
+            sources,
+            scratch=scratch,
+            prefix=prefix,
+            on_left_out=on_left_out,
+            on_progress=on_progress,
+        )
         _require_some(built)
         # The kernel takes names of 255 bytes.
-        with chdir(packs):
+        below = packs if packs.is_dir() else packs.parent
+        with chdir(below):
             image = f"/proc/self/fd/{file.fileno()}"
-            names = [os.path.relpath(one.name, packs) for one in sources]
+            names = [os.path.relpath(one.name, below) for one in sources]
             kernel.attach(
                 image,
                 [*names, image],
@@ -80,14 +99,19 @@ def mount_bucket(
     scratch: Path,
     prefix: str,
     on_left_out: OnLeftOut,
+    on_progress: OnProgress = lambda built: None,
+    cache: Cache | None = None,
 ) -> Built:
     """Mounts the packs of a bucket on a directory, an absolute path. A process stays until it is
-    unmounted. Raises MountImpossible, and what a bucket raises.
+    unmounted. cache: tables that this machine keeps. Raises MountImpossible, and what a bucket
+    raises.
     """
     kernel.require_erofs(kernel.BLOCKS_SINCE)
     kernel.require_mount_point(directory)
     serve = _serving()
     bucket = open_bucket()
+    readable = _Readable(bucket)
+    tables = Tables(readable, cache)
     volumes: list[Volume] = []
     sources: list[Source] = []
     for one, volume, start in lay_out(
@@ -95,12 +119,24 @@ def mount_bucket(
     ):
         if not volumes or volumes[-1] is not volume:
             volumes.append(volume)
-        digest = one.digest if isinstance(one, LargeBlob) else b""
-        read = _reader(bucket, one.key)
-        sources.append(Source(one.key, one.size, read, len(volumes), start, digest))
+        read = partial(readable.read, one.key)
+        if isinstance(one, LargeBlob):
+            source = Source(one.key, one.size, read, len(volumes), start, one.digest)
+        else:
+            opened = None if one.name.kind == "sealed" else partial(tables.open, one)
+            source = Source(one.key, one.size, read, len(volumes), start, open=opened)
+        sources.append(source)
     with _image(scratch) as file:
         sizes = [one.size for one in volumes]
-        built = build(file, sizes, sources, scratch=scratch, prefix=prefix, on_left_out=on_left_out)
+        built = build(
+            file,
+            sizes,
+            sources,
+            scratch=scratch,
+            prefix=prefix,
+            on_left_out=on_left_out,
+            on_progress=on_progress,
+        )
         _require_some(built)
         server = Fork(
             lambda: serve(directory, volumes, lambda: open_bucket().get_range),
@@ -155,18 +191,22 @@ def _serving() -> Callable[[Path, Sequence[Volume], Callable[[], Fetch]], int]:
     return serve
 
 
-def _reader(bucket: Bucket, key: str) -> Callable[[int, int], bytes]:
-    def read(start: int, length: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Readable:
+    """Reads a bucket. Raises MountImpossible, PackError, and what else a bucket raises."""
+
+    bucket: Bucket
+
+    def read(self, key: str, start: int, length: int) -> bytes:
         try:
-            return bucket.get_range(key, start, length)
+            return self.bucket.get_range(key, start, length)
         except ObjectArchived as error:
             raise MountImpossible(
-                f"{key} lies in an archive class", hint="have the service thaw it first"
+                f"{key} lies in an archive class",
+                hint="have it thawed first: ntt-backup-remote restore --thaw DAYS asks for that",
             ) from error
         except ObjectMissing as error:
             raise PackError("it is gone") from error
-
-    return read
 
 
 @contextmanager

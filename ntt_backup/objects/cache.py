@@ -14,6 +14,8 @@ from typing import Final
 
 from blake3 import blake3
 
+from ntt_backup.config.models import RemoteSettings
+
 _MOST_BYTES: Final = 2 << 30
 _LOOK_EVERY: Final = 64 << 20
 
@@ -25,6 +27,11 @@ def cache_directory() -> Path:
     if os.geteuid() == 0:
         return Path("/var/cache/ntt-backup")
     return Path.home() / ".cache" / "ntt-backup"
+
+
+def cache_of(remote: RemoteSettings) -> Cache:
+    """Returns what is kept of a bucket."""
+    return Cache(f"{remote.endpoint or ''} {remote.url}")
 
 
 class Cache:

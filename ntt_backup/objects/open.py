@@ -9,7 +9,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import BackupError
-from ntt_backup.objects.cache import Cache
+from ntt_backup.objects.cache import cache_of
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.tables import Tables
@@ -29,5 +29,5 @@ def open_to_read(
     remote, run = settings.remote, settings.run
     backoff = Backoff(run.backoff_base, run.backoff_cap)
     bucket = PatientBucket(open_bucket(remote), backoff, run.outage_timeout, on_outage, stop)
-    cache = Cache(f"{remote.endpoint or ''} {remote.url}") if cached else None
+    cache = cache_of(remote) if cached else None
     return bucket, Tables(bucket, cache, Keyring(lambda: settings.pack.identity_file))

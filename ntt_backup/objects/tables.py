@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.model import StoredPack
@@ -41,6 +41,12 @@ R = TypeVar("R")
 # What comes of opening a pack that cannot be read.
 Trouble = PackError | ObjectMissing | ObjectArchived | ObjectUnreadable
 TROUBLES: Final = (PackError, ObjectMissing, ObjectArchived, ObjectUnreadable)
+
+
+class Readable(Protocol):
+    """Objects of which ranges can be read; see `PatientBucket.read`."""
+
+    def read(self, key: str, start: int, length: int) -> bytes: ...
 
 
 class PackObject(NamedTuple):
@@ -102,7 +108,7 @@ class Tables:
     """
 
     def __init__(
-        self, bucket: PatientBucket, cache: Cache | None, keyring: Keyring | None = None
+        self, bucket: Readable, cache: Cache | None, keyring: Keyring | None = None
     ) -> None:
         self.keyring = keyring or Keyring()
         self._bucket = bucket
@@ -173,7 +179,7 @@ class _Source:
     kept is that end, from the table on, and nothing is fetched.
     """
 
-    def __init__(self, bucket: PatientBucket, pack: PackObject, kept: bytes | None = None) -> None:
+    def __init__(self, bucket: Readable, pack: PackObject, kept: bytes | None = None) -> None:
         self._bucket = bucket
         self._key = pack.key
         self._size = pack.size

@@ -15,6 +15,7 @@ import pytest
 from ntt_backup.errors import MountImpossible, RemoteUnreachable
 from ntt_backup.mount.image import Built
 from ntt_backup.mount.mount import mount_bucket, mount_packs
+from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import blob_key
 from tests.environment import wait_until
 from tests.fake_bucket import FakeBucket
@@ -171,6 +172,30 @@ def test_an_image_in_memory_cannot_be_mounted_and_the_hint_says_where(
     with pytest.raises(MountImpossible, match="where Linux cannot mount files") as refused:
         of_packs(write(tmp_path, PACKS), place, memory)
     assert "--scratch" in refused.value.hint
+
+
+def test_tables_that_this_machine_keeps_are_not_fetched_again(tmp_path: Path, place: Path) -> None:
+    bucket, cache = FakeBucket(), Cache("a bucket", tmp_path)
+    bucket.objects |= packs(contents(100, sizes=(20_000,)), 20)
+    fetched, parts = [], list[float]()
+    for _ in range(2):
+        bucket.requests.clear()
+        built = mount_bucket(
+            lambda: bucket,
+            place,
+            scratch=DISK,
+            prefix="",
+            on_left_out=pytest.fail,
+            on_progress=lambda built: parts.append(built.part),
+            cache=cache,
+        )
+        subprocess.run(["umount", place], check=True)
+        fetched.append(bucket.requests["get_range"])
+        assert (built.packs, built.blobs) == (5, 100)
+    # What compresses lies back to back and is read into the image each time.
+    assert fetched[0] - fetched[1] == 5
+    assert parts == sorted(parts[: len(parts) // 2]) * 2
+    assert parts[-1] == 1
 
 
 def test_archived_packs_are_said_to_need_thawing(place: Path) -> None:
