@@ -32,7 +32,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
-from ntt_backup.objects.keys import LARGE_BLOB
+from ntt_backup.objects.keys import FORMAT, LARGE_BLOB
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables
@@ -124,6 +124,9 @@ class _Check:
         if self.lost:
             self._require_blobs()
             self._requeue_lost()
+        if not self.found.checked:
+            # Nothing was asked of the bucket so far: that it is not there would not be noticed.
+            next(self.bucket.list(FORMAT), None)
         self.found.duration_s = time.monotonic() - self.budget.started
         self.found.complete = self.found.checked >= self.found.total
         return self.found

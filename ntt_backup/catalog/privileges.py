@@ -36,6 +36,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "drill": (),
     "bench": (),
     "status": ("select failures runs dumps",),
+    "status on a bucket": ("select failures runs dumps packs",),
     "scan": ("insert .blobid .size", "select insert update scans", "temporary database"),
     "run": _RUN,
     "run on a bucket": (*_RUN, "select insert update packs"),
@@ -52,7 +53,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
         "select insert update delete packs",
     ),
 }
-MONITORING: Final = ("check", "status", "reconcile")
+MONITORING: Final = ("check", "status", "status on a bucket", "reconcile")
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
 _READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.

@@ -52,6 +52,18 @@ class Totals:
     estimated: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StoredObjects:
+    """The objects of a bucket: packs, and blobs that are objects of their own; None for these where
+    counting takes too long. Bytes are those of packs, and of the blobs.
+    """
+
+    packs: int
+    pack_bytes: int
+    large_blobs: int | None
+    large_bytes: int | None
+
+
 @dataclass(slots=True)
 class Reasons:
     """Failed blobs, and those pending since a check, by reason. counted: by their rows; else by our
@@ -114,6 +126,21 @@ def quick_totals(conn: Connection, target: str) -> Totals:
         pending_by_reason=reasons.pending,
         estimated=tuple(sorted(estimated)),
     )
+
+
+def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) -> StoredObjects:
+    """Returns what a bucket has, by the ledger. least: the size from which a blob is an object of
+    its own. exact: however long it takes to count these.
+    """
+    values = {"target": target, "least": least}
+    with translated("count the objects of a bucket"):
+        parts = read_parts(conn, target)
+        packs = conn.execute(statement("stored_packs"), values).fetchall()[0]
+        if exact:
+            large = conn.execute(statement("large_copied", **parts), values).fetchall()
+        else:
+            large = _quick(conn, "large_copied", parts, values) or [(None, None)]
+    return StoredObjects(*packs, *large[0])
 
 
 def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ntt_backup.cli.common import Common
-from ntt_backup.config import Settings
+from ntt_backup.config import SendConfig
 from ntt_backup.errors import BackupError
 from ntt_backup.format import printable
 
@@ -21,7 +21,7 @@ def check(common: Common) -> None:
     """
     from ntt_backup.daemon import preflight
 
-    settings = common.load(Settings)
+    settings = common.load(SendConfig)
     first: BackupError | None = None
     for step in preflight.check(settings):
         verdict = "FAILED" if step.error else "warning" if step.warning else "ok"

@@ -8,7 +8,7 @@ import sys
 import click
 
 from ntt_backup.cli.common import Common, only_errors_option, open_catalog
-from ntt_backup.config import Settings
+from ntt_backup.config import SendConfig, Settings
 from ntt_backup.format import amount, many, size
 from ntt_backup.model import PendingEstimate
 from ntt_backup.ui.plain import make_view
@@ -48,7 +48,7 @@ def run(
     if once and watch:
         raise click.UsageError("give only one of --once and --watch")
     given = {f"run.{name}": flags[name] for name in _SETTINGS}
-    settings = common.load(Settings, {**given, "run.skip_pgdump": True if skip_pgdump else None})
+    settings = common.load(SendConfig, {**given, "run.skip_pgdump": True if skip_pgdump else None})
     if dry_run:
         from ntt_backup.catalog.stats import pending_estimate
 

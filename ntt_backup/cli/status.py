@@ -11,6 +11,7 @@ from rich.console import Console
 from ntt_backup.catalog import dump_history, history, range_locks, stats
 from ntt_backup.cli.common import Common, json_option, open_catalog
 from ntt_backup.config import CatalogConfig
+from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.ui.status import Status
 
 _UNWRAPPED = 100_000  # Columns; no line is that long.
@@ -27,6 +28,7 @@ _UNWRAPPED = 100_000  # Columns; no line is that long.
 def status(common: Common, as_json: bool, exact: bool) -> None:
     """Show what is pending, copied and failed, and who works."""
     settings = common.load(CatalogConfig)
+    remote = settings.remote
     with open_catalog(settings, "status") as conn:
         found = Status(
             settings.target,
@@ -34,7 +36,10 @@ def status(common: Common, as_json: bool, exact: bool) -> None:
             history.latest_runs(conn, settings.target),
             dump_history.last_dumps(conn, settings.target),
             range_locks.holders(conn, settings.target),
-            settings.remote.url if settings.remote is not None else None,
+            remote.url if remote is not None else None,
+            stats.stored_objects(conn, settings.target, LARGE_BLOB, exact=exact)
+            if remote is not None and remote.kind == "s3"
+            else None,
         )
     if as_json:
         click.echo(json.dumps(found.json()))

@@ -20,6 +20,7 @@ from ntt_backup.config.models import CatalogConfig as CatalogConfig
 from ntt_backup.config.models import RemoteConfig as RemoteConfig
 from ntt_backup.config.models import RemoteSettings as RemoteSettings
 from ntt_backup.config.models import RunSettings as RunSettings
+from ntt_backup.config.models import SendConfig as SendConfig
 from ntt_backup.config.models import Settings as Settings
 from ntt_backup.config.models import StoreConfig as StoreConfig
 from ntt_backup.config.sources import misspelt as misspelt

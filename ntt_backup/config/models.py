@@ -271,10 +271,7 @@ class CatalogConfig(BaseModel):
     @classmethod
     def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
         remote = info.data.get("remote")
-        bucket = remote is not None and remote.kind == "s3"
-        if run.strategy not in (("auto", "objects") if bucket else ("auto", "tar", "stream")):
-            raise PydanticCustomError("strategy", "it does not serve the target")
-        return run.for_bucket() if bucket else run
+        return run.for_bucket() if remote is not None and remote.kind == "s3" else run
 
     @field_validator("lock")
     @classmethod
@@ -305,6 +302,19 @@ class Settings(StoreConfig, RemoteConfig):
 
     # pydantic would take the first base's field, which may be missing.
     remote: RemoteSettings
+
+
+class SendConfig(Settings):
+    """The settings of the commands that send: the strategy is one for the kind of target."""
+
+    @field_validator("run")
+    @classmethod
+    def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
+        remote = info.data.get("remote")
+        bucket = remote is not None and remote.kind == "s3"
+        if run.strategy not in (("auto", "objects") if bucket else ("auto", "tar", "stream")):
+            raise PydanticCustomError("strategy", "it does not serve the target")
+        return run.for_bucket() if bucket else run
 
 
 TABLES: Mapping[str, Any] = {

@@ -48,6 +48,7 @@ from ntt_backup.objects import store_format
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe
+from ntt_backup.upload.strategies.objects_probe import NOT_APPEND_ONLY
 from ntt_backup.upload.strategies.probe import LINGERS, Facts, Probe
 
 _SKEW_SECONDS: Final = 5.0
@@ -156,7 +157,7 @@ class Preflight:
         yield _guarded("remote", lambda: self._look_at_remote(facts))
         if facts and (probe := self._probe) is not None:
             if self._try_out:
-                yield _guarded("transfer", lambda: _transfer(probe))
+                yield _guarded("transfer", lambda: _transfer(probe, warns=not self._prepare))
             yield _guarded("clock", lambda: _clock(facts[0]))
             if catalog is not None:
                 yield _guarded("space", lambda: self._look_for_space(catalog, facts[0]))
@@ -358,10 +359,14 @@ def _on_one_disk(*paths: str | Path) -> bool:
         return False
 
 
-def _transfer(probe: Probe) -> Step:
+def _transfer(probe: Probe, *, warns: bool) -> Step:
+    """Sends trial blobs. warns: of a bucket where a thief of the credentials may delete; a run says
+    so, too, and need not warn every time.
+    """
     began = time.monotonic()
     said = probe.try_out()
-    return Step("", f"{said}, {time.monotonic() - began:.1f} s")
+    text = f"{said}, {time.monotonic() - began:.1f} s"
+    return Step("", text, warning=text if warns and NOT_APPEND_ONLY in said else "")
 
 
 def _clock(facts: Facts) -> Step:

@@ -16,7 +16,7 @@ from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
-from ntt_backup.catalog.stats import Totals
+from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.errors import complete
 from ntt_backup.format import about, amount, duration, many, moment, printable, size
 
@@ -24,7 +24,8 @@ from ntt_backup.format import about, amount, duration, many, moment, printable, 
 @dataclass(frozen=True, slots=True)
 class Status:
     """What the catalog says of a target: its last run and those under way beside it, its dumps, and
-    who holds which range. url: where the settings have the target, if they do.
+    who holds which range. url: where the settings have the target, if they do. stored: its objects,
+    where that is a bucket.
     """
 
     target: str
@@ -33,6 +34,7 @@ class Status:
     dumps: Sequence[DumpRun]
     holders: Sequence[Holder]
     url: str | None = None
+    stored: StoredObjects | None = None
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
@@ -40,6 +42,7 @@ class Status:
             "target": self.target,
             "url": self.url,
             **asdict(self.totals),
+            "objects": asdict(self.stored) if self.stored is not None else None,
             "last_run": _plain(self.runs[0]) if self.runs else None,
             "under_way": [
                 {**_plain(one), "mb_per_s": one.mb_per_s}
@@ -64,10 +67,19 @@ class Status:
         table.add_column(justify="right")
         table.add_column(overflow="fold")
         place = [("url", self.url)] if self.url is not None else []
-        for name, text in [*place, *_totals(self.totals), *self._work()]:
+        for name, text in [*place, *_totals(self.totals), *self._objects(), *self._work()]:
             # As Text: other programs write into the catalog, also markup and control sequences.
             table.add_row(name, Text(printable(text)))
         return table
+
+    def _objects(self) -> list[tuple[str, str]]:
+        if (stored := self.stored) is None:
+            return []
+        said = f"{many(stored.packs, 'pack')}, {size(stored.pack_bytes)}"
+        if stored.large_blobs is not None and stored.large_bytes is not None:
+            large = many(stored.large_blobs, "large blob")
+            said += f"; {large} as objects of their own, {size(stored.large_bytes)}"
+        return [("in the bucket", said)]
 
     def _work(self) -> list[tuple[str, str]]:
         rows = [("last run", _run(one)) for one in self.runs] or [("last run", "none")]

@@ -38,7 +38,16 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     assert env.run("run").returncode == 0
     env.assert_complete()
     assert len(env.packs()) == 2
-    assert env.status()["copied"] == len(env.in_store())
+    status = env.status()
+    assert status["copied"] == len(env.in_store())
+    (row,) = env.query("select sum(size)::bigint from ntt_backup.packs")
+    counted = {"packs": 2, "pack_bytes": row[0], "large_blobs": 1, "large_bytes": LARGE}
+    assert status["objects"] == counted
+    # What another target's batches travel by concerns no command that sends nothing.
+    env.write_config(run={"strategy": "tar"})
+    shown = env.call("status").stdout
+    assert re.search(r"in the bucket +2 packs, .*; 1 large blob as objects of their own", shown)
+    assert env.call("requeue").returncode == 0
 
 
 def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> None:
@@ -50,7 +59,9 @@ def test_check_looks_at_all_that_a_run_needs(bucket_env: BucketEnvironment) -> N
     assert done.returncode == 0, done.stdout
     assert re.search(r"^ok +remote +s3://.*strategy objects", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +store +s3://.*/format.json will be made", done.stdout, re.MULTILINE)
-    assert re.search(r"^ok +transfer ", done.stdout, re.MULTILINE)
+    # The server's policies know no condition on deleting for the sender.
+    warned = r"^warning +transfer .*not append-only: .* allowed \(docs/object-stores.md\)"
+    assert re.search(warned, done.stdout, re.MULTILINE)
     assert env.on_remote() == {}
     assert env.run("run").returncode == 0
     assert " will be made" not in env.call("check").stdout
@@ -94,6 +105,10 @@ def test_wrong_credentials_and_a_missing_bucket_end_with_5(bucket_env: BucketEnv
     missing = env.run("run")
     assert missing.returncode == 5, missing.stdout
     assert "no such bucket" in missing.stdout
+    # Nothing was copied, so there is nothing that verify asks for.
+    looked = env.call("verify")
+    assert (looked.returncode, looked.stdout) == (5, "")
+    assert "no such bucket" in looked.stderr
     assert env.copied() == set()
     assert env.failures() == {}
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.config import CatalogConfig, Settings, StoreConfig, load, misspelt
+from ntt_backup.config import CatalogConfig, SendConfig, Settings, StoreConfig, load, misspelt
 from ntt_backup.config.models import ENVIRONMENT, TABLES
 from ntt_backup.errors import ConfigError
 
@@ -71,7 +71,7 @@ def outcome(model: type[CatalogConfig], **how: Any) -> tuple[CatalogConfig, Conf
 
 @pytest.mark.parametrize("name", names("valid"))
 def test_valid_sample_loads(name: str) -> None:
-    load(Settings, file=SAMPLES / "valid" / name, environ={})
+    load(SendConfig, file=SAMPLES / "valid" / name, environ={})
 
 
 @pytest.mark.parametrize("name", names("invalid"))
@@ -79,7 +79,7 @@ def test_invalid_sample_says_what_is_wrong_in_one_line(name: str) -> None:
     path = SAMPLES / "invalid" / name
     expected = path.read_text().splitlines()[0].removeprefix("# expect: ")
     with pytest.raises(ConfigError, match=expected) as caught:
-        load(Settings, file=path, environ={})
+        load(SendConfig, file=path, environ={})
     said = f"{caught.value} {caught.value.hint}"
     assert "\n" not in said
     assert "secret" not in said

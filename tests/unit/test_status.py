@@ -6,7 +6,7 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ from rich.console import Console
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
-from ntt_backup.catalog.stats import Totals
+from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.cli.run import plan
 from ntt_backup.config import Settings
 from ntt_backup.model import PendingEstimate
@@ -103,6 +103,22 @@ def test_the_json_is_plain_and_complete() -> None:
     assert said["last_run"]["read_at"] == "2026-03-04T05:07:47Z"
     assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
+
+
+def test_the_objects_of_a_bucket_are_shown_those_that_were_counted() -> None:
+    def shown(stored: StoredObjects) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        status = Status("remote", TOTALS, [], [], [], "s3://bucket/backup", stored)
+        assert status.json()["objects"] == asdict(stored)
+        console.print(status.table())
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    assert "67,000 packs, 17.0 GB; 2 large blobs as objects of their own, 140.0 MB" in shown(
+        StoredObjects(67_000, 17_000_000_000, 2, 140_000_000)
+    )
+    assert "1 pack, 10 Bytes  " in shown(StoredObjects(1, 10, None, None))
+    assert Status("remote", TOTALS, [], [], []).json()["objects"] is None
 
 
 def test_the_table_shows_all_figures() -> None:

@@ -14,7 +14,14 @@ from pydantic_core import PydanticCustomError
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.local import Local
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config import RemoteConfig, RemoteSettings, Settings, load
+from ntt_backup.config import (
+    CatalogConfig,
+    RemoteConfig,
+    RemoteSettings,
+    SendConfig,
+    Settings,
+    load,
+)
 from ntt_backup.config.target_url import Place, parse
 from ntt_backup.errors import ConfigError
 from ntt_backup.upload.strategies.stream import connect
@@ -231,10 +238,15 @@ def test_settings_of_other_kinds_are_named_unless_they_are_shared(tmp_path: Path
 )
 def test_a_strategy_of_another_kind_is_refused(strategy: str, url: str) -> None:
     environ = {"NTT_REMOTE_URL": url, "NTT_SOURCE_ROOT": "/srv/store"}
-    load(Settings, environ=environ)
+    load(SendConfig, environ=environ)
+    flags = {"run.strategy": strategy}
     with pytest.raises(ConfigError) as caught:
-        load(Settings, environ=environ, flags={"run.strategy": strategy})
+        load(SendConfig, environ=environ, flags=flags)
     assert caught.value.message == "--strategy is not for this target"
+    assert "a bucket takes objects, any other target stream or tar" in caught.value.hint
+    # What does not send need not have it.
+    for model in (CatalogConfig, RemoteConfig, Settings):
+        load(model, environ=environ, flags=flags)
 
 
 def test_a_session_goes_the_way_of_its_kind() -> None:

@@ -107,6 +107,15 @@ order by 3 desc, 1;
 -- Rows that are never sent.
 select count(*) from blobs where blobid is null;
 
+-- name: stored_packs
+-- The packs of a bucket: how many, and their bytes.
+select count(*), coalesce(sum(size), 0)::bigint from ntt_backup.packs where target = %(target)s;
+
+-- name: large_copied
+-- The copied blobs that are objects of their own, being so large: how many, and their bytes.
+select count(*), least(coalesce(sum(size), 0), 9223372036854775807)::bigint
+from blobs where {copied} and size >= %(least)s;
+
 -- name: all_rows
 -- How many rows the table has, as vacuum last knew: dead rows do not count. Null before that.
 select case when reltuples > 0 then reltuples end::bigint from pg_class

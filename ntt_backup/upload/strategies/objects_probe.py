@@ -27,6 +27,8 @@ from ntt_backup.objects.bucket import (
 from ntt_backup.objects.keys import TRIALS
 from ntt_backup.upload.strategies.probe import Facts
 
+# What a preflight warns of, in the words of `try_out`.
+NOT_APPEND_ONLY: Final = "not append-only"
 _SIZE: Final = 4096
 
 
@@ -164,4 +166,4 @@ def _append_only(overwriting: bool, deleting: bool) -> str:
         if not refused
     ]
     verb = "is" if len(allowed) == 1 else "are"
-    return f"not append-only: {' and '.join(allowed)} {verb} allowed (docs/object-stores.md)"
+    return f"{NOT_APPEND_ONLY}: {' and '.join(allowed)} {verb} allowed (docs/object-stores.md)"
