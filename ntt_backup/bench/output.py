@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TextIO
 
 from rich.box import SIMPLE
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from ntt_backup.bench.results import MEGA, Figure
 from ntt_backup.bench.runs import Findings, Runs
-from ntt_backup.format import many, printable, size
+from ntt_backup.format import amount, printable
 
 _RUN_HEADS = ("median s", "min - max", "MB/s", "files/s", "wire MB", "CPU s", "ceiling")
 
@@ -51,17 +52,47 @@ def link_tables(figures: Iterable[Figure]) -> list[Table]:
 def strategies_tables(found: Findings) -> list[Table]:
     """Returns a table of all ways, and one of other numbers of workers."""
     title = (
-        f"{many(len(found.sample.blobs), 'blob')}, {size(found.sample.size)};"
+        f"{amount(len(found.sample.blobs), found.sample.size)};"
         f" ceiling {found.ceiling / MEGA:.1f} MB/s; MB = 10^6 bytes"
     )
-    ways = _table(title, "way", "workers", *_RUN_HEADS)
+    return [_compared(found, title, {}), *_scaling(found)]
+
+
+def bucket_tables(out: Findings, back: Findings) -> list[Table]:
+    """Returns a table of the ways out, one of other numbers of workers, one of the ways back."""
+    title = (
+        f"out: {amount(len(out.sample.blobs), out.sample.size)};"
+        f" ceiling {out.ceiling / MEGA:.1f} MB/s; MB = 10^6 bytes"
+    )
+    counts = {name: partial(_told, name, "{:,.0f}") for name in ("objects", "writes")}
+    tables = [_compared(out, title, counts), *_scaling(out)]
+    if back.runs:
+        title = f"back: ceiling {back.ceiling / MEGA:.1f} MB/s; first s: until a blob can be read"
+        tables.append(_compared(back, title, {"first s": partial(_told, "first_s", "{:.2f}")}))
+    return tables
+
+
+def _compared(found: Findings, title: str, more: Mapping[str, Callable[[Runs], str]]) -> Table:
+    """Returns a table of all ways with the common number of workers. more: other columns."""
+    table = _table(title, "way", "workers", *_RUN_HEADS, *more)
     for way, mine in found.compared().items():
-        ways.add_row(way.name, str(found.workers), *_cells(mine, found.ceiling))
-    more = _table("other numbers of workers", "way", "workers", *_RUN_HEADS)
+        told = (tell(mine) for tell in more.values())
+        table.add_row(way.name, str(found.workers), *_cells(mine, found.ceiling), *told)
+    return table
+
+
+def _scaling(found: Findings) -> list[Table]:
+    table = _table("other numbers of workers", "way", "workers", *_RUN_HEADS)
     for way, by_workers in found.scaling().items():
         for workers, mine in by_workers.items():
-            more.add_row(way.name, str(workers), *_cells(mine, found.ceiling))
-    return [ways, more] if more.row_count else [ways]
+            table.add_row(way.name, str(workers), *_cells(mine, found.ceiling))
+    return [table] if table.row_count else []
+
+
+def _told(name: str, form: str, mine: Runs) -> str:
+    """Returns the median of a value; "" where a run lacks it."""
+    known = mine.known(name)
+    return form.format(known.median) if known else ""
 
 
 def _table(title: str, first: str, *heads: str) -> Table:

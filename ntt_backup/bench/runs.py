@@ -28,7 +28,8 @@ class Run:
     """One run: seconds from the common start to the last receipt, of files with size bytes.
 
     wire_bytes: what ssh sent and received, None where that is not known. cpu: seconds of all
-    workers and of what they started on this machine.
+    workers and of what they started on this machine. Of a bucket, objects: as many were made;
+    writes: the requests for that; first_s: until the first blob could be read. None otherwise.
     """
 
     seconds: float
@@ -36,6 +37,9 @@ class Run:
     size: int
     wire_bytes: int | None
     cpu: float
+    objects: int | None = None
+    writes: int | None = None
+    first_s: float | None = None
 
     @property
     def rate(self) -> float:
@@ -132,6 +136,9 @@ def _figure(cell: Cell, runs: Runs, ceiling: float) -> dict[str, Any]:
         "files_per_s": _plain(runs.spread("files_rate")),
         "wire_bytes": _plain(runs.known("wire_bytes")),
         "cpu_s": _plain(runs.spread("cpu")),
+        "objects": _plain(runs.known("objects")),
+        "writes": _plain(runs.known("writes")),
+        "first_s": _plain(runs.known("first_s")),
         "share_of_ceiling": runs.rate.median / ceiling,
         "runs": [asdict(run) for run in runs],
     }

@@ -49,8 +49,10 @@ def by_class(blobs: Sequence[Blob]) -> dict[str, list[Blob]]:
     return {name: members for name, members in found.items() if members}
 
 
-def draw(population: Sequence[Blob], budget: int) -> Sample:
-    """Returns at most budget bytes, each class in its proportion; sizes must be known."""
+def draw(population: Sequence[Blob], budget: int, most: int = MOST_BLOBS) -> Sample:
+    """Returns at most budget bytes and about `most` blobs, each class in its proportion; sizes must
+    be known.
+    """
     classes = by_class(population)
     missing = []
     for name in reversed(list(classes)):
@@ -60,7 +62,7 @@ def draw(population: Sequence[Blob], budget: int) -> Sample:
             missing.append(name)
             del classes[name]
     left = [blob for members in classes.values() for blob in members]
-    share = min(1.0, budget / max(1, total_size(left)), MOST_BLOBS / len(left))
+    share = min(1.0, budget / max(1, total_size(left)), most / len(left))
     chosen = [blob for members in classes.values() for blob in _spread(members, share)]
     return Sample(_within(chosen, budget), tuple(reversed(missing)))
 

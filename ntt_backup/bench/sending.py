@@ -18,6 +18,7 @@ from ntt_backup.bench.tar_pipe import send_tar
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import RunSettings
+from ntt_backup.config.models import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt, total_size
 from ntt_backup.source.inspection import Store
@@ -57,7 +58,9 @@ def choose(names: Sequence[str]) -> list[Way]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker sends: batches of blobs of the store, into root/by-hash on the remote."""
+    """What a worker sends: batches of blobs of the store, into root/by-hash on the remote, or into
+    a bucket.
+    """
 
     way: Way
     transport: Transport
@@ -66,6 +69,11 @@ class Load:
     worker: str
     run: RunSettings
     batches: Sequence[tuple[Blob, ...]] = ()
+    bucket: RemoteSettings | None = None
+
+    @property
+    def blobs(self) -> list[Blob]:
+        return [blob for batch in self.batches for blob in batch]
 
 
 def send(load: Load, ready: Ready) -> Answer:
@@ -75,8 +83,7 @@ def send(load: Load, ready: Ready) -> Answer:
     if load.way.strategy is not None:
         send_by_session(load, load.way.strategy)
     else:
-        blobs = [blob for batch in load.batches for blob in batch]
-        send_tar(load.transport, load.store, load.root, blobs, load.run.receipt_timeout)
+        send_tar(load.transport, load.store, load.root, load.blobs, load.run.receipt_timeout)
     size = sum(map(total_size, load.batches))
     return Answer(began=began, ended=time.monotonic(), size=size)
 
@@ -91,6 +98,7 @@ def send_by_session(load: Load, strategy: str) -> None:
         run_id="bench",
         slot=load.worker,
         run=run,
+        bucket=load.bucket,
     )
     session = open_session(strategy, spec, Store(load.store))
     try:

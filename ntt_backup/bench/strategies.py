@@ -37,9 +37,9 @@ from ntt_backup.model import Blob
 from ntt_backup.source.inspection import Store
 
 _POPULATION: Final = 100_000
-_SAMPLE_SECONDS: Final = 10.0
-_LEAST_SAMPLE: Final = 20 * 10**6
-_MOST_SAMPLE: Final = 10**9
+SAMPLE_SECONDS: Final = 10.0
+LEAST_SAMPLE: Final = 20 * 10**6
+MOST_SAMPLE: Final = 10**9
 _ROOM: Final = 1.2
 
 
@@ -60,16 +60,16 @@ class Options:
 def measure(settings: Settings, options: Options, progress: Progress) -> Findings:
     """Measures all of it. Raises what the catalog, the store, the remote or the link did."""
     progress.say("drawing a sample from the catalog")
-    blobs = _population(settings)
+    blobs = population(settings)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="ntt-bench-"))
         journal = Path(scratch, "journal")
         directory = stack.enter_context(remote_dir(settings, progress.say))
         the_link = link.Link(transport_to(settings.remote), settings.run.stall_timeout)
-        guess = int(the_link.bytes_per_s * _SAMPLE_SECONDS)
-        budget = options.sample or min(_MOST_SAMPLE, max(_LEAST_SAMPLE, guess))
-        chosen, unreadable = _readable(settings, sample.draw(blobs, budget))
-        _require_room(settings, directory, chosen, unreadable)
+        guess = int(the_link.bytes_per_s * SAMPLE_SECONDS)
+        budget = options.sample or min(MOST_SAMPLE, max(LEAST_SAMPLE, guess))
+        chosen, unreadable = readable(settings, sample.draw(blobs, budget))
+        _require_room(directory, chosen)
         found = Findings(chosen, unreadable, settings.run.workers)
         run = settings.run
         most = max(run.workers, *options.workers)
@@ -84,7 +84,7 @@ def measure(settings: Settings, options: Options, progress: Progress) -> Finding
     return found
 
 
-def _population(settings: Settings) -> list[Blob]:
+def population(settings: Settings) -> list[Blob]:
     """Returns some blobs of the catalog with their sizes. Raises SourceError for none."""
     conn = connection.connect(settings.catalog.url, identity.application("bench"))
     try:
@@ -103,23 +103,21 @@ def _population(settings: Settings) -> list[Blob]:
     return blobs
 
 
-def _readable(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
+def readable(settings: Settings, drawn: Sample) -> tuple[Sample, int]:
     """Reads the sample, so that it is in memory; returns the blobs that are sound, and how many are
-    not. Raises SourceError where the store as a whole cannot be read.
+    not. Raises SourceError where none of them can be read.
     """
     checked = Store(settings.source.root).inspect(drawn.blobs, verify=True)
+    if not checked.ready:
+        raise SourceError(
+            "no blob of the sample can be read",
+            detail=f"looked for {many(len(checked.failed), 'blob')} in {settings.source.root}",
+            hint="see what `ntt-backup-remote check` says about the source",
+        )
     return Sample(tuple(checked.ready), drawn.missing), len(checked.failed)
 
 
-def _require_room(
-    settings: Settings, directory: RemoteDir, chosen: Sample, unreadable: int
-) -> None:
-    if not chosen.blobs:
-        raise SourceError(
-            "no blob of the sample can be read",
-            detail=f"looked for {many(unreadable, 'blob')} in {settings.source.root}",
-            hint="see what `ntt-backup-remote check` says about the source",
-        )
+def _require_room(directory: RemoteDir, chosen: Sample) -> None:
     free = directory.facts.free_bytes
     if free is not None and free < chosen.size * _ROOM:
         raise RemoteCannotStore(

@@ -44,7 +44,7 @@ def send_tar(
 
     channel = connect(transport, _STORE, root=root)
     try:
-        for chunk in _archive(store, blobs):
+        for chunk in archive(store, blobs):
             channel.send(memoryview(chunk), hear, patience=patience)
             channel.hear(hear, 0.0)
         channel.end_input()
@@ -64,7 +64,8 @@ def send_tar(
         raise explain_batch(text)
 
 
-def _archive(store: Path, blobs: Sequence[Blob]) -> Iterator[bytes]:
+def archive(store: Path, blobs: Sequence[Blob]) -> Iterator[bytes]:
+    """Yields a tar archive of blobs, as tar writes it. Raises SourceError."""
     with name_list(blob.blobid for blob in blobs) as names:
         tar = start(tar_argv(store), stdin=names.fileno(), env=tar_environment(os.environ))
     try:

@@ -53,12 +53,39 @@ def of_strategies(found: Findings) -> list[str]:
     return said
 
 
-def _fastest(found: Findings, compared: dict[Way, Runs]) -> str:
+def of_bucket(out: Findings, back: Findings, left: str) -> list[str]:
+    """Says the same of the ways out, what packs save, the fastest way back, and what stays in the
+    bucket (left, in words).
+    """
+    said = of_strategies(out)
+    compared = {way.name: runs for way, runs in out.compared().items()}
+    if "packs-zst" in compared and "packs-none" in compared:
+        said.append(_compression(compared["packs-zst"], compared["packs-none"]))
+    packs = compared.get("packs-zst") or compared.get("packs-none")
+    if packs is not None and "put-each" in compared:
+        each = compared["put-each"]
+        times = packs.rate.median / each.rate.median
+        requests = [one.spread("writes").median for one in (each, packs)]
+        said.append(
+            f"One request a blob takes {requests[0]:,.0f} requests where packs take"
+            f" {requests[1]:,.0f}, and {times:.1f} times as long."
+        )
+    if ways := back.compared():
+        said.append(f"Ceiling back: {back.ceiling / MEGA:.1f} MB/s.")
+        said.append(_fastest(back, ways, "Fastest way back"))
+        for way, runs in ways.items():
+            if (first := runs.known("first_s")) is not None:
+                said.append(f"{way.name} shows all blobs after {first.median:.1f} s.")
+        said.append("Each blob that came back was compared with its name.")
+    return [*said, left] if left else said
+
+
+def _fastest(found: Findings, compared: dict[Way, Runs], title: str = "Fastest") -> str:
     best, *others = compared
     rate = compared[best].rate
     equal = [way.name for way in others if not rate.above(compared[way].rate)]
     share = f"{rate.median / found.ceiling:.0%} of the ceiling"
-    text = f"Fastest with {many(found.workers, 'worker')}: {best.name}, {rate.mb_per_s}, {share}"
+    text = f"{title} with {many(found.workers, 'worker')}: {best.name}, {rate.mb_per_s}, {share}"
     return text + (f"; no certain difference to {', '.join(equal)}." if equal else ".")
 
 

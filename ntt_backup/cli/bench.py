@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ntt_backup.bench import link, sending, strategies, verdict
-from ntt_backup.bench.output import Progress, link_tables, strategies_tables
+from ntt_backup.bench import bucket_back, buckets, link, sending, strategies, verdict
+from ntt_backup.bench.output import Progress, bucket_tables, link_tables, strategies_tables
 from ntt_backup.bench.results import LEAST_ROUNDS, SCHEMA, describe_machine, now
 from ntt_backup.cli.common import Common, writing
 from ntt_backup.cli.param_types import Parsed
@@ -123,26 +123,41 @@ def bench_link(common: Common, /, json_file: Path | None, quiet: bool, **options
     help="Numbers to try the strategies with; all ways are compared with run.workers.",
 )
 @click.option("--only", help="Comma-separated names of ways; default: all.")
+@click.option("--yes", is_flag=True, help="Let what is sent stay in an append-only bucket.")
 @_JSON
 @_QUIET
 @click.pass_obj
 def bench_strategies(
-    common: Common, /, only: str | None, json_file: Path | None, quiet: bool, **chosen: Any
+    common: Common,
+    /,
+    only: str | None,
+    yes: bool,
+    json_file: Path | None,
+    quiet: bool,
+    **chosen: Any,
 ) -> None:
-    """Compare the ways to send, on a sample of your blobs.
+    """Compare the ways to send, on a sample of your blobs; for a bucket also the ways back.
 
-    They are stored in a directory on the remote that is removed again. Takes ten minutes and more,
-    by the link and --sample; see docs/benchmarks.md.
+    They are stored in a directory on the remote, or below bench/ in the bucket, that is removed
+    again. Takes ten minutes and more, by the link and --sample; see docs/benchmarks.md.
     """
     settings = common.load(Settings)
+    bucket = settings.remote.kind == "s3"
     names = tuple(filter(None, (only or "").split(",")))
     try:
-        sending.choose(names)
+        (bucket_back if bucket else sending).choose(names)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from error
     options = strategies.Options(**chosen, ways=names)
     report = _Report("strategies", settings, asdict(options), json_file)
-    found = strategies.measure(settings, options, Progress(sys.stderr, quiet=quiet))
+    progress = Progress(sys.stderr, quiet=quiet)
+    if bucket:
+        both = buckets.measure(settings, options, progress, accepted=yes)
+        said = verdict.of_bucket(both.out, both.back, both.left)
+        report.show(bucket_tables(both.out, both.back), both.skipped, said)
+        report.write(both.json(), both.skipped, said)
+        return
+    found = strategies.measure(settings, options, progress)
     said = verdict.of_strategies(found)
     report.show(strategies_tables(found), found.skipped, said)
     report.write(found.json(), found.skipped, said)

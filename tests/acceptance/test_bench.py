@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.bucket_environment import BucketEnvironment
 from tests.environment import Environment, wait_until
 from tests.patience import PATIENCE
+from tests.s3_proxy import S3Proxy, status
 from tests.sshd import FULL_SIZE, Sshd
 
 SHORT = ("--seconds", "0.2")
+RESTORED = ("back", "restore-pipe-zst", 2)
 
 
 def report(env: Environment, *args: str) -> dict[str, Any]:
@@ -92,6 +95,88 @@ def test_remote_without_room_is_an_error_before_anything_is_sent(
     assert result.returncode == 6
     assert "the remote has no room for the sample" in result.stderr
     assert_untouched(env)
+
+
+def in_bucket(env: BucketEnvironment) -> list[str]:
+    """What the bucket has, with the uploads that were begun."""
+    return [*(one.key for one in env.bucket.list("")), *env.litter()]
+
+
+@pytest.mark.long
+def test_strategies_of_a_bucket_compares_ways_out_and_back_and_leaves_it_empty(
+    bucket_env: BucketEnvironment,
+) -> None:
+    env = bucket_env
+    env.write_config(run={"workers": 2})
+    blobs = env.fill(60, size=lambda chance: chance.choice([0, 900, 20_000, 300_000]))
+    some = "put-each,packs-none,restore-ranges,restore-pipe-zst"
+    found = report(env, "strategies", *SHORT, "--workers", "1", "--only", some)
+    assert found["sample"]["blobs"] == len(blobs)
+    figures = {(one["direction"], one["way"], one["workers"]): one for one in found["figures"]}
+    assert figures.keys() == {
+        ("out", "put-each", 2),
+        ("out", "packs-none", 1),
+        ("out", "packs-none", 2),
+        # What the ways back read.
+        ("out", "packs-zst", 1),
+        ("out", "packs-zst", 2),
+        ("out", "pipe-zst", 2),
+        ("back", "restore-ranges", 2),
+        ("back", "restore-pipe-zst", 2),
+    }
+    # Each run that came back was compared, blob by blob, before it was counted.
+    assert all(len(one["runs"]) == 3 and one["files"] == len(blobs) for one in found["figures"])
+    assert figures["out", "put-each", 2]["objects"]["low"] == len(blobs)
+    assert figures["out", "packs-none", 2]["writes"]["high"] < 10
+    sent, back = (figures[key]["wire_bytes"] for key in (("out", "pipe-zst", 2), RESTORED))
+    assert sent["high"] == back["high"] > 0
+    assert found["link"]["ceiling_bytes_per_s"] > 0
+    assert found["link_back"]["ceiling_bytes_per_s"] > 0
+    assert found["left"] == ""
+    told = f"One request a blob takes {len(blobs)} requests where packs take"
+    assert any(line.startswith(told) for line in found["verdict"])
+    assert in_bucket(env) == []
+    assert env.copied() == set()
+    assert env.processes() == {}
+
+
+def test_ctrl_c_ends_a_bench_of_a_bucket_and_leaves_it_empty(
+    bucket_env: BucketEnvironment,
+) -> None:
+    env = bucket_env
+    env.fill(10)
+    with env.running("bench", "strategies", *SHORT, "--only", "put-each,packs-zst") as process:
+        wait_until(lambda: "round 1 of 3: put-each" in env.output(), "a first run")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+    assert in_bucket(env) == []
+
+
+def test_bucket_that_refuses_to_delete_is_filled_only_where_that_is_accepted(
+    bucket_env: BucketEnvironment,
+) -> None:
+    env = bucket_env
+    env.fill(10)
+    few = ("strategies", *SHORT, "--only", "packs-none", "--workers", "4")
+    with S3Proxy(env.server) as proxy:
+        proxy.trouble("delete", status(403, "AccessDenied"), times=1000)
+        env.through_endpoint(proxy.endpoint)
+        refused = env.run("bench", *few)
+        assert refused.returncode == 2
+        assert (
+            "what a bench sends would stay in this bucket: it refuses to delete" in refused.stderr
+        )
+        assert "--yes accepts that" in refused.stderr
+        (trial,) = in_bucket(env)
+        assert trial.startswith("bench/trial-")
+        found = report(env, *few, "--yes")
+    left = [key for key in in_bucket(env) if key != trial]
+    assert len(left) >= 3
+    assert all(key.startswith("bench/") for key in left)
+    assert found["left"].startswith(
+        f"Left in the bucket, because it refuses to delete: {len(left)} objects, "
+    )
+    assert found["verdict"][-1] == found["left"]
 
 
 def test_empty_catalog_is_an_error(env: Environment) -> None:

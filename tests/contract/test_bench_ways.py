@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ntt_backup.bench.bucket_back import MOUNT, WAYS_BACK, Back, Fetch, bring_back
+from ntt_backup.bench.bucket_out import WAYS_OUT, Out, send_out
 from ntt_backup.bench.helpers import Answer, Task, run_together
 from ntt_backup.bench.sending import PLAIN, WAYS, Load, Way, send
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.local import Local
-from ntt_backup.config.models import RunSettings
-from ntt_backup.errors import BackupError
+from ntt_backup.config import RemoteConfig
+from ntt_backup.config.models import RemoteSettings, RunSettings
+from ntt_backup.errors import BackupError, MountImpossible
 from ntt_backup.model import Blob
+from ntt_backup.mount import kernel
+from ntt_backup.objects import store_format
+from ntt_backup.objects.keys import FORMAT
+from ntt_backup.objects.s3 import open_bucket
 from tests.files import put, tree
 from tests.patience import PATIENCE
+from tests.s3_servers import S3Server
 
 RUN = RunSettings(stall_timeout=PATIENCE, receipt_timeout=PATIENCE)
 
@@ -64,6 +74,63 @@ def test_every_way_stores_the_blobs_on_the_remote(way: Way, store: Path, directo
     assert answer.size == sum(map(len, stored.values()))
     assert answer.ended > answer.began
     assert answer.cpu_s > 0
+
+
+def in_bucket(way: Way, store: Path, remote: RemoteSettings) -> Load:
+    """The same load for a bucket, where a store is made."""
+    store_format.make(open_bucket(remote))
+    return replace(load(way, store, store), bucket=remote)
+
+
+@pytest.mark.parametrize("way", WAYS_OUT, ids=lambda way: way.name)
+def test_every_way_out_makes_the_objects_that_are_counted(
+    way: Out, store: Path, tmp_path: Path, s3: S3Server
+) -> None:
+    remote = s3.bucket()
+    answer = run(partial(send_out, in_bucket(way, store, remote), tmp_path))
+    bucket = open_bucket(remote)
+    objects = [one for one in bucket.list("") if one.key != FORMAT]
+    blobs = [path for path in store.rglob("*") if path.is_file()]
+    expected = {"each": len(blobs), "": 3}.get(way.form, 1)
+    assert len(objects) == expected
+    assert sum(way.writes(one.size, remote.part_size) for one in objects) == expected + (
+        2 if way.form == "chunked" else 0
+    )
+    assert list(bucket.uploads("")) == []
+    assert answer.size == sum(path.stat().st_size for path in blobs)
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+@pytest.mark.parametrize("way", WAYS_BACK, ids=lambda way: way.name)
+def test_every_way_back_brings_the_blobs_and_sees_a_wrong_one(
+    way: Back, store: Path, tmp_path: Path, s3: S3Server
+) -> None:
+    if way.form == MOUNT:
+        try:
+            kernel.require_erofs(kernel.BLOCKS_SINCE)
+        except MountImpossible as error:
+            pytest.skip(str(error))
+    remote = s3.bucket()
+    (source,) = (one for one in WAYS_OUT if one.name == way.source)
+    sent = in_bucket(source, store, remote)
+    run(partial(send_out, sent, tmp_path))
+    settings = RemoteConfig(remote=remote)
+    directory = Path(tempfile.mkdtemp(dir="/var/tmp" if way.form == MOUNT else tmp_path))
+
+    def fetch(blobs: list[Blob]) -> Answer:
+        directory.mkdir(exist_ok=True)
+        wanted = Fetch(way, settings, blobs, directory, tmp_path, "0", 2)
+        return run(partial(bring_back, wanted))
+
+    answer = fetch(sent.blobs)
+    assert answer.ended > answer.began
+    if way.form != MOUNT:
+        assert tree(directory) == tree(store)
+    assert not directory.is_mount()
+    shutil.rmtree(directory)
+    with pytest.raises(BackupError, match=f"not what was sent: {way.name}: {'0' * 64}"):
+        fetch([*sent.blobs, Blob("0" * 64, 1)])
+    shutil.rmtree(directory)
 
 
 def test_error_of_the_remote_is_raised(store: Path, directory: Path) -> None:

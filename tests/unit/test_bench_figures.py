@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from ntt_backup.bench import link, verdict
+from ntt_backup.bench.bucket_back import WAYS_BACK
+from ntt_backup.bench.bucket_out import WAYS_OUT
 from ntt_backup.bench.helpers import Answer
 from ntt_backup.bench.link import rate_of
 from ntt_backup.bench.results import Figure
@@ -100,6 +103,39 @@ def test_verdict_ranks_ways_and_compares_them_with_the_ceiling() -> None:
         "Workers, tar: 1 worker will do (1: 11.3 MB/s, 4: 11.4 MB/s).",
         "Too large for a sample of this size: blobs over 100 MB; see --sample.",
         "Not in the sample: 3 blobs that the store could not give as catalogued.",
+    ]
+
+
+def test_verdict_of_a_bucket_says_what_packs_save_and_what_comes_back_first() -> None:
+    def bucket_runs(*rates: float, writes: int | None = None, first: float | None = None) -> Runs:
+        return Runs(replace(run, writes=writes, first_s=first) for run in runs(*rates))
+
+    each, none, zst = (one for one in WAYS_OUT if not one.name.startswith(("d", "pi", "c")))
+    ranges, mount = WAYS_BACK[-2:]
+    out = ways_found(
+        {
+            Cell(each, 4): bucket_runs(1.9, 2, 2.1, writes=1000),
+            Cell(none, 4): bucket_runs(9, 10, 11, writes=8),
+            Cell(zst, 4): bucket_runs(11.2, 11.4, 11.5, writes=6),
+        }
+    )
+    back = ways_found(
+        {
+            Cell(ranges, 4): bucket_runs(11, 11, 11),
+            Cell(mount, 4): bucket_runs(9, 9, 9, first=0.52),
+        }
+    )
+    said = verdict.of_bucket(out, back, "Left in the bucket: all of it")
+    assert said[1] == "Fastest with 4 workers: packs-zst, 11.4 MB/s, 95% of the ceiling."
+    assert said[3:] == [
+        "Compression pays on these blobs: 11.4 MB/s with, 10.0 MB/s without; 100% of the bytes go"
+        " over the wire.",
+        "One request a blob takes 1,000 requests where packs take 6, and 5.7 times as long.",
+        "Ceiling back: 12.0 MB/s.",
+        "Fastest way back with 4 workers: restore-ranges, 11.0 MB/s, 92% of the ceiling.",
+        "restore-mount shows all blobs after 0.5 s.",
+        "Each blob that came back was compared with its name.",
+        "Left in the bucket: all of it",
     ]
 
 

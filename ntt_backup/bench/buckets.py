@@ -1,0 +1,240 @@
+"""`bench strategies` for a bucket: the ways in and back, on a sample of the user's blobs.
+
+Every way out sends the same blobs below a prefix of its own; the ways back read what a way out of
+the same round has sent. Ceilings are random parts of an upload that is dropped, and ranges that are
+thrown away. The sample is read and hashed once before, so it comes from memory. The catalog is only
+read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ntt_backup.bench import sample
+from ntt_backup.bench.bucket_back import MOUNT, RANGES, Back, Fetch, bring_back, choose
+from ntt_backup.bench.bucket_dir import BucketDir, bucket_dir, pull, push
+from ntt_backup.bench.bucket_out import Out, send_out
+from ntt_backup.bench.helpers import Answer, Task, run_together
+from ntt_backup.bench.link import rate_of
+from ntt_backup.bench.output import Progress
+from ntt_backup.bench.results import MEGA
+from ntt_backup.bench.runs import Cell, Findings, Run, Runs
+from ntt_backup.bench.sending import Load
+from ntt_backup.bench.strategies import (
+    LEAST_SAMPLE,
+    MOST_SAMPLE,
+    SAMPLE_SECONDS,
+    Options,
+    population,
+    readable,
+)
+from ntt_backup.client.local import Local
+from ntt_backup.config import Settings
+from ntt_backup.errors import SourceError, WorkerFailed
+from ntt_backup.format import many, size
+from ntt_backup.model import Blob
+from ntt_backup.mount import kernel
+from ntt_backup.objects import store_format
+from ntt_backup.objects.keys import FORMAT
+from ntt_backup.objects.s3 import open_bucket
+
+# One request each, and one more to remove it, in every round.
+_MOST_BLOBS: Final = 10_000
+_PROBE_SECONDS: Final = 1.0
+_LEAST_PART: Final = 1024**2
+_MOST_PART: Final = 8 * 1024**2
+_ROOM: Final = 2.5
+
+
+@dataclass(slots=True)
+class BucketFindings:
+    """What was found of the ways out, and of the ways back. left: what stays in the bucket."""
+
+    out: Findings
+    back: Findings
+    left: str = ""
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        return self.back.skipped
+
+    def json(self) -> dict[str, Any]:
+        """Returns the sample, the ceilings and every figure, as plain values."""
+        out, back = self.out.json(), self.back.json()
+        for direction, found in (("out", out), ("back", back)):
+            for figure in found["figures"]:
+                figure["direction"] = direction
+        return {
+            "sample": out["sample"],
+            "link": out["link"],
+            "link_back": back["link"],
+            "figures": [*out["figures"], *back["figures"]],
+            "left": self.left,
+        }
+
+
+def measure(
+    settings: Settings, options: Options, progress: Progress, *, accepted: bool
+) -> BucketFindings:
+    """Measures all of it. accepted: what is sent may stay in a bucket that refuses to delete.
+    Raises what the catalog, the store or the bucket did.
+    """
+    out, back = choose(options.ways)
+    progress.say("drawing a sample from the catalog")
+    blobs = population(settings)
+    most = options.rounds * len(out) * (options.sample or MOST_SAMPLE)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ntt-bench-")))
+        directory = stack.enter_context(
+            bucket_dir(settings, accepted=accepted, most=most, warn=progress.say)
+        )
+        (answer,) = run_together([partial(push, directory.at(), _LEAST_PART, _PROBE_SECONDS)])
+        rate = rate_of([answer])
+        budget = options.sample or min(MOST_SAMPLE, max(LEAST_SAMPLE, int(rate * SAMPLE_SECONDS)))
+        chosen, unreadable = readable(settings, sample.draw(blobs, budget, _MOST_BLOBS))
+        if shutil.disk_usage(scratch).free < _ROOM * chosen.size:
+            raise SourceError(
+                "this machine has no room for an archive of the sample, and for what comes back",
+                detail=f"{size(shutil.disk_usage(scratch).free)} free in {scratch.parent}, the"
+                f" sample has {size(chosen.size)}",
+                hint="set TMPDIR to a directory that has more, or take a smaller --sample",
+            )
+        workers = settings.run.workers
+        found = BucketFindings(
+            Findings(chosen, unreadable, workers), Findings(chosen, unreadable, workers)
+        )
+        part = int(min(_MOST_PART, max(_LEAST_PART, rate / 4)))
+        bench = _Bench(settings, options, progress, directory, scratch, found, part)
+        progress.say(f"a sample of {many(len(chosen.blobs), 'blob')}, {size(chosen.size)}")
+        for number in range(1, options.rounds + 1):
+            bench.round(number, out, back)
+        found.left = directory.left()
+    return found
+
+
+@dataclass(slots=True)
+class _Bench:
+    """One bench under way. part: the bytes of a request that measures a ceiling."""
+
+    settings: Settings
+    options: Options
+    progress: Progress
+    directory: BucketDir
+    scratch: Path
+    found: BucketFindings
+    part: int
+    mark: str = ""
+    batches: Sequence[tuple[Blob, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        run = self.settings.run
+        most = max(run.workers, *self.options.workers)
+        blobs = self.found.out.sample.blobs
+        self.batches = sample.batches(blobs, run.batch_size, run.batch_bytes, most)
+
+    def round(self, number: int, out: Sequence[Out], back: Sequence[Back]) -> None:
+        """Measures everything once."""
+        self.mark = f"round {number} of {self.options.rounds}: "
+        common = self.settings.run.workers
+        needed = {way.source for way in back}
+        self._ceilings(self.found.out, "up", partial(push, self.directory.at()))
+        for way in out:
+            numbers = [one for one in self.options.workers if one != common and way.strategy]
+            for workers in [*numbers, common]:
+                place = f"{number}/{way.name}-{workers}"
+                self._note(self.found.out, Cell(way, workers), self._out(way, workers, place))
+                if workers != common or way.name not in needed:
+                    self.directory.clear(place)
+        for one in back:
+            place = f"{number}/{one.source}-{common}"
+            if one is back[0]:
+                self._ceilings(self.found.back, "down", partial(pull, self.directory.at(place)))
+            if one.name in self.found.skipped:
+                continue
+            try:
+                run = self._back(one, place)
+            except WorkerFailed as error:
+                if one.form != MOUNT:
+                    raise
+                self.found.skipped[one.name] = str(error)
+            else:
+                self._note(self.found.back, Cell(one, common), run)
+        self.directory.clear(str(number))
+
+    def _note(self, found: Findings, cell: Cell, run: Run) -> None:
+        found.runs.setdefault(cell, Runs()).append(run)
+        self.progress.say(
+            f"{self.mark}{cell.name}: {run.seconds:.2f} s, {run.rate / MEGA:.1f} MB/s,"
+            f" {run.files_rate:,.0f} files/s"
+        )
+
+    def _ceilings(self, found: Findings, direction: str, task: Callable[..., Answer]) -> None:
+        for streams in sorted({1, found.workers}):
+            one = partial(task, self.part, self.options.seconds)
+            rate = rate_of(run_together([one] * streams))
+            found.ceilings.setdefault(streams, []).append(rate)
+            told = f"ceiling {direction}, {many(streams, 'stream')}"
+            self.progress.say(f"{self.mark}{told}: {rate / MEGA:.1f} MB/s")
+
+    def _out(self, way: Out, workers: int, place: str) -> Run:
+        remote = self.directory.at(place)
+        if way.strategy is not None:
+            store_format.make(open_bucket(remote))
+        source, run = self.settings.source.root, self.settings.run
+        hands = enumerate(sample.deal(self.batches, workers))
+        loads = [
+            Load(way, Local(), source, "", str(worker), run, hand, remote) for worker, hand in hands
+        ]
+        ran = self._run([partial(send_out, load, self.scratch) for load in loads])
+        objects = [one for one in self.directory.objects(place) if one.key != FORMAT]
+        return replace(
+            ran,
+            wire_bytes=sum(one.size for one in objects),
+            objects=len(objects),
+            writes=sum(way.writes(one.size, remote.part_size) for one in objects),
+        )
+
+    def _back(self, way: Back, place: str) -> Run:
+        workers = self.settings.run.workers
+        settings = self.settings.model_copy(update={"remote": self.directory.at(place)})
+        whole = way.form in (RANGES, MOUNT)
+        hands = [self.batches] if whole else sample.deal(self.batches, workers)
+        target = self.scratch / "back"
+        tasks: list[Task] = []
+        for worker, hand in enumerate(hands):
+            directory = target / str(worker)
+            directory.mkdir(parents=True)
+            blobs = [blob for batch in hand for blob in batch]
+            tasks.append(
+                partial(
+                    bring_back,
+                    Fetch(way, settings, blobs, directory, self.scratch, str(worker), workers),
+                )
+            )
+        try:
+            ran = self._run(tasks, opens=way.form == MOUNT)
+            stored = sum(one.size for one in self.directory.objects(place))
+            return replace(ran, wire_bytes=None if whole else stored)
+        finally:
+            if os.path.ismount(target / "0"):
+                kernel.detach(target / "0")
+            shutil.rmtree(target)
+
+    def _run(self, tasks: Sequence[Task], *, opens: bool = False) -> Run:
+        answers = run_together(tasks)
+        return Run(
+            seconds=max(one.ended for one in answers) - min(one.began for one in answers),
+            files=len(self.found.out.sample.blobs),
+            size=self.found.out.sample.size,
+            wire_bytes=None,
+            cpu=sum(one.cpu_s for one in answers),
+            first_s=answers[0].opening_s if opens else None,
+        )
