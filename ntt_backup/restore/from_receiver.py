@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError
+from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.block_repair import repair
 from ntt_backup.restore.target_dir import TargetWriter, destination
 from ntt_backup.restore.work import Entry, Wanted, Work
@@ -25,6 +27,7 @@ _BATCH_BLOBS: Final = 1000
 _BATCH_BYTES: Final = 32 << 20
 _AHEAD: Final = 2
 _MOST_DAMAGED: Final = 100
+_UNREADABLE: Final = list(StrayKind).index(StrayKind.UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +57,28 @@ class FromReceiver:
 
         def thread(session: ReconnectingSession) -> None:
             work.thread(
-                lambda: self._batches(session), lambda writer: _fetch(work, session, writer)
+                lambda: self._batches(work, session), lambda writer: _fetch(work, session, writer)
             )
 
         self._pool.run(workers + 1, thread, tick)
 
-    def _batches(self, session: ReconnectingSession) -> Iterator[Batch]:
+    def _batches(self, work: Work[Batch], session: ReconnectingSession) -> Iterator[Batch]:
         if self._wanted.blobids is not None:
             blobids = iter(self._wanted.blobids)
             while some := sorted(set(itertools.islice(blobids, _BATCH_BLOBS))):
                 yield Batch([(bytes.fromhex(one), None) for one in some], None)
             return
+        unlisted: set[str] = set()
+
+        def stray(kind: int, path: str) -> None:
+            if kind == _UNREADABLE and path not in unlisted:
+                unlisted.add(path)
+                text = "the remote cannot list this directory: nobody knows which blobs are in it"
+                work.fail(Failure(path, Reason.REMOTE_UNREADABLE, text))
+
         low, span = self._wanted.interval
         done = low
-        for names in session.names(low, low + span):
+        for names in session.names(low, low + span, on_stray=stray):
             for entries in _cut(names):
                 last = int.from_bytes(entries[-1][0], "big")
                 yield Batch(entries, (last - done) / span)

@@ -16,6 +16,7 @@ from tests.environment import Environment, wait_until
 from tests.files import tree
 from tests.link import Link
 from tests.patience import PATIENCE
+from tests.sshd import Sshd
 
 MIB = 1 << 20
 
@@ -124,6 +125,25 @@ def test_a_corrupt_remote_blob_is_reported_and_all_others_restored(env: Environm
     done = env.call("restore", "--to", str(env.root / "back"))
     assert done.returncode == 7
     assert f"{rotten} remote-corrupt" in done.stdout
+
+
+def test_a_remote_directory_that_cannot_be_listed_is_told_and_all_others_restored(
+    env: Environment, remote: Sshd
+) -> None:
+    blobids = env.fill_both(100)
+    directory = env.remote_path(blobids[0]).parent.parent
+    directory.chmod(0)
+    try:
+        if remote.run(f"ls {env.remote.path}/by-hash/{directory.name}").returncode == 0:
+            pytest.skip("the remote's account reads everything")
+        found = restored(env, code=7)
+    finally:
+        directory.chmod(0o755)
+    assert found["wrong"] == {"remote-unreadable": 1}
+    assert found["failures"][0]["blobid"] == directory.name
+    hidden = {name for name in env.in_store() if name.startswith(directory.name)}
+    assert tree(env.root / "back").keys() == env.in_store().keys() - hidden
+    assert restored(env)["restored"] == len(hidden) > 0
 
 
 def test_a_prefix_a_list_or_single_blobs_can_be_restored(env: Environment, tmp_path: Path) -> None:
