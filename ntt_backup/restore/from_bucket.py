@@ -168,14 +168,14 @@ class FromBucket:
         """Notes that a pack cannot be read; yields what is to be done about that."""
         if isinstance(trouble, ObjectArchived):
             yield Frozen(pack)
+        elif isinstance(trouble, SealedForOthers):
+            work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
         elif is_superseded(self._bucket, self._tables, pack):
             work.pass_over(pack.key)
         elif isinstance(trouble, ObjectMissing):
             work.fail(Failure(pack.key, Reason.REMOTE_MISSING, "it is gone since it was listed"))
         elif isinstance(trouble, ObjectUnreadable):
             work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, str(trouble)))
-        elif isinstance(trouble, SealedForOthers):
-            work.fail(Failure(pack.key, Reason.REMOTE_UNREADABLE, f"a pack of blobs: {trouble}"))
         else:
             work.fail(Failure(pack.key, Reason.REMOTE_CORRUPT, f"a pack of blobs: {trouble}"))
 
