@@ -180,7 +180,7 @@ def test_archived_packs_are_thawed_on_request_and_restored_later(
     assert bucket.thawing == {frozen.key: (3, "bulk"), alone: (3, "bulk")}
     assert (asked.archived, asked.thawing, asked.exit_code) == (2, 2, 7)
     assert "is thawing them, which takes hours" in lines(asked, tmp_path)[-1]
-    assert run(tmp_path, chosen([large])).archived_bytes == len(large)
+    assert run(tmp_path, chosen([large])).archived_bytes == frozen.size + len(large)
     # That it is under way is no error, and no failure of anything else.
     again = run(tmp_path, Wanted(), thaw=Thaw(5, "bulk"))
     assert (again.thawing, again.right, again.restored) == (2, asked.restored, 0)
