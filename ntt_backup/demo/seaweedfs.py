@@ -41,6 +41,8 @@ _PORTS: Final = range(20_000, 32_000)
 _PARTS: Final = ("master", "volume", "filer", "s3")
 _STARTS: Final = 5
 _START_SECONDS: Final = 300.0
+# It would take seven of its volumes for each bucket, and have none left for the 43rd.
+_ENVIRONMENT: Final = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "2"}
 _REQUESTS: Final = re.compile(
     r'SeaweedFS_s3_request_total\{[^}]*bucket="([^"]*)"[^}]*type="([^"]*)"[^}]*\} (\S+)'
 )
@@ -117,7 +119,8 @@ class SeaweedFS:
                     stdout=log,
                     stderr=log,
                     cwd=self._home,
-                    env={**os.environ, "TMPDIR": str(self._home)},  # it leaves logs there
+                    # It leaves logs in TMPDIR.
+                    env={**os.environ, **_ENVIRONMENT, "TMPDIR": str(self._home)},
                     start_new_session=True,
                     preexec_fn=die_with_parent(),
                 )
@@ -172,7 +175,7 @@ class SeaweedFS:
         argv += ["-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={accounts}"]
         # Its ports may be others than at its last start.
         argv += ["-master.telemetry=false", "-master.resumeState=false"]
-        # Each bucket takes several volumes, and this size of each.
+        # So many volumes, and this size of each.
         argv += ["-volume.max=300", "-master.volumeSizeLimitMB=64"]
         # Below its working directory: the path of a socket may have 107 bytes at most.
         return [*argv, "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]

@@ -27,6 +27,7 @@ from tests.files import tree
 from tests.patience import PATIENCE
 
 ROUNDS_AN_ERA = 5
+ENOUGH_ROUNDS = 8
 _NEW_BLOBS = 30
 _DUMP_EVERY = 6
 
@@ -60,11 +61,13 @@ class Tally:
         ]
 
     def problems(self) -> list[str]:
-        """Why the campaign has failed, or has proved nothing."""
+        """Why the campaign has failed, or has proved nothing. In a few rounds it may be that all
+        strikes come too late.
+        """
         nothing = {
             "no fault was injected": sum(self.faults.values()),
             "no blob was moved": self.moved,
-            "no blob was moved under fire": self.moved_under_fire,
+            "no blob was moved under fire": self.moved_under_fire or self.rounds < ENOUGH_ROUNDS,
         }
         return [*self.violations, *(why for why, count in nothing.items() if not count)]
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.faults.campaign import Tally, campaign
+from tests.faults.campaign import ENOUGH_ROUNDS, Tally, campaign
 from tests.faults.environment import FaultEnvironment
 
 ROUNDS = int(os.environ.get("NTT_FAULTS_ROUNDS", "2"))
@@ -32,7 +32,7 @@ def test_no_fault_breaks_an_invariant(environment: FaultEnvironment) -> None:
 
 
 def test_a_campaign_without_a_blob_under_fire_has_proved_nothing() -> None:
-    tally = Tally(rounds=8, faults=Counter({"kill worker": 9}), moved=240)
+    tally = Tally(rounds=ENOUGH_ROUNDS, faults=Counter({"kill worker": 9}), moved=240)
     assert tally.problems() == ["no blob was moved under fire"]
 
 
