@@ -72,10 +72,13 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
             digest = bytes.fromhex(what.blobid)
             give_large(bucket, digest, None, sink)
             failures = tuple(sink.failures)
-            for place in places(bucket, tables, digest) if failures else ():
-                sink.failures.clear()
-                give_blobs(place[0], place[1], place[2:], sink)
-                failures = failures if sink.failures else ()
+            if failures:
+                for pack, reader, entry in places(bucket, tables, digest):
+                    sink.failures.clear()
+                    give_blobs(pack, reader, [entry], sink)
+                    if not sink.failures:
+                        failures = ()
+                        break
             return Checked(what, 1, sink.bytes, failures)
         name = PackKey.read(what.key)
         if name is None:

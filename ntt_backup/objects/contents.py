@@ -75,8 +75,8 @@ def places(
     bucket: PatientBucket, tables: Tables, digest: bytes
 ) -> Iterator[tuple[PackObject, PackReader, Entry]]:
     """Yields where packs have a blob: a large one that could not have its own key, too."""
-    for pack, reader in tables.open_all(packs_for(bucket, [digest])):
-        if isinstance(reader, PackReader) and (entry := reader.table.find(digest)) is not None:
+    for pack, reader in tables.readable(packs_for(bucket, [digest])):
+        if (entry := reader.table.find(digest)) is not None:
             yield pack, reader, entry
 
 
@@ -86,11 +86,9 @@ def read_elsewhere(
     """Yields blobs with their content that other packs have right, each once."""
     left = set(digests)
     others = [pack for pack in packs_for(bucket, sorted(left)) if pack.key != but.key]
-    for _, reader in tables.open_all(others):
+    for _, reader in tables.readable(others):
         if not left:
             return
-        if not isinstance(reader, PackReader):
-            continue
         for digest in sorted(left):
             if (entry := reader.table.find(digest)) is None:
                 continue

@@ -1,7 +1,7 @@
-"""Tells of a damaged pack whether it is needed: not, where other packs hold all of its blobs.
+"""Tells whether a damaged pack is needed: it is not where other packs have all of its blobs.
 
-Which blobs those are, a pack says only by its table. But its name is a hash of them: so what can
-still be read of a damaged table is either all of them, or it is not, and then nobody knows.
+Only its table says which blobs it has. But its name is a hash of them, so it can be told whether
+what is still read of a damaged table names all of them. Where it does not, nobody knows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing, ObjectUnrea
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import PackObject, Tables, packs_for
 from ntt_backup.pack.format import DIGEST_BYTES, ENTRY_BYTES, INDEX_MEMBER, MAX_ENTRIES, pack_id
-from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.ustar import BLOCK, read_header
 
 # The largest table, with a header before it and the trailer and the archive's end behind it.
@@ -24,9 +23,7 @@ def is_superseded(bucket: PatientBucket, tables: Tables, pack: PackObject) -> bo
     digests = _damaged_table(bucket, pack)
     left, proved = set(digests), False
     others = [one for one in packs_for(bucket, digests) if one.key != pack.key] if digests else []
-    for _, reader in tables.open_all(others):
-        if not isinstance(reader, PackReader):
-            continue
+    for _, reader in tables.readable(others):
         # Each pack has the id of the store, which is a part of the hash.
         proved = proved or pack_id(reader.trailer.store_id, digests).hex() == pack.name.pack_id
         left = {digest for digest in left if reader.table.find(digest) is None}

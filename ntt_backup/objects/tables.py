@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -103,8 +104,8 @@ def packs_for(bucket: PatientBucket, digests: Sequence[bytes]) -> list[PackObjec
 
 class Tables:
     """Opens packs; for several threads. What was opened last is kept in memory. cache: None where
-    only the bucket's own word counts. keyring opens what is sealed; what a method raises, it may
-    raise, too.
+    only the bucket's own word counts. keyring opens what is sealed; methods also raise what it
+    raises.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Tables:
                 self._kept.move_to_end(pack.key)
                 return reader
         reader = self._open(pack)
+        reader.end = b""  # The table has what is needed of it.
         with self._lock:
             if pack.key not in self._kept:
                 self._kept[pack.key] = reader
@@ -146,6 +148,12 @@ class Tables:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
+    def readable(self, packs: Iterable[PackObject]) -> Iterator[tuple[PackObject, PackReader]]:
+        """Yields those of the packs that can be read, with their tables."""
+        for pack, reader in self.open_all(packs):
+            if isinstance(reader, PackReader):
+                yield pack, reader
+
     def _try(self, pack: PackObject) -> PackReader | Trouble:
         try:
             return self.open(pack)
@@ -155,65 +163,22 @@ class Tables:
     def _open(self, pack: PackObject) -> PackReader:
         name = f"{pack.name.pack_id}-{pack.size}"
         cache = self._cache
-        if cache is not None and (kept := cache.load(name)) is not None:
+        if cache is not None and (kept := cache.load(name)):
             with suppress(PackError):
-                return self._read(pack, kept)[0]
+                return self._read(pack, kept)
             cache.forget(name)
-        reader, end = self._read(pack, None)
-        if cache is not None and end:
-            cache.store(name, end)
+        reader = self._read(pack, b"")
+        if cache is not None:
+            cache.store(name, reader.end)
         return reader
 
-    def _read(self, pack: PackObject, kept: bytes | None) -> tuple[PackReader, bytes]:
-        """Returns a pack, and its end."""
-        source = _Source(self._bucket, pack, kept)
+    def _read(self, pack: PackObject, kept: bytes) -> PackReader:
         first = LAST_PIECES if pack.name.kind == "sealed" else FIRST_READ
-        reader = PackReader(source.read, pack.size, self.keyring.open, first)
+        read = partial(self._bucket.read, pack.key)
+        reader = PackReader(read, pack.size, self.keyring.open, first, kept)
         if reader.trailer.pack_id.hex() != pack.name.pack_id:
             raise PackError("it is another pack than its name says")
-        return reader, source.opened(reader.needed_from)
-
-
-class _Source:
-    """Where a pack is read from. While it is opened its end is kept, as far down as it was read; or
-    kept is that end, from the table on, and nothing is fetched.
-    """
-
-    def __init__(self, bucket: Readable, pack: PackObject, kept: bytes | None = None) -> None:
-        self._bucket = bucket
-        self._key = pack.key
-        self._size = pack.size
-        self._kept = kept
-        self._end = b""
-        self._opening = True
-
-    def read(self, start: int, length: int) -> bytes:
-        """Returns bytes of the pack."""
-        if not self._opening:
-            return self._fetch(start, length)
-        if self._kept is not None:
-            # What lies below the table is read along with it, and not looked at.
-            return self._kept.rjust(self._size - start, b"\0")[start - self._size :][:length]
-        begin = self._size - len(self._end)
-        if start >= begin:
-            return self._end[start - begin :][:length]
-        found = self._fetch(start, length)
-        if start + length == begin:
-            self._end = found + self._end
-        return found
-
-    def opened(self, needed_from: int) -> bytes:
-        """Ends the opening; returns the pack's end from there on, as far as it is at hand."""
-        end, self._end, self._kept = self._end, b"", None
-        self._opening = False
-        wanted = self._size - needed_from
-        return end[-wanted:] if len(end) >= wanted else b""
-
-    def _fetch(self, start: int, length: int) -> bytes:
-        found = self._bucket.read(self._key, start, length)
-        if len(found) < length:
-            raise PackError("it is shorter than it was listed")
-        return found
+        return reader
 
 
 def ahead(

@@ -35,11 +35,11 @@ _PIECE: Final = 1 << 23
 
 class PackReader:
     """A pack of that size. read(start, length) returns these bytes of it, and raises whatever its
-    owner raises; fewer bytes are a damaged pack. open_key is called for a pack that is sealed;
-    first: bytes of its end that are read at once.
+    owner raises; fewer bytes are a damaged pack. open_key is called for a pack that is sealed.
+    first: bytes of its end that are read at once; kept: its end, where that is known.
 
-    Offsets are those of the pack within, where it is sealed. needed_from: what was read to open it
-    begins there, in the bytes that read gives.
+    Offsets are those of the pack within, where it is sealed. end: the pack's last bytes, which
+    were needed to open it and suffice to open it again; whoever needs none may clear it.
 
     Raises PackError for what is no pack, or has a table that is damaged.
     """
@@ -50,27 +50,30 @@ class PackReader:
         size: int,
         open_key: OpenKey = no_key,
         first: int = FIRST_READ,
+        kept: bytes = b"",
     ) -> None:
-        tail = _Tail(read, size, first)
+        tail = _Tail(read, size, first, kept)
         seal = read_seal(tail.data, size)
         self._read: Read = tail.read
+        within = size
         if seal is not None:
-            size = seal.size
-            within = Unsealed.of(tail.read, seal, open_key)
-            self._read = within.read
-        last = min(size, TAIL_BYTES)
-        trailer = read_trailer(self.range(size - last, last), size)
+            within, unsealed = seal.size, Unsealed.of(tail.read, seal, open_key)
+            self._read = unsealed.read
+        last = min(within, TAIL_BYTES)
+        trailer = read_trailer(self.range(within - last, last), within)
         self.table = Table(self.range(trailer.table_offset, trailer.table_bytes), trailer)
         self.sealed = seal is not None
+        needed_from = trailer.table_offset
         if seal is None:
-            self.trailer, self._read = trailer, read
-            self.needed_from = trailer.table_offset
+            self._read = read
         else:
             if trailer.store_id != seal.store_id:
                 raise PackError("it was made for another bucket than its seal says")
-            self.trailer = replace(trailer, pack_id=seal.pack_id)
-            self._read = within.over(read).read
-            self.needed_from = sealed_offset(trailer.table_offset)
+            trailer = replace(trailer, pack_id=seal.pack_id)
+            self._read = unsealed.over(read).read
+            needed_from = sealed_offset(needed_from)
+        self.trailer = trailer
+        self.end = tail.read(needed_from, size - needed_from)
 
     def range(self, start: int, length: int) -> bytes:
         """Returns these bytes, all of them. Raises PackError."""
@@ -137,14 +140,14 @@ class PackReader:
 class _Tail:
     """The end of a pack, which is kept as far down as it was read."""
 
-    def __init__(self, read: Read, size: int, first: int) -> None:
+    def __init__(self, read: Read, size: int, first: int, kept: bytes) -> None:
         self._read = read
-        self._begin = max(0, size - first)
-        self.data = _exactly(read, self._begin, size - self._begin)
+        self._begin = size - (len(kept) or min(first, size))
+        self.data = kept or _exactly(read, self._begin, size - self._begin)
 
     def read(self, start: int, length: int) -> bytes:
         begin = self._begin
-        if start + length <= begin:
+        if start + length < begin:
             return self._read(start, length)
         if start < begin:
             self.data = _exactly(self._read, start, begin - start) + self.data
