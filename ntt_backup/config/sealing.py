@@ -1,6 +1,4 @@
-"""Who may open what is sealed: the identities of age in the operator's file, and what is wrong with
-them, in his words.
-"""
+"""Seals and opens by the operator's keys of age, and says what is wrong with these keys."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ntt_backup.errors import ConfigError
 from ntt_backup.pack.seal import (
@@ -27,9 +25,9 @@ _MOST_BYTES: Final = 1 << 20
 
 
 class Keyring:
-    """Opens what is sealed by the identities in a file, which is read when the first of it is met.
+    """Opens what is sealed, by the identities in a file. The file is read when it is first needed.
 
-    For several threads. find: returns the file, None where none is given; is called then, too.
+    For several threads. find: returns the file, None where none is given; it is called once.
     """
 
     def __init__(self, find: Callable[[], Path | None] = lambda: None) -> None:
@@ -107,28 +105,27 @@ class Keyring:
         return ConfigError(f"{self._file} cannot be used as an identity", detail=str(error))
 
 
-def require_sealing(recipients: Sequence[str]) -> None:
-    """Raises ConfigError where nothing can be sealed for these recipients."""
-    if not recipients:
-        return
+def require_sealing(recipients: Sequence[str]) -> list[Any]:
+    """Returns the recipients as the library has them. Raises ConfigError where that cannot seal for
+    them.
+    """
     try:
-        known_recipients(recipients)
+        return known_recipients(recipients) if recipients else []
     except SealUnusable as error:
-        raise cannot_seal(error) from None
+        raise _cannot_seal(error) from None
 
 
 def seal_writer(
     write: Callable[[Buffer], object], store_id: bytes, recipients: Sequence[str]
-) -> SealWriter:
-    """Returns what seals one pack. Raises ConfigError."""
+) -> SealWriter | None:
+    """Returns a writer that seals one pack; None without recipients. Raises ConfigError."""
     try:
-        return SealWriter(write, store_id, recipients)
+        return SealWriter(write, store_id, recipients) if recipients else None
     except SealUnusable as error:
-        raise cannot_seal(error) from None
+        raise _cannot_seal(error) from None
 
 
-def cannot_seal(error: SealUnusable) -> ConfigError:
-    """Returns the error for what cannot be sealed."""
+def _cannot_seal(error: SealUnusable) -> ConfigError:
     return ConfigError(
         "cannot seal packs for the recipients",
         detail=str(error),

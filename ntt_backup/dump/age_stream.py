@@ -1,8 +1,7 @@
-"""A dump sealed by age while it is sent, and opened while it is read: the file is one that `age -d`
-opens without this program.
+"""Seals a dump by age while it is sent, and opens it while it is read.
 
-The library asks for bytes where ours come unasked, and the other way round: so it works in a thread
-of its own, behind a pipe.
+The file is one of age's own: `age -d` opens it without this program. The library takes and gives
+whole streams, and a dump comes in pieces; so the library has a thread of its own, behind a pipe.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from ntt_backup.config.sealing import Keyring, cannot_seal
-from ntt_backup.pack.seal import SealUnusable, age, known_identities, known_recipients
+from ntt_backup.config.sealing import Keyring, require_sealing
+from ntt_backup.pack.seal import age, known_identities
 
 _PIECE: Final = 1 << 20
 _FOR_OTHERS: Final = "No matching keys"
@@ -24,10 +23,7 @@ class Sealing:
     """Seals what is given for recipients. Raises ConfigError."""
 
     def __init__(self, recipients: Sequence[str]) -> None:
-        try:
-            known = known_recipients(recipients)
-        except SealUnusable as error:
-            raise cannot_seal(error) from None
+        known = require_sealing(recipients)
         source, into = os.pipe()
         self._into = into
         self._sealed = _Collected()

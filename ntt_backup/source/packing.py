@@ -20,10 +20,10 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.layout import Stray, StrayKind
 from ntt_backup.blobdir.syscalls import rename_new
+from ntt_backup.config.sealing import seal_writer
 from ntt_backup.errors import SOME_FAILED, ConfigError, SourceError
 from ntt_backup.model import Blob, Failure, Failures
 from ntt_backup.pack.format import MAX_ENTRIES, pack_id
-from ntt_backup.pack.seal import SealWriter
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge
@@ -100,7 +100,7 @@ def pack_blobs(
     store = Store(root)
     with whole_file(to, replace=replace) as file, Reader(store) as reader:
         digests: list[bytes] = []
-        seal = SealWriter(file.write, _NO_STORE, recipients) if recipients else None
+        seal = seal_writer(file.write, _NO_STORE, recipients)
         write = file.write if seal is None else seal.write
         writer = PackWriter(write, _NO_STORE, b"", compress=compress)
         for number, blobid in enumerate(blobids, 1):

@@ -79,6 +79,14 @@ def test_a_sealed_file_is_opened_by_an_identity_alone(store: Path, tmp_path: Pat
     assert tree(to) == tree(store)
 
 
+def test_more_recipients_than_a_pack_has_room_for_are_refused(store: Path, tmp_path: Path) -> None:
+    many = [word for _ in range(200) for word in ("--recipient", Person.new().public)]
+    refused = program("pack", tmp_path / "a.sealed", "--from", store, *many)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "200 recipients are too many for one pack" in refused.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["store"]
+
+
 def test_a_file_is_replaced_only_by_force(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.tar"
     file.write_bytes(b"mine")
