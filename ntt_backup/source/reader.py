@@ -87,6 +87,19 @@ class Reader(SourceTree):
         return closing(self.open(relative_path(blob.blobid)))
 
 
+def wrong_content(blob: Blob, found: str, missing: int) -> Failure | None:
+    """Returns what is wrong with content that was read in pieces, or None. found: its BLAKE3 in hex
+    digits. missing: bytes that it came short.
+    """
+    if missing:
+        text = f"it ended {missing} bytes early"
+    elif found != blob.blobid:
+        text = f"its content hashes to {found}"
+    else:
+        return None
+    return Failure(blob.blobid, Reason.CORRUPT_SOURCE, text)
+
+
 def _is_right(blob: Blob, content: memoryview) -> bool:
     if blob.size is not None and blob.size != len(content):
         return False

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.objects import open_objects, probe_objects
+from ntt_backup.upload.strategies.objects import open_objects
+from ntt_backup.upload.strategies.objects_probe import probe_objects
 from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.strategies.stream import connect, open_stream

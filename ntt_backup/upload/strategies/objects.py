@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,14 +27,13 @@ from ntt_backup.config.sealing import require_sealing, seal_writer
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack, total_size
 from ntt_backup.objects import store_format
-from ntt_backup.objects.bucket import Bucket, Buffer, sweep
-from ntt_backup.objects.keys import BLOBS, LARGE_BLOB, PACKS, PackKey, blob_key
+from ntt_backup.objects.bucket import Bucket, Buffer
+from ntt_backup.objects.keys import LARGE_BLOB, PackKey, blob_key
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.source.inspection import Store
-from ntt_backup.source.reader import Reader, TooLarge
-from ntt_backup.upload.strategies.objects_probe import ObjectsProbe
+from ntt_backup.source.reader import Reader, TooLarge, wrong_content
 from ntt_backup.upload.strategies.outbox import Meter, Outbox, Outgoing
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 
@@ -55,15 +54,6 @@ def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
         raise store_format.gone(spec.bucket.url)
     part_size = spec.bucket.part_size
     return ObjectsSession(spec, store, bucket, meter, store_id=store_id, part_size=part_size)
-
-
-def probe_objects(spec: SessionSpec) -> ObjectsProbe:
-    """Returns a look at the bucket; that of a run removes what dead senders have begun."""
-    assert spec.bucket is not None
-    bucket = open_bucket(spec.bucket)
-    if spec.dead_before is not None:
-        sweep(bucket, (PACKS, BLOBS), spec.dead_before())
-    return ObjectsProbe(bucket, spec.owner)
 
 
 @dataclass(slots=True)
@@ -219,11 +209,14 @@ class ObjectsSession:
         while name.key in self._taken:
             other = pack_id(self._store_id, [bytes.fromhex(name.pack_id)])
             name = PackKey.of(digests[0], digests[-1], other)
-        within, recipients = bytes.fromhex(name.pack_id), self._spec.recipients
-        write: Callable[[Buffer], None] = lambda data: self._outbox.write(out, data)  # noqa: E731
-        if seal := seal_writer(write, self._store_id, recipients) if recipients else None:
+        within = bytes.fromhex(name.pack_id)
+
+        def write(data: Buffer) -> None:
+            self._outbox.write(out, data)
+
+        seal = seal_writer(write, self._store_id, self._spec.recipients)
+        if seal is not None:
             name = PackKey.of_sealed(digests[0], digests[-1], seal.pack_id)
-            write = seal.write
         # What is sealed takes a little more.
         size = total_size(blobs) * 1001 // 1000
         out = self._outbox.begin(name.key, size, look=flight.look and seal is None)
@@ -231,7 +224,8 @@ class ObjectsSession:
         bad: list[Failure | Blob] = []
         with self._dropped_unless_finished(out):
             compress = self._spec.run.codec != "none"
-            writer = PackWriter(write, self._store_id, within, compress=compress)
+            last = write if seal is None else seal.write
+            writer = PackWriter(last, self._store_id, within, compress=compress)
             for blob, digest in zip(blobs, digests, strict=True):
                 found = reader.read(blob, self._buffer)
                 if isinstance(found, TooLarge):
@@ -279,7 +273,7 @@ class ObjectsSession:
                     self._hear()
         except OSError as error:
             return reader.failure(blob, error)
-        return _problem(blob, found.hexdigest(), left) or size
+        return wrong_content(blob, found.hexdigest(), left) or size
 
     def _put_large(self, flight: _Flight, reader: Reader, blob: Blob) -> Failure | None:
         """Sends a blob as an object of its own; one that is bad is returned, and not sent."""
@@ -301,7 +295,7 @@ class ObjectsSession:
             except OSError as error:
                 failure: Failure | None = reader.failure(blob, error)
             else:
-                failure = _problem(blob, found.hexdigest(), left)
+                failure = wrong_content(blob, found.hexdigest(), left)
             if failure is None:
                 self._outbox.finish(out)
                 flight.large.append((out, blob))
@@ -388,14 +382,3 @@ class ObjectsSession:
         """Reports that so many bytes were stored of what was handed over for this batch."""
         self._spec.on_content(stored - flight.told)
         flight.told = stored
-
-
-def _problem(blob: Blob, found: str, missing: int) -> Failure | None:
-    """Returns what is wrong with content that was read, and came so many bytes short."""
-    if missing:
-        text = f"it ended {missing} bytes early"
-    elif found != blob.blobid:
-        text = f"its content hashes to {found}"
-    else:
-        return None
-    return Failure(blob.blobid, Reason.CORRUPT_SOURCE, text)

@@ -12,7 +12,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.client.connection import Connection
+from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
@@ -23,13 +23,24 @@ from ntt_backup.objects.bucket import (
     ObjectInfo,
     UploadGone,
     composite,
+    sweep,
 )
-from ntt_backup.objects.keys import TRIALS
+from ntt_backup.objects.keys import BLOBS, PACKS, TRIALS
+from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.upload.strategies.probe import Facts
 
 # What a preflight warns of, in the words of `try_out`.
 NOT_APPEND_ONLY: Final = "not append-only"
 _SIZE: Final = 4096
+
+
+def probe_objects(spec: SessionSpec) -> ObjectsProbe:
+    """Returns a look at the bucket; that of a run removes what dead senders have begun."""
+    assert spec.bucket is not None
+    bucket = open_bucket(spec.bucket)
+    if spec.dead_before is not None:
+        sweep(bucket, (PACKS, BLOBS), spec.dead_before())
+    return ObjectsProbe(bucket, spec.owner)
 
 
 class ObjectsProbe:

@@ -27,7 +27,7 @@ from ntt_backup.client.error_text import explain_batch
 from ntt_backup.errors import BatchRejected, SourceError
 from ntt_backup.model import Batch, Blob, Failure, Reason
 from ntt_backup.source.inspection import Store
-from ntt_backup.source.reader import Reader
+from ntt_backup.source.reader import Reader, wrong_content
 from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.upload.strategies.in_flight import Flight, PipelinedSession
 from ntt_backup.upload.strategies.packs import Packer
@@ -88,12 +88,10 @@ class _Hashes:
         """Returns the hash of what was added, as the remote knows it."""
         return self._sum.digest() if self._summed else self._name.digest()
 
-    def problem(self, missing: int) -> str | None:
-        """Returns what is wrong with the whole content, which came missing bytes short."""
-        found = self._name.hexdigest()
-        if missing:
-            return f"it ended {missing} bytes early"
-        return None if found == self._blobid else f"its content hashes to {found}"
+    @property
+    def name(self) -> str:
+        """The BLAKE3 of what was added, in hex digits."""
+        return self._name.hexdigest()
 
 
 class StreamSession(PipelinedSession):
@@ -230,8 +228,8 @@ class StreamSession(PipelinedSession):
             return
         if flight.answered:
             return
-        if (problem := hashes.problem(left)) is not None:
-            self._withdraw(flight, blob, Failure(blob.blobid, Reason.CORRUPT_SOURCE, problem))
+        if (failure := wrong_content(blob, hashes.name, left)) is not None:
+            self._withdraw(flight, blob, failure)
         else:
             self._write(flight, write_messages.end(write_messages.COMPLETE, hashes.checksum))
 
