@@ -76,9 +76,9 @@ def choose(names: Sequence[str]) -> tuple[list[Out], list[Back]]:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What a worker brings back. settings: of the place in the bucket. blobs: all that must come.
-    directory: an empty one of its own, scratch: one for what is kept meanwhile. workers: of
-    `restore`, which is one process.
+    """The share that one worker brings back. settings: of the place in the bucket. blobs: all that
+    must come. directory: an empty one of its own; scratch: for what is kept meanwhile. workers: the
+    sessions of `restore`, which is one process.
     """
 
     way: Back

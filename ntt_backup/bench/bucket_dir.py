@@ -1,8 +1,8 @@
 """The prefix in a bucket that a bench fills and leaves empty, and the speed of the way there.
 
-It lies below the target's own prefix, as `bench/<owner>-<pid>/`. What a bench leaves that was
-killed is removed by the next one a day later. An append-only bucket removes nothing: then the
-operator must have said that he accepts it.
+It lies below the target's own prefix, as `bench/<owner>-<pid>/`. What a killed bench leaves is
+removed by the next one a day later. An append-only bucket removes nothing: then a bench runs only
+where the operator has accepted that.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class BucketDir:
         return RemoteSettings.model_validate({**values, "url": url})
 
     def objects(self, place: str = "") -> list[ObjectInfo]:
-        """Returns what lies there."""
+        """Returns the objects of a place."""
         return list(open_bucket(self.at(place)).list(""))
 
     def clear(self, place: str = "") -> None:
-        """Removes what lies there, and the uploads that were begun. Where the bucket refuses that,
-        it stays.
+        """Removes the objects of a place, unless the bucket refuses that, and its uploads that were
+        begun.
         """
         bucket = open_bucket(self.at(place))
         sweep(bucket, ("",), time.time() + DEAD_SECONDS)
@@ -78,8 +78,9 @@ class BucketDir:
 def bucket_dir(
     settings: Settings, *, accepted: bool, most: int, warn: Callable[[str], None]
 ) -> Iterator[BucketDir]:
-    """Makes the prefix, and empties it at the end; warn is told where that fails. accepted: what
-    is sent, at most so many bytes, may stay. Raises ConfigError where it would, and may not.
+    """Gives the prefix, and empties it at the end; warn is told where that fails. accepted: what is
+    sent may stay there. most: its bytes, for the message. Raises ConfigError where it would stay,
+    and that is not accepted.
     """
     remote, owner = settings.remote, identity.owner(settings)
     made = BucketDir(remote, f"{BENCH}{owner}-{os.getpid()}", _keeps(open_bucket(remote), owner))
@@ -100,8 +101,8 @@ def bucket_dir(
 
 
 def _keeps(bucket: Bucket, owner: str) -> str:
-    """Returns why the bucket would keep what it is sent; "" where it does not. Removes what a bench
-    of ours has left a day ago.
+    """Returns why the bucket would keep what is sent; "" where it would not. Removes what a bench of
+    this owner left more than a day ago.
     """
     trial, content = f"{BENCH}trial-{owner}", b"a trial"
     with suppress(ObjectExists):

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,19 +26,12 @@ from ntt_backup.bench.helpers import Answer, Task, run_together
 from ntt_backup.bench.link import rate_of
 from ntt_backup.bench.output import Progress
 from ntt_backup.bench.results import MEGA
-from ntt_backup.bench.runs import Cell, Findings, Run, Runs
+from ntt_backup.bench.runs import Cell, Findings, Run
 from ntt_backup.bench.sending import Load
-from ntt_backup.bench.strategies import (
-    LEAST_SAMPLE,
-    MOST_SAMPLE,
-    SAMPLE_SECONDS,
-    Options,
-    population,
-    readable,
-)
+from ntt_backup.bench.strategies import MOST_SAMPLE, Options, population, readable
 from ntt_backup.client.local import Local
 from ntt_backup.config import Settings
-from ntt_backup.errors import SourceError, WorkerFailed
+from ntt_backup.errors import ConfigError, SourceError, WorkerFailed
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob
 from ntt_backup.mount import kernel
@@ -85,8 +78,13 @@ def measure(
     settings: Settings, options: Options, progress: Progress, *, accepted: bool
 ) -> BucketFindings:
     """Measures all of it. accepted: what is sent may stay in a bucket that refuses to delete.
-    Raises what the catalog, the store or the bucket did.
+    Raises ConfigError, and what the catalog, the store or the bucket did.
     """
+    if settings.recipients:
+        raise ConfigError(
+            "what a bench sends is not sealed, and pack.recipients says that all is",
+            hint="measure with a bucket of the same store that has no recipients (--target)",
+        )
     out, back = choose(options.ways)
     progress.say("drawing a sample from the catalog")
     blobs = population(settings)
@@ -98,8 +96,8 @@ def measure(
         )
         (answer,) = run_together([partial(push, directory.at(), _LEAST_PART, _PROBE_SECONDS)])
         rate = rate_of([answer])
-        budget = options.sample or min(MOST_SAMPLE, max(LEAST_SAMPLE, int(rate * SAMPLE_SECONDS)))
-        chosen, unreadable = readable(settings, sample.draw(blobs, budget, _MOST_BLOBS))
+        drawn = sample.draw(blobs, options.budget(rate), _MOST_BLOBS)
+        chosen, unreadable = readable(settings, drawn)
         if shutil.disk_usage(scratch).free < _ROOM * chosen.size:
             raise SourceError(
                 "this machine has no room for an archive of the sample, and for what comes back",
@@ -112,7 +110,8 @@ def measure(
             Findings(chosen, unreadable, workers), Findings(chosen, unreadable, workers)
         )
         part = int(min(_MOST_PART, max(_LEAST_PART, rate / 4)))
-        bench = _Bench(settings, options, progress, directory, scratch, found, part)
+        batches = options.batches(chosen, settings.run)
+        bench = _Bench(settings, options, progress, directory, scratch, found, part, batches)
         progress.say(f"a sample of {many(len(chosen.blobs), 'blob')}, {size(chosen.size)}")
         for number in range(1, options.rounds + 1):
             bench.round(number, out, back)
@@ -131,14 +130,8 @@ class _Bench:
     scratch: Path
     found: BucketFindings
     part: int
+    batches: Sequence[tuple[Blob, ...]]
     mark: str = ""
-    batches: Sequence[tuple[Blob, ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        run = self.settings.run
-        most = max(run.workers, *self.options.workers)
-        blobs = self.found.out.sample.blobs
-        self.batches = sample.batches(blobs, run.batch_size, run.batch_bytes, most)
 
     def round(self, number: int, out: Sequence[Out], back: Sequence[Back]) -> None:
         """Measures everything once."""
@@ -150,7 +143,8 @@ class _Bench:
             numbers = [one for one in self.options.workers if one != common and way.strategy]
             for workers in [*numbers, common]:
                 place = f"{number}/{way.name}-{workers}"
-                self._note(self.found.out, Cell(way, workers), self._out(way, workers, place))
+                ran = self._out(way, workers, place)
+                self._say(self.found.out.note(Cell(way, workers), ran))
                 if workers != common or way.name not in needed:
                     self.directory.clear(place)
         for one in back:
@@ -166,15 +160,11 @@ class _Bench:
                     raise
                 self.found.skipped[one.name] = str(error)
             else:
-                self._note(self.found.back, Cell(one, common), run)
+                self._say(self.found.back.note(Cell(one, common), run))
         self.directory.clear(str(number))
 
-    def _note(self, found: Findings, cell: Cell, run: Run) -> None:
-        found.runs.setdefault(cell, Runs()).append(run)
-        self.progress.say(
-            f"{self.mark}{cell.name}: {run.seconds:.2f} s, {run.rate / MEGA:.1f} MB/s,"
-            f" {run.files_rate:,.0f} files/s"
-        )
+    def _say(self, text: str) -> None:
+        self.progress.say(self.mark + text)
 
     def _ceilings(self, found: Findings, direction: str, task: Callable[..., Answer]) -> None:
         for streams in sorted({1, found.workers}):
@@ -182,7 +172,7 @@ class _Bench:
             rate = rate_of(run_together([one] * streams))
             found.ceilings.setdefault(streams, []).append(rate)
             told = f"ceiling {direction}, {many(streams, 'stream')}"
-            self.progress.say(f"{self.mark}{told}: {rate / MEGA:.1f} MB/s")
+            self._say(f"{told}: {rate / MEGA:.1f} MB/s")
 
     def _out(self, way: Out, workers: int, place: str) -> Run:
         remote = self.directory.at(place)
@@ -193,11 +183,10 @@ class _Bench:
         loads = [
             Load(way, Local(), source, "", str(worker), run, hand, remote) for worker, hand in hands
         ]
-        ran = self._run([partial(send_out, load, self.scratch) for load in loads])
+        answers = run_together([partial(send_out, load, self.scratch) for load in loads])
         objects = [one for one in self.directory.objects(place) if one.key != FORMAT]
         return replace(
-            ran,
-            wire_bytes=sum(one.size for one in objects),
+            Run.of(answers, self.found.out.sample, sum(one.size for one in objects)),
             objects=len(objects),
             writes=sum(way.writes(one.size, remote.part_size) for one in objects),
         )
@@ -220,21 +209,11 @@ class _Bench:
                 )
             )
         try:
-            ran = self._run(tasks, opens=way.form == MOUNT)
-            stored = sum(one.size for one in self.directory.objects(place))
-            return replace(ran, wire_bytes=None if whole else stored)
+            answers = run_together(tasks)
+            stored = None if whole else sum(one.size for one in self.directory.objects(place))
+            ran = Run.of(answers, self.found.out.sample, stored)
+            return replace(ran, first_s=answers[0].opening_s) if way.form == MOUNT else ran
         finally:
             if os.path.ismount(target / "0"):
                 kernel.detach(target / "0")
             shutil.rmtree(target)
-
-    def _run(self, tasks: Sequence[Task], *, opens: bool = False) -> Run:
-        answers = run_together(tasks)
-        return Run(
-            seconds=max(one.ended for one in answers) - min(one.began for one in answers),
-            files=len(self.found.out.sample.blobs),
-            size=self.found.out.sample.size,
-            wire_bytes=None,
-            cpu=sum(one.cpu_s for one in answers),
-            first_s=answers[0].opening_s if opens else None,
-        )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ntt_backup.bench.results import Spread
+from ntt_backup.bench.helpers import Answer
+from ntt_backup.bench.results import MEGA, Spread
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.sending import Way
 from ntt_backup.format import many
@@ -27,9 +29,10 @@ class Cell:
 class Run:
     """One run: seconds from the common start to the last receipt, of files with size bytes.
 
-    wire_bytes: what ssh sent and received, None where that is not known. cpu: seconds of all
-    workers and of what they started on this machine. Of a bucket, objects: as many were made;
-    writes: the requests for that; first_s: until the first blob could be read. None otherwise.
+    cpu: seconds of all workers and of what they started on this machine. wire_bytes: what ssh sent
+    and received, or the size of a bucket's objects. Of a bucket also objects: how many were made;
+    writes: the requests that made them; first_s: until all blobs of a mount were shown. None for
+    what is not known.
     """
 
     seconds: float
@@ -40,6 +43,17 @@ class Run:
     objects: int | None = None
     writes: int | None = None
     first_s: float | None = None
+
+    @staticmethod
+    def of(answers: Sequence[Answer], sample: Sample, wire_bytes: int | None = None) -> Run:
+        """Returns the run of workers that moved a sample together."""
+        return Run(
+            seconds=max(one.ended for one in answers) - min(one.began for one in answers),
+            files=len(sample.blobs),
+            size=sample.size,
+            wire_bytes=wire_bytes,
+            cpu=sum(one.cpu_s for one in answers),
+        )
 
     @property
     def rate(self) -> float:
@@ -88,6 +102,14 @@ class Findings:
         """The best median of the ceilings; 0 before any."""
         spreads = [Spread.of(values) for values in self.ceilings.values()]
         return max((spread.median for spread in spreads if spread), default=0.0)
+
+    def note(self, cell: Cell, run: Run) -> str:
+        """Adds a run; returns what it was like, in words."""
+        self.runs.setdefault(cell, Runs()).append(run)
+        return (
+            f"{cell.name}: {run.seconds:.2f} s, {run.rate / MEGA:.1f} MB/s,"
+            f" {run.files_rate:,.0f} files/s"
+        )
 
     def compared(self) -> dict[Way, Runs]:
         """Returns the runs with the common number of workers, fastest first."""

@@ -21,7 +21,7 @@ from ntt_backup.bench.helpers import run_together
 from ntt_backup.bench.output import Progress
 from ntt_backup.bench.remote import CountingSsh, wire_bytes
 from ntt_backup.bench.remote_dir import RemoteDir, remote_dir
-from ntt_backup.bench.runs import Cell, Findings, Run, Runs
+from ntt_backup.bench.runs import Cell, Findings, Run
 from ntt_backup.bench.sample import Sample
 from ntt_backup.bench.sending import Load, Way, choose, send, send_by_session
 from ntt_backup.catalog import connection
@@ -30,15 +30,15 @@ from ntt_backup.catalog.selection import sample as draw_from_catalog
 from ntt_backup.client.connection import transport_to
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.transport import Transport
-from ntt_backup.config import Settings, identity
+from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.errors import RemoteCannotStore, RemoteDenied, SourceError
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob
 from ntt_backup.source.inspection import Store
 
 _POPULATION: Final = 100_000
-SAMPLE_SECONDS: Final = 10.0
-LEAST_SAMPLE: Final = 20 * 10**6
+_SAMPLE_SECONDS: Final = 10.0
+_LEAST_SAMPLE: Final = 20 * 10**6
 MOST_SAMPLE: Final = 10**9
 _ROOM: Final = 1.2
 
@@ -56,6 +56,16 @@ class Options:
     workers: tuple[int, ...]
     ways: tuple[str, ...]
 
+    def budget(self, bytes_per_s: float) -> int:
+        """Returns the bytes of a sample, over a link of this speed."""
+        guess = int(bytes_per_s * _SAMPLE_SECONDS)
+        return self.sample or min(MOST_SAMPLE, max(_LEAST_SAMPLE, guess))
+
+    def batches(self, chosen: Sample, run: RunSettings) -> list[tuple[Blob, ...]]:
+        """Returns the sample in batches, enough for the highest number of workers."""
+        most = max(run.workers, *self.workers)
+        return sample.batches(chosen.blobs, run.batch_size, run.batch_bytes, most)
+
 
 def measure(settings: Settings, options: Options, progress: Progress) -> Findings:
     """Measures all of it. Raises what the catalog, the store, the remote or the link did."""
@@ -66,14 +76,11 @@ def measure(settings: Settings, options: Options, progress: Progress) -> Finding
         journal = Path(scratch, "journal")
         directory = stack.enter_context(remote_dir(settings, progress.say))
         the_link = link.Link(transport_to(settings.remote), settings.run.stall_timeout)
-        guess = int(the_link.bytes_per_s * SAMPLE_SECONDS)
-        budget = options.sample or min(MOST_SAMPLE, max(LEAST_SAMPLE, guess))
+        budget = options.budget(the_link.bytes_per_s)
         chosen, unreadable = readable(settings, sample.draw(blobs, budget))
         _require_room(directory, chosen)
         found = Findings(chosen, unreadable, settings.run.workers)
-        run = settings.run
-        most = max(run.workers, *options.workers)
-        batches = sample.batches(chosen.blobs, run.batch_size, run.batch_bytes, most)
+        batches = options.batches(chosen, settings.run)
         bench = _Bench(settings, options, progress, directory, journal, found, batches)
         cells = bench.plan()
         progress.say(
@@ -167,12 +174,7 @@ class _Bench:
                 self.found.ceilings.setdefault(one.count, []).append(rate)
                 self.progress.say(f"{mark}ceiling, {one.name}: {rate / 1e6:.1f} MB/s")
             for cell in cells:
-                run = self._run(cell)
-                self.found.runs.setdefault(cell, Runs()).append(run)
-                self.progress.say(
-                    f"{mark}{cell.name}: {run.seconds:.2f} s, {run.rate / 1e6:.1f} MB/s,"
-                    f" {run.files_rate:,.0f} files/s"
-                )
+                self.progress.say(mark + self.found.note(cell, self._run(cell)))
 
     def _run(self, cell: Cell) -> Run:
         transport = transport_to(self.settings.remote)
@@ -186,13 +188,7 @@ class _Bench:
         journal = self.journal.read_text(errors="replace") if self.journal.exists() else ""
         self.journal.unlink(missing_ok=True)
         self.directory.renew()
-        return Run(
-            seconds=max(one.ended for one in answers) - min(one.began for one in answers),
-            files=len(self.found.sample.blobs),
-            size=self.found.sample.size,
-            wire_bytes=wire_bytes(journal),
-            cpu=sum(one.cpu_s for one in answers),
-        )
+        return Run.of(answers, self.found.sample, wire_bytes(journal))
 
     def _load(
         self,

@@ -65,7 +65,8 @@ _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def bench() -> None:
     """Measure the link, and the ways to send blobs over it.
 
-    Nothing is marked in the catalog, and what is sent is removed from the remote again.
+    Nothing is marked in the catalog, and what is sent is removed from the remote again. A bucket
+    that would keep it is left alone without --yes.
     """
 
 

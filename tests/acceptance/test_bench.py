@@ -11,6 +11,7 @@ import pytest
 
 from tests.bucket_environment import BucketEnvironment
 from tests.environment import Environment, wait_until
+from tests.packs import Person
 from tests.patience import PATIENCE
 from tests.s3_proxy import S3Proxy, status
 from tests.sshd import FULL_SIZE, Sshd
@@ -177,6 +178,18 @@ def test_bucket_that_refuses_to_delete_is_filled_only_where_that_is_accepted(
         f"Left in the bucket, because it refuses to delete: {len(left)} objects, "
     )
     assert found["verdict"][-1] == found["left"]
+
+
+def test_sample_does_not_go_unsealed_where_all_is_to_be_sealed(
+    bucket_env: BucketEnvironment,
+) -> None:
+    env = bucket_env
+    env.fill(3)
+    env.write_config(pack={"recipients": [Person.new().public]})
+    refused = env.run("bench", "strategies", *SHORT, "--only", "packs-none")
+    assert refused.returncode == 2
+    assert "what a bench sends is not sealed" in refused.stderr
+    assert in_bucket(env) == []
 
 
 def test_empty_catalog_is_an_error(env: Environment) -> None:
