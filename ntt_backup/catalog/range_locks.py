@@ -11,13 +11,13 @@ part is a lock of its own, beside a shared one on the whole, which keeps off who
 it. Where nothing whole is free, a session helps with the parts of the others' ranges. All hosts
 must know of parts: one that does not takes such a range.
 
-Exhausted ones stay locked while their blobs are under way, else another worker would send them
-again. A range that is claimed again starts at its beginning, since blobs may have been inserted
-behind the cursor.
+A range that gives nothing more stays locked while its blobs are under way, else another worker
+would send them again. A range that is claimed again is read from its beginning, since blobs may
+have been inserted behind what was read.
 
 No statement is long, however many dead entries the index has (see `search`): what takes long is put
 off, and looked into at last, over as many calls as that takes. A search never looks into the same
-place twice, and one that has found nothing at all is the end.
+place twice. When one has found nothing at all, nothing free is left.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Claims:
         self._rows = 0
         self._searches = self._rounds()
         self._search = self._any = Search((), 0)
-        self._searching = self._found = False
+        self._searching = False
+        # Whether anything was read in this round of searches.
+        self._found = False
+        # Ranges that were locked last, and have given nothing yet.
         self._fresh: set[int] = set()
 
     @property

@@ -1,13 +1,17 @@
-"""Where a search for pending blobs goes on: in slices, and last where the index has dead entries.
+"""Decides where a search for pending blobs looks next: slice by slice, at dead entries last.
 
-What was marked leaves a dead entry in the index of pending blobs until vacuum comes. The first walk
-over one costs as much as to read its row, and no limit of rows ends it. But blobids are hashes, so
-the width of a slice says how many entries it has, at most: so slices are narrow, and the time is
-looked at between them. Where the time was over and nothing found, the rest is put off: what is left
-of a range that somebody began lies in its upper half, which is tried next, once. Where that has
-nothing either, neighbours were sent as well: ever more of them are tried only after the others.
+A blob that was marked leaves a dead entry in the index of pending blobs until vacuum comes. The
+first walk over a dead entry costs as much as to read its row, and no limit of rows ends it. But
+blobids are hashes, so the width of a slice bounds how many entries it has. Slices are narrow, and
+the server looks at the clock between them.
 
-Pure functions of positions in the space of blobids. What is no hex has none, and is not cut.
+Where the time was over and nothing found, the rest of the stretch is put off until all else was
+looked into. Before that its upper half is tried once: what is left of a range that somebody began
+lies there. Where that has nothing either, the next stretches were probably sent as well: so one is
+skipped, then three, then seven, and they come after the others.
+
+All of it is computed from positions in the space of blobids. What is no hex has no position, and is
+not cut.
 """
 
 from __future__ import annotations
@@ -47,9 +51,11 @@ class Search:
 
     def __init__(self, ranges: Iterable[BlobRange], rows: int) -> None:
         self._left = [Stretch(one.index, one.lo, one.hi) for one in ranges]
+        # What was put off, and whether that is looked into now.
         self._later: list[Stretch] = []
         self._again = False
         self._rows = rows
+        # The slices of the next look, and how many stretches are skipped after the next slow one.
         self._most = RANGES
         self._skipped = 0
 
@@ -63,8 +69,9 @@ class Search:
         return cut(self._left, self._rows, self._most)
 
     def looked(self, slices: Slices, counts: Sequence[int], wanted: int) -> Found:
-        """Notes how many blobs the first slices have, the others were not looked into; returns no
-        more stretches than it takes to have as many as wanted. They are not looked into any more.
+        """Notes how many blobs each of the first slices has; the others were not looked into.
+
+        Returns no more stretches than it takes to have as many blobs as wanted, and forgets these.
         """
         begins: dict[int, Stretch] = {}
         total = of_last = 0
@@ -80,8 +87,9 @@ class Search:
             return self._found(begins, last, total - wanted, of_last)
         left = rest_of(self._left, slices, len(counts))
         over = len(counts) < len(slices)
+        # Not even the first stretch was looked into as a whole.
         slow = over and len(left) == len(self._left)
-        self._left = left[slow:]
+        self._left = left[1:] if slow else left
         if slow and not self.put_off(left[0]):
             self._left = self._left[self._skipped :] + self._left[: self._skipped]
             self._skipped = 2 * self._skipped + 1

@@ -69,21 +69,21 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     metavar="FILE",
     help="Write into FILE the keys of a bucket's objects that must be thawed first.",
 )
-@identity_option
 @click.option(
     "--thaw",
     "days",
     type=click.IntRange(1),
     metavar="DAYS",
-    help="Ask the object store to thaw these, for so many days.",
+    help="Ask the object store to thaw the objects that must be, for so many days.",
 )
 @click.option(
     "--tier",
     type=click.Choice(["bulk", "standard", "expedited"]),
     default="standard",
     show_default=True,
-    help="How fast to thaw them: the slowest is the cheapest.",
+    help="With --thaw, how fast: the slowest is the cheapest.",
 )
+@identity_option
 @result_options
 @click.pass_obj
 def restore(
