@@ -101,8 +101,9 @@ def bucket_dir(
 
 
 def _keeps(bucket: Bucket, owner: str) -> str:
-    """Returns why the bucket would keep what is sent; "" where it would not. Removes what a bench of
-    this owner left more than a day ago.
+    """Returns why the bucket would keep what is sent; "" where it would not.
+
+    Removes what a bench of this owner left more than a day ago.
     """
     trial, content = f"{BENCH}trial-{owner}", b"a trial"
     with suppress(ObjectExists):
