@@ -78,7 +78,7 @@ class Effort:
     _USED_UP: Final = 0.05
     # Seconds of waiting that a second of the lowest compression must save where no CPU is idle:
     # what is waited for then may be the CPU, so the saving looks larger than it is.
-    _PAYS: Final = 2.0
+    _MUST_SAVE: Final = 2.0
     # Bytes that the pipe and ssh's window take in before a slow link is felt.
     _BUFFERS: Final = 3 << 20
     # Of periods.
@@ -92,6 +92,7 @@ class Effort:
     ) -> None:
         self.step = 1
         self._period = self.FIRST_PERIOD
+        # Bytes on the wire in all.
         self._sent = 0
         # What the lowest compression makes of a byte, and its seconds for one.
         self._shrinks, self._price = 1.0, 0.0
@@ -107,6 +108,8 @@ class Effort:
         self._since = self._clock()
         self._before = self._load()
         self._waited = self._worked = 0.0
+        # Of this period: frames that compressing was tried for, their bytes of content and on the
+        # wire, and the bytes of all frames on the wire.
         self._frames = self._raw = self._wire = self._all = 0
 
     def note(self, worked: float, waited: float, raw: int, wire: int) -> None:
@@ -128,20 +131,25 @@ class Effort:
         idle, everything = (b - a for a, b in zip(self._before, self._load(), strict=True))
         spare = idle / everything if everything else 0.0
         waits, works = self._waited / lasted, self._worked / lasted
-        before, pays = self.step, self._pays(lasted)
+        step, pays = self.step, self._pays(lasted)
         cpu_limits = spare < self._USED_UP or (works > 1 - self._MUCH and waits < self._LITTLE)
-        if self.step and cpu_limits and works > self._LITTLE:
-            if self.step > 1 or (not pays and self._sent - self._all >= self._BUFFERS):
+        if step and cpu_limits and works > self._LITTLE:
+            link_is_felt = self._sent - self._all >= self._BUFFERS
+            if step > 1 or (link_is_felt and not pays):
                 first = self._FIRST_PAUSE / 2 * self._period
-                _, pause = self._too_much.get(self.step, (0.0, first))
-                self._too_much[self.step] = (now + 2 * pause, 2 * pause)
+                _, pause = self._too_much.get(step, (0.0, first))
+                self._too_much[step] = (now + 2 * pause, 2 * pause)
                 self.step -= 1
-        elif waits > self._MUCH and (spare > self._SPARE or (pays and not self.step)):
-            until, _ = self._too_much.get(self.step + 1, (0.0, 0.0))
-            found_out = pays and not self.step and not self._plain
-            self.step += (found_out or now >= until) and self.step + 1 < self._steps
-        if before == 0:
+        elif waits > self._MUCH and (spare > self._SPARE or (pays and step == 0)):
+            until, _ = self._too_much.get(step + 1, (0.0, 0.0))
+            # No pause holds where the first look without compression shows that it pays.
+            first_look = step == 0 and not self._plain
+            if step + 1 < self._steps and (now >= until or (pays and first_look)):
+                self.step += 1
+        if step == 0:
             self._plain = lasted / self._raw
+        elif step == 1:
+            self._shrinks, self._price = self._wire / self._raw, self._worked / self._raw
         if self._sent >= self._BUFFERS:
             self._period = min(self.PERIOD, 2 * self._period)
         self._begin()
@@ -151,10 +159,8 @@ class Effort:
         per_byte = self._waited / self._all
         if self.step == 0:
             return per_byte * (1 - self._shrinks) > self._price
-        if self.step == 1:
-            self._shrinks, self._price = self._wire / self._raw, self._worked / self._raw
         saved = per_byte * (self._raw - self._wire)
-        return saved > self._PAYS * self._worked or lasted / self._raw < self._plain
+        return saved > self._MUST_SAVE * self._worked or lasted / self._raw < self._plain
 
 
 @dataclass(slots=True)
