@@ -196,7 +196,7 @@ def lines(done: Restored, destination: Path) -> list[str]:
         said.append(f"NOT restored: {len(done.wrong):,} that the remote lacks, or has damaged")
         said += [*count_lines(done.wrong.counts), *failure_lines(done.wrong)]
     if done.not_needed:
-        said.append("damaged, and not needed, since other packs have all of its blobs:")
+        said.append("damaged, and not needed, since other packs have all of their blobs:")
         said += [f"  {printable(key)}" for key in done.not_needed]
     if done.archived:
         next_step = (
