@@ -54,8 +54,8 @@ def of_strategies(found: Findings) -> list[str]:
 
 
 def of_bucket(out: Findings, back: Findings, left: str) -> list[str]:
-    """Says the same of the ways out, what packs save, the fastest way back, and what stays in the
-    bucket (left, in words).
+    """Says what `of_strategies` says of the ways out, then what packs save, the fastest way back,
+    and what stays in the bucket (left, in words).
     """
     said = of_strategies(out)
     compared = {way.name: runs for way, runs in out.compared().items()}
