@@ -18,12 +18,14 @@ object-lock headers are refused. With `tls` it speaks TLS.
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import threading
 import time
 from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from http.client import HTTPConnection
@@ -37,6 +39,8 @@ from tests.sshd import HOST
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _PIECE = 16 * 1024
+# A trouble may sleep for longer, and ends by itself.
+_LAST_SECONDS = 5.0
 _SUM = re.compile(rb"<Checksum\w+>[^<]*</Checksum\w+>")
 
 Trouble = Callable[["Exchange"], None]
@@ -215,12 +219,22 @@ class S3Proxy:
         self._plans: list[_Plan] = []
         self._sizes: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._lock = threading.Lock()
+        self._open: dict[threading.Thread, socket.socket] = {}
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             # Answers come in several writes.
             disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                proxy._open[threading.current_thread()] = self.connection
+
+            def finish(self) -> None:
+                del proxy._open[threading.current_thread()]
+                with suppress(OSError):
+                    super().finish()
 
             def handle_one_request(self) -> None:
                 try:
@@ -277,6 +291,11 @@ class S3Proxy:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+        # A process in which one of them still waits for a request cannot be forked by a later test.
+        for thread, connection in list(self._open.items()):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(_LAST_SECONDS)
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         headers = {name.lower(): value for name, value in handler.headers.items()}
