@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ntt_backup.audit.packs import Checkable, Checked, look, read
@@ -29,7 +29,7 @@ from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
 from ntt_backup.client.pool import WorkQueue, run_threads
 from ntt_backup.config import RemoteConfig
-from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable
 from ntt_backup.format import many
 from ntt_backup.model import Blob, BlobRange, Failure, StoredPack
 from ntt_backup.objects.keys import FORMAT, LARGE_BLOB
@@ -208,7 +208,17 @@ class _Check:
         self.has_blobs = True
 
     def _requeue_lost(self) -> None:
-        names = BucketNames(self.bucket, self.tables, but=self.lost.keys())
+        try:
+            self._requeue_ranges(BucketNames(self.bucket, self.tables, but=self.lost.keys()))
+        except ConfigError:  # Other packs are sealed, and no identity is given that opens them.
+            for _, failure in self.lost.values():
+                text = f"{failure.detail}; which blobs it had is known by --identity alone"
+                self.found.wrong.add(replace(failure, detail=text))
+            return
+        with translated("forget packs"), self.conn.transaction():
+            forget_packs(self.conn, self.target, [pack.pack_id for pack, _ in self.lost.values()])
+
+    def _requeue_ranges(self, names: BucketNames) -> None:
         for one in prefix_ranges():
             name = range_name(one.index)
             held = [
@@ -218,8 +228,6 @@ class _Check:
             ]
             if held:
                 self._requeue_range(one, name, held, names)
-        with translated("forget packs"), self.conn.transaction():
-            forget_packs(self.conn, self.target, [pack.pack_id for pack, _ in self.lost.values()])
 
     def _requeue_range(
         self,

@@ -321,12 +321,30 @@ def test_sealed_packs_are_looked_at_by_anybody_and_read_by_an_identity(
     assert bad.keys() == {"remote-corrupt"}
     assert len(pending(catalog)) == bad.total() < 20
     del bucket.objects[packs[1].key]
-    with pytest.raises(ConfigError, match="no identity is given"):
-        verified(catalog)
-    catalog.execute("close all")
+    # Who has no identity is told at least what is lost, and it stays in the ledger.
+    found = verified(catalog, code=7)
+    assert (found.lost_packs, found.requeued) == (1, 0)
+    (lost,) = found.wrong.first
+    assert lost.blobid == packs[1].key
+    assert "known by --identity alone" in lost.detail
     verified(catalog, identity=key, code=7)
     assert pending(catalog) >= {blobid_of(one) for one in contents(40, 2)}
     assert len(list(iter_packs(catalog, TARGET))) == 2
+
+
+def test_a_large_blob_that_is_gone_is_told_beside_sealed_packs_without_an_identity(
+    catalog: Connection, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntt_backup.audit.verify_bucket.LARGE_BLOB", 100_000)
+    large = random.Random(1).randbytes(150_000)
+    Ledger(catalog, TARGET).record(register(catalog, [large]), [])
+    prefix = blobid_of(large)[:2]
+    beside = next(one for one in contents(2000, 3) if blobid_of(one).startswith(prefix))
+    back_up(catalog, bucket, [beside], Person.new())
+
+    assert verified(catalog, code=7).wrong.counts == {"remote-missing": 1}
+
+    assert pending(catalog) == {blobid_of(large)}
 
 
 def test_a_ledger_is_refilled_from_sealed_packs_by_an_identity(
