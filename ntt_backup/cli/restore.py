@@ -113,8 +113,10 @@ def restore(
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
-        if destination is not None or prefix or names is not None or blobids:
-            raise click.UsageError("--catalog cannot be combined with --to or a choice of blobs")
+        if destination is not None or prefix or names is not None or blobids or days is not None:
+            raise click.UsageError(
+                "--catalog cannot be combined with --to, --thaw or a choice of blobs"
+            )
         _restore_catalog(common, identity, quiet=quiet)
         return
     if destination is None:

@@ -184,11 +184,18 @@ class FromBucket:
             known = key in self._archived
             self._archived.add(key)
         if not known:
-            thaw = self._thaw
-            if thaw is not None:
-                self._bucket.thaw(key, thaw.days, thaw.tier)
-            work.freeze(size, thawing=thaw is not None)
+            work.freeze(size, thawing=self._asked_for(key))
             self._on_archived(key)
+
+    def _asked_for(self, key: str) -> bool:
+        """Asks for an object to be thawed, where that is wanted. Returns whether it is thawing."""
+        if (thaw := self._thaw) is None:
+            return False
+        try:
+            self._bucket.thaw(key, thaw.days, thaw.tier)
+        except (ObjectMissing, ObjectArchived):  # Gone meanwhile, or of no class that thaws.
+            return False
+        return True
 
     # --- what is fetched --------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import pytest
 from ntt_backup.cli.restore import lines
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects import store_format
+from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.seal import PIECE, SEALED_PIECE
@@ -187,6 +188,25 @@ def test_archived_packs_are_thawed_on_request_and_restored_later(
     bucket.archived.clear()
     assert run(tmp_path, Wanted(), thaw=Thaw(5, "bulk")).exit_code == 0
     assert tree(tmp_path / "back") == by_path([*blobs(50), *blobs(100, seed=4), large])
+
+
+@pytest.mark.parametrize("trouble", [ObjectMissing, ObjectArchived])
+def test_what_cannot_be_thawed_any_more_ends_no_restore(
+    bucket: FakeBucket, tmp_path: Path, trouble: type[Exception]
+) -> None:
+    frozen, _ = put_pack(bucket, blobs(50))
+    put_pack(bucket, blobs(50, 2))
+    bucket.archived.add(frozen.key)
+
+    def refuse(verb: str, key: str) -> None:
+        if verb == "thaw":
+            raise trouble(key)
+
+    bucket.before = refuse
+    done = run(tmp_path, Wanted(), thaw=Thaw(3, "bulk"))
+
+    assert (done.archived, done.thawing, done.exit_code) == (1, 0, 7)
+    assert tree(tmp_path / "back") == by_path(blobs(50, 2))
 
 
 def test_a_list_needs_no_pack_whose_blobs_others_have(bucket: FakeBucket, tmp_path: Path) -> None:
