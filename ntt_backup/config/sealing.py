@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class Keyring:
             self._refused = True
             raise
         except SealUnusable as error:
-            raise self._unusable(error) from None
+            raise _unusable(self._file, error) from None
         self._opened = True
         return found
 
@@ -68,41 +68,44 @@ class Keyring:
     def identities(self) -> Sequence[str]:
         """The secret keys. Raises ConfigError."""
         with self._lock:
-            return self._read
+            self._file = file = self._file or self._find()
+            if file is None:
+                raise ConfigError(
+                    "what is to be read is sealed, and no identity is given that opens it",
+                    hint="give the file of an age identity: --identity FILE, or pack.identity_file"
+                    " (NTT_PACK_IDENTITY_FILE)",
+                )
+            return _read(file)
 
-    @cached_property
-    def _read(self) -> Sequence[str]:
-        self._file = file = self._find()
-        if file is None:
-            raise ConfigError(
-                "what is to be read is sealed, and no identity is given that opens it",
-                hint="give the file of an age identity: --identity FILE, or pack.identity_file"
-                " (NTT_PACK_IDENTITY_FILE)",
-            )
-        try:
-            with file.open(encoding="utf-8", errors="replace") as opened:
-                lines = opened.read(_MOST_BYTES).splitlines()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot read the identity file {file}",
-                detail=error.strerror or str(error),
-                hint="name another by --identity or pack.identity_file, or correct its permissions",
-            ) from error
-        found = [line for one in lines if (line := one.strip()) and not line.startswith("#")]
-        if not found or not all(one.startswith(_BEGINS) for one in found):
-            raise ConfigError(
-                f"{file} is no identity file of age",
-                detail=f"a line {_BEGINS}... is needed, and no others but comments",
-                hint="`age-keygen -o FILE` makes one; what `age -p` has encrypted, `age -d` opens",
-            )
-        try:
-            known_identities(found)
-        except SealUnusable as error:
-            raise self._unusable(error) from None
-        return found
 
-    def _unusable(self, error: SealUnusable) -> ConfigError:
-        return ConfigError(f"{self._file} cannot be used as an identity", detail=str(error))
+@cache  # A pipe gives its content once, and a drill needs the keys twice.
+def _read(file: Path) -> Sequence[str]:
+    try:
+        # Some editors begin a file with a byte order mark.
+        with file.open(encoding="utf-8-sig", errors="replace") as opened:
+            lines = opened.read(_MOST_BYTES).splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the identity file {file}",
+            detail=error.strerror or str(error),
+            hint="name another by --identity or pack.identity_file, or correct its permissions",
+        ) from error
+    found = [line for one in lines if (line := one.strip()) and not line.startswith("#")]
+    if not found or not all(one.startswith(_BEGINS) for one in found):
+        raise ConfigError(
+            f"{file} is no identity file of age",
+            detail=f"a line {_BEGINS}... is needed, and no others but comments",
+            hint="`age-keygen -o FILE` makes one; what `age -p` has encrypted, `age -d` opens",
+        )
+    try:
+        known_identities(found)
+    except SealUnusable as error:
+        raise _unusable(file, error) from None
+    return found
+
+
+def _unusable(file: Path | None, error: SealUnusable) -> ConfigError:
+    return ConfigError(f"{file} cannot be used as an identity", detail=str(error))
 
 
 def require_sealing(recipients: Sequence[str]) -> list[Any]:
