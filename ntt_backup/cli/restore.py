@@ -79,9 +79,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @click.option(
     "--tier",
     type=click.Choice(["bulk", "standard", "expedited"]),
-    default="standard",
-    show_default=True,
-    help="With --thaw, how fast: the slowest is the cheapest.",
+    help="With --thaw, how fast: standard by default; the slowest is the cheapest.",
 )
 @identity_option
 @result_options
@@ -99,7 +97,7 @@ def restore(
     archived: Path | None,
     identity: Path | None,
     days: int | None,
-    tier: str,
+    tier: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -113,7 +111,7 @@ def restore(
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
-        if destination is not None or prefix or names is not None or blobids or days is not None:
+        if destination is not None or prefix or names is not None or blobids or days or tier:
             raise click.UsageError(
                 "--catalog cannot be combined with --to, --thaw or a choice of blobs"
             )
@@ -123,6 +121,8 @@ def restore(
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
         raise click.UsageError("give only one of --prefix, --list and --blobid")
+    if tier is not None and days is None:
+        raise click.UsageError("--tier says how fast --thaw DAYS is: give that, too")
     wanted = Wanted(prefix)
     if names is not None:
         wanted = Wanted(blobids=read_blobids(names))
@@ -149,7 +149,7 @@ def restore(
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             on_outage=line.outage,
             on_archived=lambda key: print(key, file=keys) if keys is not None else None,
-            thaw=Thaw(days, tier) if days is not None else None,
+            thaw=Thaw(days, tier or "standard") if days is not None else None,
         )
     report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
 

@@ -93,6 +93,8 @@ def test_a_command_loads_nothing_that_only_others_need(
             ["--workers", "4", "run"],
             "--workers stands after the command: demo, drill,",
         ),
+        (["restore", "--to", "back", "--tier", "bulk"], "--thaw DAYS"),
+        (["restore", "--catalog", "--thaw", "3"], "--catalog cannot be combined"),
         (["requeue", "--reason", "boredom"], "--reason"),
         (["requeue", "--reason", "remote-missing"], "remote-rejected"),
         (["install-receiver"], "--print"),
