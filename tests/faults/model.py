@@ -37,7 +37,7 @@ class Model:
         self, environment: FaultEnvironment, status: int, output: str, known: set[str]
     ) -> list[str]:
         """Everything that is not as it must be, after a round. status: the run's; known: the blobs
-        that there were before it.
+        that there were before it, and of which no mark may be lost.
         """
         return [
             *self._remote(environment),
@@ -103,7 +103,8 @@ class Model:
     def _pending(self, environment: FaultEnvironment, known: set[str]) -> list[str]:
         """A run that says that it is finished has left nothing."""
         rows = environment.env.query(
-            "select blobid from blobs where not (remote_copied or remote_copy_failed)"
+            "select blobid from blobs"
+            " where remote_copied is not true and remote_copy_failed is not true"
         )
         left = known & {blobid for (blobid,) in rows}
         return [f"{len(left)} blobs are pending, such as {min(left)}"] if left else []
