@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -256,6 +256,8 @@ class CatalogConfig(BaseModel):
     """The settings of `init-db`, `status` and `requeue`, which need neither store nor remote."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    # Whether the strategy must be one that serves the target.
+    sends: ClassVar[bool] = False
 
     target: str = DEFAULT_TARGET
     catalog: CatalogSettings = CatalogSettings()
@@ -271,7 +273,11 @@ class CatalogConfig(BaseModel):
     @classmethod
     def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
         remote = info.data.get("remote")
-        return run.for_bucket() if remote is not None and remote.kind == "s3" else run
+        bucket = remote is not None and remote.kind == "s3"
+        fitting = ("auto", "objects") if bucket else ("auto", "tar", "stream")
+        if cls.sends and run.strategy not in fitting:
+            raise PydanticCustomError("strategy", "it does not serve the target")
+        return run.for_bucket() if bucket else run
 
     @field_validator("lock")
     @classmethod
@@ -307,14 +313,7 @@ class Settings(StoreConfig, RemoteConfig):
 class SendConfig(Settings):
     """The settings of the commands that send: the strategy is one for the kind of target."""
 
-    @field_validator("run")
-    @classmethod
-    def _as_the_target_needs(cls, run: RunSettings, info: ValidationInfo) -> RunSettings:
-        remote = info.data.get("remote")
-        bucket = remote is not None and remote.kind == "s3"
-        if run.strategy not in (("auto", "objects") if bucket else ("auto", "tar", "stream")):
-            raise PydanticCustomError("strategy", "it does not serve the target")
-        return run.for_bucket() if bucket else run
+    sends = True
 
 
 TABLES: Mapping[str, Any] = {

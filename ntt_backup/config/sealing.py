@@ -105,7 +105,11 @@ def _read(file: Path) -> Sequence[str]:
 
 
 def _unusable(file: Path | None, error: SealUnusable) -> ConfigError:
-    return ConfigError(f"{file} cannot be used as an identity", detail=str(error))
+    return ConfigError(
+        f"{file} cannot be used as an identity",
+        detail=str(error),
+        hint="give a file as age-keygen writes it, whole",
+    )
 
 
 def require_sealing(recipients: Sequence[str]) -> list[Any]:

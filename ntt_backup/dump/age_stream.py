@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
+from ntt_backup.blobdir.staging import write_all
 from ntt_backup.config.sealing import Keyring, require_sealing
 from ntt_backup.pack.seal import age, known_identities
 
@@ -31,7 +32,7 @@ class Sealing:
 
     def add(self, data: bytes) -> bytes:
         """Returns what was sealed meanwhile: not all of it, perhaps nothing."""
-        _write_all(self._into, data)
+        write_all(self._into, memoryview(data))
         return self._sealed.take()
 
     def end(self) -> bytes:
@@ -114,7 +115,7 @@ class _Into:
         self._fd = fd
 
     def write(self, data: bytes) -> int:
-        _write_all(self._fd, data)
+        write_all(self._fd, memoryview(data))
         return len(data)
 
     def flush(self) -> None: ...
@@ -145,9 +146,3 @@ def _in_thread(work: Any, *values: object) -> Future[None]:
 
     threading.Thread(target=run, name="age", daemon=True).start()
     return done
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ntt_backup.blobdir.open import FILE, closing, open_below
+from ntt_backup.blobdir.staging import write_all
 from ntt_backup.blobdir.syscalls import rename_new
 from ntt_backup.receiver.open_blob import forget
 from ntt_backup.wire.dump_messages import MAX_DUMPS, MAX_RECORD, is_name, read_record
@@ -100,7 +101,7 @@ class DumpDirectory:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         with closing(os.open(incoming.name + _RECORD, _NEW, 0o600, dir_fd=directory)) as fd:
-            _write(fd, record + b"\n")
+            write_all(fd, memoryview(record + b"\n"))
             os.fsync(fd)
         for end in (_RECORD, ""):
             old, new = f"{incoming.name}{end}".encode(), f"{name}{end}".encode()
@@ -161,7 +162,7 @@ class Incoming:
         self.stopped = False
 
     def write(self, data: memoryview) -> None:
-        _write(self._fd, data)
+        write_all(self._fd, memoryview(data))
 
     def sync(self) -> tuple[int, bytes]:
         """Makes all of it durable; returns its size and the SHA-256 of what is on the disk. Ends
@@ -181,12 +182,6 @@ class Incoming:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
         os.close(self._fd)
-
-
-def _write(fd: int, data: bytes | memoryview) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def _irreplaceable(found: Iterable[Found]) -> set[str]:

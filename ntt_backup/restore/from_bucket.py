@@ -22,7 +22,6 @@ from ntt_backup.objects.contents import give_blobs, give_large, read_elsewhere
 from ntt_backup.objects.keys import FORMAT, LARGE_BLOB, blob_key
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.ranges import jobs
-from ntt_backup.objects.superseded import is_superseded
 from ntt_backup.objects.tables import (
     PackObject,
     Trouble,
@@ -34,6 +33,7 @@ from ntt_backup.objects.tables import (
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import SealedForOthers
+from ntt_backup.restore.superseded import is_superseded
 from ntt_backup.restore.target_dir import TargetWriter, destination
 from ntt_backup.restore.work import Wanted, Work
 

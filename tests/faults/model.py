@@ -37,7 +37,7 @@ class Model:
         self, environment: FaultEnvironment, status: int, output: str, known: set[str]
     ) -> list[str]:
         """Everything that is not as it must be, after a round. status: the run's; known: the blobs
-        that there were before it, and of which no mark may be lost.
+        that existed before it, and whose marks it must have kept.
         """
         return [
             *self._remote(environment),
