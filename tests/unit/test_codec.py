@@ -8,31 +8,32 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from ntt_backup.client.effort import Effort, Load, Sender, cpu_load
 from ntt_backup.upload.strategies.codec import (
     LONGEST_PAUSE,
     MOST_PACK_BYTES,
     SAMPLE_BYTES,
-    Effort,
-    Load,
     choose_codec,
-    cpu_load,
 )
 from ntt_backup.wire.framing import PACK_BYTES
 from ntt_backup.wire.write_messages import RAW, ZSTD
 
 STEPS = 6
+SENDERS = 3
 
 
 @dataclass
 class Machine:
     """A clock and CPUs that are idle for a share of the time."""
 
-    now: float = 0.0
+    now: float = 1.0
     idle: float = 0.0
-    effort: Effort = field(init=False)
+    effort: Sender = field(init=False)
 
     def __post_init__(self) -> None:
-        self.effort = Effort(STEPS, lambda: self.now, lambda: Load(self.idle, self.now))
+        shared = Effort(SENDERS, lambda: self.now, lambda: Load(self.idle, self.now))
+        self.effort, *self.others = [shared.sender(index) for index in range(SENDERS)]
+        self.effort.set_steps(STEPS)
 
     def goes_on(
         self,
@@ -77,8 +78,8 @@ def test_what_the_buffers_on_the_way_take_in_says_nothing_about_the_link() -> No
 
 def test_where_the_cpu_is_used_up_nothing_is_compressed_that_saves_little() -> None:
     machine = Machine()
-    assert machine.goes_on(4, works=0.4, waits=0.5, spare=0.0)[-1] == 0
-    assert set(machine.goes_on(40, works=0.4, waits=0.9, spare=0.0, raw=4 << 20)) == {0}
+    assert machine.goes_on(4, works=0.5, waits=0.2, spare=0.0)[-1] == 0
+    assert set(machine.goes_on(40, works=0.4, waits=0.9, spare=0.0, raw=8 << 20)) == {0}
 
 
 def test_where_the_cpu_is_used_up_the_lowest_level_stays_that_saves_much() -> None:
@@ -91,7 +92,7 @@ def test_where_the_cpu_is_used_up_the_lowest_level_stays_that_saves_much() -> No
 
 def test_a_link_that_becomes_slow_is_noticed_where_the_cpu_is_used_up() -> None:
     machine = Machine()
-    assert machine.goes_on(4, works=0.5, waits=0.4, spare=0.0)[-1] == 0
+    assert machine.goes_on(4, works=0.5, waits=0.3, spare=0.0)[-1] == 0
     assert machine.goes_on(40, works=0.1, waits=0.9, spare=0.0, raw=1 << 18)[-1] == 1
 
 
@@ -103,8 +104,14 @@ def test_what_sends_more_than_no_compression_did_stays_on_a_busy_cpu() -> None:
         steps += machine.goes_on(
             0.125, works=0.9, waits=0.05 if works else 0.95, spare=0.0, raw=raw
         )
-    assert 0 in steps[:20]
-    assert set(steps[20:]) == {1}
+    assert 0 in steps[:40]
+    assert set(steps[40:]) == {1}
+
+
+def test_all_senders_of_a_run_have_one_step() -> None:
+    machine = Machine()
+    machine.goes_on(10, works=0.2, waits=0.7, spare=0.6)
+    assert {other.step for other in machine.others} == {STEPS - 1}
 
 
 def test_what_was_too_much_is_tried_again_ever_more_rarely() -> None:

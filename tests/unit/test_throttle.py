@@ -6,12 +6,15 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.client.throttle import Limit, Pace
+from ntt_backup.config.timetable import parse
 from tests.environment import wait_until
 
 RATE = 2e6
@@ -19,12 +22,18 @@ SECONDS = 1.0
 fractions = st.floats(0, 1, exclude_max=True)
 
 
+def limited(rate: float, senders: int, clock: Callable[[], float] = time.monotonic) -> Limit:
+    made = Limit(None, senders, clock)
+    made.set(rate)
+    return made
+
+
 class Bucket:
     """One of several senders under a limit, by a clock that is set."""
 
     def __init__(self, rate: float, senders: int) -> None:
         self.now = 0.0
-        self.limit = Limit(rate, senders, clock=lambda: self.now)
+        self.limit = limited(rate, senders, lambda: self.now)
         self.pace = self.limit.sender(0)
 
     def take(self, fraction: float = 1.0) -> int:
@@ -46,7 +55,7 @@ def test_a_limit_lets_through_at_most_the_rate_and_one_burst_in_any_window(
     for first, (start, _) in enumerate(sent):
         for last in range(first, len(sent)):
             passed = sum(amount for _, amount in sent[first : last + 1])
-            most = bucket.limit.burst + (sent[last][0] - start) * rate
+            most = bucket.pace.burst + (sent[last][0] - start) * rate
             assert passed <= most * (1 + 1e-9) + 1e-6
 
 
@@ -55,10 +64,12 @@ def test_something_may_be_sent_after_the_delay(rate: float, senders: int) -> Non
     bucket = Bucket(rate, senders)
     while bucket.take():
         pass
-    delay = bucket.pace.delay()
-    assert delay > 0
-    bucket.now += delay * (1 + 1e-6)
-    assert bucket.take() >= 1
+    began = bucket.now
+    while not bucket.take():
+        delay = bucket.pace.delay()
+        assert 0 < delay <= 0.5
+        bucket.now += delay * (1 + 1e-6)
+    assert bucket.now - began <= 2.5
 
 
 def test_a_limit_is_used_up_in_packets_worth_sending() -> None:
@@ -104,7 +115,7 @@ def in_copies(limit: Limit, senders: int, until: float) -> list[int]:
 
 @pytest.mark.parametrize("senders", [1, 4])
 def test_copies_of_a_process_share_a_limit(senders: int) -> None:
-    limit = Limit(RATE, 4)
+    limit = limited(RATE, 4)
     began = time.monotonic()
     for pid in in_copies(limit, senders, began + SECONDS):
         os.waitpid(pid, 0)
@@ -116,7 +127,7 @@ def test_all_senders_of_a_limit_are_allowed_the_same() -> None:
     """Else the one that sees more goes on sending while the others wait."""
     now = 1000.0
     chance = random.Random(7)
-    limit = Limit(RATE, 3, clock=lambda: now)
+    limit = limited(RATE, 3, lambda: now)
     senders = [limit.sender(index) for index in range(3)]
     for _ in range(1000):
         now += chance.choice([0.0, 0.001, 0.01, 1.0])
@@ -126,7 +137,7 @@ def test_all_senders_of_a_limit_are_allowed_the_same() -> None:
 
 
 def test_a_sender_that_is_killed_blocks_nobody_and_its_successor_counts_on() -> None:
-    limit = Limit(RATE, 2)
+    limit = limited(RATE, 2)
     (victim,) = in_copies(limit, 1, time.monotonic() + 60)
     wait_until(lambda: limit.sent, "something from it")
     os.kill(victim, signal.SIGKILL)
@@ -137,3 +148,69 @@ def test_a_sender_that_is_killed_blocks_nobody_and_its_successor_counts_on() -> 
         os.waitpid(pid, 0)
     assert limit.sent > before + RATE * SECONDS / 2
     assert limit.sent - before <= RATE * (time.monotonic() - began) + RATE
+
+
+# --- what changes while they send -----------------------------------------------------------------
+
+
+def gone_by(bucket: Bucket, seconds: float) -> int:
+    """What one sender sends in so many seconds that go by."""
+    before, until = 0, bucket.now + seconds
+    while bucket.now < until:
+        while amount := bucket.take():
+            before += amount
+        bucket.now += 0.05
+    return before
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(10_000, 10**8), min_size=1, max_size=4))
+def test_a_limit_that_is_set_anew_holds_at_once(rates: list[int]) -> None:
+    bucket = Bucket(1e6, 4)
+    gone_by(bucket, 5)
+    for rate in rates:
+        bucket.limit.set(rate)
+        assert bucket.limit.rate == rate
+        assert gone_by(bucket, 5) == pytest.approx(rate * 5, rel=0.2, abs=40_000)
+    bucket.limit.set(None)
+    assert bucket.take() > 10**9
+    bucket.limit.set(rates[0])
+    assert gone_by(bucket, 5) == pytest.approx(rates[0] * 5, rel=0.2, abs=40_000)
+
+
+def test_while_all_is_held_only_what_has_begun_goes_on() -> None:
+    bucket = Bucket(1e6, 4)
+    bucket.limit.held = True
+    assert gone_by(bucket, 5) == 0
+    assert 0 < bucket.pace.delay() <= 0.5
+    assert bucket.pace.allowance(begun=True) > 0
+    bucket.limit.held = False
+    assert gone_by(bucket, 5) == pytest.approx(5e6, rel=0.2)
+
+
+def test_a_timetable_holds_unless_something_else_was_set() -> None:
+    now = 7 * 3600.0
+    limit = Limit(
+        parse("08:00 4MB, 19:00 off"), 1, lambda: now, lambda: datetime.fromtimestamp(now, UTC)
+    )
+    rates = [limit.rate]
+    now += 3600
+    rates.append(limit.rate)
+    limit.set(10_000)
+    rates.append(limit.rate)
+    limit.follow()
+    rates.append(limit.rate)
+    limit.follow(parse("08:00 5MB, 19:00 off"))
+    rates.append(limit.rate)
+    assert rates == [None, 4_000_000, 10_000, 4_000_000, 5_000_000]
+
+
+def test_copies_of_a_process_hear_of_a_pause_and_its_end() -> None:
+    limit = Limit(None, 1)
+    limit.held = True
+    (pid,) = in_copies(limit, 1, time.monotonic() + 60)
+    limit.set(10_000)  # Only what is sent under a limit is counted.
+    limit.held = False
+    wait_until(lambda: limit.sent, "something from it")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
