@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import re
+import shutil
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -66,6 +67,22 @@ def require_erofs(since: tuple[int, int]) -> None:
             "this system cannot mount EROFS",
             detail="the kernel has none" if error.errno == errno.ENODEV else str(error.strerror),
         ) from error
+
+
+def require_fuse() -> None:
+    """Raises MountImpossible unless we may mount by FUSE."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        raise MountImpossible(
+            "this account cannot mount by FUSE",
+            detail=f"/dev/fuse: {error.strerror}",
+            hint="root can, where the kernel has FUSE",
+        ) from error
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        raise MountImpossible(
+            "only root can mount without fusermount3", hint="install the system's package fuse3"
+        )
 
 
 def require_mount_point(directory: Path) -> None:

@@ -1,22 +1,24 @@
-"""A mount of packs: those in a directory, or those in a bucket."""
+"""A mount of packs, those in a directory or in a bucket; and of a snapshot's version."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, chdir, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, chdir, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import BinaryIO, Final
 
 from ntt_backup.errors import MountImpossible
 from ntt_backup.mount import kernel, local
 from ntt_backup.mount.image import Built, Source, build
-from ntt_backup.mount.pieces import Fetch
+from ntt_backup.mount.super_block_cache import SuperBlockCache
+from ntt_backup.mount.version_tree import VersionTree, write_lines
 from ntt_backup.mount.volume import Volume, lay_out
 from ntt_backup.objects.bucket import Bucket, ObjectArchived, ObjectMissing
 from ntt_backup.objects.cache import Cache
@@ -24,6 +26,8 @@ from ntt_backup.objects.tables import LargeBlob, Tables, large_blobs_of, packs_o
 from ntt_backup.pack.format import PackError
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
+from ntt_backup.snapshot.repository import Repository
+from ntt_backup.snapshot.versions import choose, open_manifest
 from ntt_backup.source.packing import whole_file
 
 _READY_SECONDS: Final = 60.0
@@ -139,7 +143,7 @@ def mount_bucket(
         )
         _require_some(built)
         server = Fork(
-            lambda: serve(directory, volumes, lambda: open_bucket().get_range),
+            lambda: serve.serve(directory, volumes, lambda: open_bucket().get_range),
             "ntt-mount",
             stays=True,
         )
@@ -151,10 +155,57 @@ def mount_bucket(
     return built
 
 
-def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None:
-    from ntt_backup.mount.serve import GO, READY
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A version whose tree is mounted. files: its entries, directories too; bytes of all files."""
 
-    _await(server, READY)
+    set: str
+    version: str
+    files: int
+    bytes: int
+
+
+def mount_version(
+    open_repository: Callable[[], Repository], wanted: str, directory: Path, *, scratch: Path
+) -> Mounted:
+    """Mounts the tree of a version, which wanted names as `versions.choose` knows it, on a
+    directory, an absolute path. A process stays until it is unmounted.
+
+    scratch: where the manifest's lines lie meanwhile. Raises MountImpossible, SnapshotDamaged, and
+    what a repository raises.
+    """
+    kernel.require_fuse()
+    kernel.require_mount_point(directory)
+    serve = _serving()
+    with (
+        _writing("the manifest", scratch, "some 200 bytes for each file of the version"),
+        tempfile.NamedTemporaryFile(dir=scratch) as file,
+    ):
+        with closing(open_repository()) as repository:
+            manifest = open_manifest(repository, choose(repository, wanted))
+            starts = write_lines(manifest, file)
+        header, trailer = manifest.header, manifest.trailer
+        assert trailer is not None  # since the lines have ended
+
+        def show() -> int:
+            tree = VersionTree(Path(file.name), starts)
+            content = SuperBlockCache(header, open_repository)
+            served: int = serve.serve_version(directory, tree, content)
+            return served
+
+        server = Fork(show, "ntt-mount", stays=True)
+        try:
+            _await(server, serve.READY)
+        except BaseException:
+            server.end()
+            raise
+    os.write(server.stdin_fd, serve.GO)
+    return Mounted(header.set, header.version, trailer.files, trailer.bytes)
+
+
+def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None:
+    serve = _serving()
+    _await(server, serve.READY)
     shown = f"/proc/{server.pid}/root{directory}"
     with ExitStack() as stack:
         devices = [kernel.loop_device(f"{shown}/{number}", stack) for number in range(volumes)]
@@ -162,7 +213,7 @@ def _attach(server: Fork, file: BinaryIO, volumes: int, directory: Path) -> None
         # A block device can be used once only.
         whole, itself = kernel.loop_device(image, stack), kernel.loop_device(image, stack)
         kernel.attach(whole, [*devices, itself], directory, direct=False)
-        os.write(server.stdin_fd, GO)
+        os.write(server.stdin_fd, serve.GO)
 
 
 def _await(server: Fork, word: bytes) -> None:
@@ -175,16 +226,17 @@ def _await(server: Fork, word: bytes) -> None:
         data = server.read()
         if data == b"" or left <= 0:
             server.drain_stderr()
-            raise MountImpossible("cannot show the packs by FUSE", detail=server.stderr.text)
+            raise MountImpossible("cannot mount by FUSE", detail=server.stderr.text.strip())
         said += data or b""
 
 
-def _serving() -> Callable[[Path, Sequence[Volume], Callable[[], Fetch]], int]:
+def _serving() -> ModuleType:
+    """Returns the module that needs FUSE. Raises MountImpossible."""
     try:
-        from ntt_backup.mount.serve import serve
+        from ntt_backup.mount import serve
     except (ImportError, OSError) as error:
         raise MountImpossible(
-            "a mount of a bucket needs mfusepy and libfuse",
+            "this mount needs mfusepy and libfuse",
             detail=str(error),
             hint="pip install 'ntt-backup[mount]', and the system's package fuse3",
         ) from error
@@ -212,15 +264,20 @@ class _Readable:
 @contextmanager
 def _image(scratch: Path) -> Iterator[BinaryIO]:
     """Yields the file of an image, which has no name. Raises MountImpossible."""
+    needs = "150 bytes a blob, and the size of all blobs below 16 KiB"
+    with _writing("the image", scratch, needs), tempfile.TemporaryFile(dir=scratch) as file:
+        yield file
+
+
+@contextmanager
+def _writing(what: str, scratch: Path, needs: str) -> Iterator[None]:
     try:
-        with tempfile.TemporaryFile(dir=scratch) as file:
-            yield file
+        yield
     except OSError as error:
         raise MountImpossible(
-            f"cannot write the image in {scratch}",
+            f"cannot write {what} in {scratch}",
             detail=error.strerror or str(error),
-            hint="name another directory by --scratch: it needs 150 bytes a blob, and the size of"
-            " all blobs below 16 KiB",
+            hint=f"name another directory by --scratch: it needs {needs}",
         ) from error
 
 

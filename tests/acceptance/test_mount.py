@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.mount import kernel
 from ntt_backup.objects.s3 import open_bucket
 from tests.mounts import contents, mount_point, packs, write, wrong
+from tests.patience import PATIENCE
+from tests.program import run
 from tests.s3_servers import S3Server
 
 # Production's shape in small: most blobs lie in dense members.
@@ -41,12 +42,7 @@ def mount_text(place: Path, *options: str, **environ: str) -> subprocess.Complet
 
 
 def program(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ntt_backup", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NTT_CONFIG": os.devnull, **environ},
-    )
+    return run(words, {**os.environ, "NTT_CONFIG": os.devnull, **environ}, PATIENCE)
 
 
 def fill(remote: RemoteSettings, objects: dict[str, bytes]) -> dict[str, str]:
@@ -127,3 +123,35 @@ def test_what_is_no_bucket_is_said_to_be_none(place: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "is no bucket" in done.stderr
     assert "by-hash/" in done.stderr
+
+
+def test_a_snapshot_that_was_taken_is_mounted_byte_for_byte(tmp_path: Path) -> None:
+    files, target = tmp_path / "files", tmp_path / "target"
+    (files / "below").mkdir(parents=True)
+    target.mkdir()
+    (files / "small").write_bytes(b"small")
+    (files / "below" / "link").symlink_to("../small")
+    with (files / "below" / "sparse").open("wb") as file:
+        file.write(os.urandom(2_500_000))
+        file.seek(9_000_000)
+        file.write(b"end")
+    environ = {
+        "NTT_REMOTE_URL": f"file://{target}",
+        "NTT_LOCK_FILE": str(tmp_path / "lock"),
+        "NTT_LOG_JSON": str(tmp_path / "log"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for number in range(2):  # The second version has blocks of the first.
+        with (files / "below" / "sparse").open("r+b") as file:
+            file.seek(100_000)
+            file.write(bytes([number]) * 10_000)
+        done = program("snapshot", "take", "files", str(files), **environ)
+        assert done.returncode == 0, done.stderr
+    with mount_point(kernel.require_fuse) as at:
+        made = mount(at, "--snapshot", "files", **environ)
+        assert (made["set"], made["bytes"]) == ("files", 5 + 9_000_003)
+        compare = ["diff", "-r", "--no-dereference", str(files), str(at / str(files)[1:])]
+        done = subprocess.run(compare, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "")
+    assert mount_text(tmp_path, "--snapshot", "none", **environ).returncode == 2
+    assert mount_text(tmp_path, "--snapshot", "files", "--packs", ".", **environ).returncode == 2

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import blob_key
 from tests.environment import wait_until
 from tests.fake_bucket import FakeBucket
-from tests.mounts import contents, mount_point, packs, write, wrong
+from tests.mounts import contents, ended, mount_point, packs, servers, write, wrong
 
 DISK = Path("/var/tmp")
 BLOBS = contents(600)
@@ -38,24 +38,6 @@ def of_bucket(bucket: FakeBucket, place: Path) -> Built:
 
 def of_packs(directory: Path, place: Path, scratch: Path = DISK) -> Built:
     return mount_packs(directory, place, scratch=scratch, prefix="", on_left_out=pytest.fail)
-
-
-def servers() -> set[int]:
-    """The processes of this one that show a bucket's packs."""
-    found = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-        except OSError:
-            continue
-        if lines["Name"] == "ntt-mount" and int(lines["PPid"]) == os.getpid():
-            found.add(int(lines["Pid"]))
-    return found
-
-
-def ended(pid: int) -> Callable[[], bool]:
-    """Whether a child of ours ended; a command's own would be left to init."""
-    return lambda: os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
 def mounts() -> list[list[str]]:

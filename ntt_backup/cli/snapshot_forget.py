@@ -1,0 +1,121 @@
+"""The command `snapshot forget`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
+
+import click
+
+from ntt_backup.cli.common import Common, json_option
+from ntt_backup.cli.completion import set_names
+from ntt_backup.cli.results import report
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump.retention import Retention
+from ntt_backup.errors import ConfigError, LockHeld
+from ntt_backup.format import many, moment, size
+from ntt_backup.snapshot.forget import plan_of
+from ntt_backup.snapshot.job import set_lock
+from ntt_backup.snapshot.names import require_set
+from ntt_backup.snapshot.open import open_repository
+from ntt_backup.snapshot.patient import PatientRepository
+from ntt_backup.snapshot.retention import Plan
+from ntt_backup.snapshot.versions import Version
+from ntt_backup.ui.progress_line import ProgressLine
+from ntt_backup.wire.snapshot_names import begun
+
+_COUNT = click.IntRange(0, 100_000)
+
+
+@click.command()
+@click.argument("set_name", metavar="SET", shell_complete=set_names)
+@click.option("--keep-last", type=_COUNT, metavar="N", help="Keep the newest N versions.")
+@click.option("--keep-daily", type=_COUNT, metavar="N", help="Keep one version of each of N days.")
+@click.option("--keep-weekly", type=_COUNT, metavar="N", help="Keep one of each of N weeks.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+def forget(
+    common: Common,
+    set_name: str,
+    keep_last: int | None,
+    keep_daily: int | None,
+    keep_weekly: int | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove versions that are not to be kept.
+
+    Without --keep-... the settings of the set decide. The newest version always stays, and so does
+    every one that a kept version needs: a full one goes with the last of its increments.
+    """
+    settings = common.load(RemoteConfig)
+    require_set(set_name)
+    named = settings.snapshots.get(set_name)
+    asked = (keep_last, keep_daily, keep_weekly)
+    if any(one is not None for one in asked):
+        rule = Retention(*(one or 0 for one in asked))
+    elif named is not None:
+        rule = Retention.of(named)
+    else:
+        raise click.UsageError(f"say what to keep: {set_name} is not in the configuration")
+    with (
+        ProgressLine(sys.stderr) as line,
+        set_lock(settings, set_name),
+        closing(
+            PatientRepository(partial(open_repository, settings), settings.run, line.outage)
+        ) as repository,
+    ):
+        found = plan_of(repository, set_name, rule, datetime.now(UTC))
+        if not as_json:
+            click.echo("\n".join(lines(found)))
+        removes = bool(found.names)
+        if removes and not yes:
+            removes = _agreed()
+            # Another host may have taken a version that builds on one of these.
+            if (
+                removes
+                and plan_of(repository, set_name, rule, datetime.now(UTC)).names != found.names
+            ):
+                raise LockHeld(
+                    f"versions of {set_name} have changed since: nothing was removed",
+                    hint="call it again, and look at what it would remove now",
+                )
+        if removes:
+            repository.do(lambda remote: remote.remove(found.names))
+    said = f"removed {size(found.size)}" if removes else "nothing was removed"
+    report({**fields(found), "removed": removes}, [said], 0, as_json=as_json)
+
+
+def _agreed() -> bool:
+    """Returns whether the operator wants it. Raises ConfigError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing was removed: nobody can be asked", hint="say it with --yes")
+    return click.confirm("Remove them?", err=True)
+
+
+def fields(found: Plan) -> dict[str, object]:
+    """Returns a plan as JSON values."""
+    return {
+        "kept": [one.name for one in found.kept],
+        "needed": [{"version": one.name, "for": why} for one, why in found.needed],
+        "gone": [one.name for one in found.gone],
+        "unfinished": [one.name for one in found.dead],
+        "bytes": found.size,
+    }
+
+
+def lines(found: Plan) -> list[str]:
+    """Returns a plan for people."""
+    said = [_line("keep", one) for one in found.kept]
+    said += [_line("keep", one, f", which {why} needs") for one, why in found.needed]
+    said += [_line("remove", one) for one in found.gone]
+    said += [_line("remove", one, ", which was never finished") for one in found.dead]
+    going = many(len(found.gone) + len(found.dead), "version")
+    return [*sorted(said, key=lambda one: one[7:]), f"{going} to remove, {size(found.size)}"]
+
+
+def _line(verb: str, one: Version, more: str = "") -> str:
+    return f"{verb:<6} {one}  {moment(begun(one.name))}, {size(one.size)}{more}"

@@ -1,0 +1,83 @@
+"""The command `snapshot list`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from typing import Any
+
+import click
+
+from ntt_backup.cli.common import Common, json_option
+from ntt_backup.cli.completion import set_names
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import SOME_FAILED
+from ntt_backup.format import many, moment, size, utc
+from ntt_backup.snapshot.names import require_set
+from ntt_backup.snapshot.open import open_repository
+from ntt_backup.snapshot.versions import Facts, Version, facts, versions
+from ntt_backup.wire.snapshot_names import begun
+
+
+@click.command()
+@click.argument("set_name", metavar="[SET]", default="", shell_complete=set_names)
+@json_option
+@click.pass_obj
+def list(common: Common, set_name: str, as_json: bool) -> None:
+    """List the versions of a set, or of all.
+
+    Exit code 7 when a manifest is damaged.
+    """
+    if set_name:
+        require_set(set_name)
+    with closing(open_repository(common.load(RemoteConfig))) as repository:
+        found = versions(repository, set_name)
+        known = {one.version: one for one in facts(repository, found)}
+    rows = [fields(one, known.get(one)) for one in found]
+    if as_json:
+        click.echo(json.dumps({"versions": rows}))
+    else:
+        said = [line(one, known.get(one)) for one in found]
+        click.echo("\n".join(said or [f"no snapshots{' of ' * bool(set_name)}{set_name}"]))
+    if any(one.problem for one in known.values()):
+        sys.exit(SOME_FAILED)
+
+
+def fields(version: Version, known: Facts | None) -> dict[str, Any]:
+    """Returns a version as JSON values."""
+    said: dict[str, Any] = {
+        "set": version.set,
+        "version": version.name,
+        "begun": utc(begun(version.name)),
+        "finished": version.whole,
+        "stored": version.size,
+    }
+    if known is not None and known.header is not None and known.trailer is not None:
+        header, trailer = known.header, known.trailer
+        said |= {"full": not header.parent, "parent": header.parent, "chain": len(header.chain)}
+        said |= {"files": trailer.files, "bytes": trailer.bytes, "host": header.host}
+        said |= {"unsettled": trailer.unsettled, "skipped": trailer.skipped}
+    elif known is not None:
+        said["damage"] = known.problem
+    return said
+
+
+def line(version: Version, known: Facts | None) -> str:
+    """Returns a version as a line for people."""
+    begin = f"{version}  {moment(begun(version.name))}"
+    if known is None:
+        return f"{begin}  never finished, {size(version.size)}"
+    if known.header is None or known.trailer is None:
+        return f"{begin}  DAMAGED: {known.problem}"
+    trailer, number = known.trailer, len(known.header.chain) - 1
+    said = [
+        f"increment {number}" if number else "full",
+        f"{many(trailer.files, 'file')}, {size(trailer.bytes)}",
+        f"{size(version.size)} stored",
+    ]
+    if trailer.unsettled:
+        said.append(f"{trailer.unsettled:,} UNSETTLED")
+    if trailer.skipped:
+        said.append(f"{trailer.skipped:,} skipped")
+    return f"{begin}  {', '.join(said)}"

@@ -1,0 +1,151 @@
+"""Files on their way into a directory of ours below the root, each with a temporary name.
+
+All is reached through one descriptor, so nothing outside can be named. A file is written as
+`.incoming-<token>`, and gets its name when it is on stable storage and was read from there. That
+goes on behind the writing, so that a large file is not waited for at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import threading
+import time
+
+from ntt_backup.blobdir.open import FILE, open_below
+from ntt_backup.blobdir.staging import write_all
+from ntt_backup.receiver.open_blob import forget
+
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_INCOMING = ".incoming-"
+_STALE_SECONDS = 3600
+# So many bytes are written before those behind them are synced and summed.
+_STEP = 32 << 20
+
+
+class FileDirectory:
+    """A directory of files. root: the descriptor of the directory above, where it is called name.
+    Methods raise OSError, and Misplaced where it is a symlink, no directory, or on another file
+    system.
+    """
+
+    def __init__(self, root: int, name: str) -> None:
+        self.root = root
+        self.called = name
+        self._fd = -1
+        self._made = False
+
+    def begin(self) -> Incoming:
+        """Returns a new file, without a name. Removes old files without a name: their sessions were
+        killed, since a file that still grows was changed lately.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.called, 0o700, dir_fd=self.root)
+            self._made = True
+        self._let_go()  # Another session may have removed, as its own, the one that is open.
+        directory = self.fd()
+        for name in os.listdir(directory):
+            if name.startswith(_INCOMING):
+                with contextlib.suppress(OSError):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if status.st_mtime < time.time() - _STALE_SECONDS:
+                        os.unlink(name, dir_fd=directory)
+        return Incoming(directory)
+
+    def fd(self) -> int:
+        """Returns the directory, which is kept open."""
+        if self._fd < 0:
+            self._fd = open_below(self.root, self.called, os.fstat(self.root).st_dev)
+        return self._fd
+
+    def close(self) -> None:
+        """Closes the directory, and removes it if it was made for nothing."""
+        self._let_go()
+        if self._made:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.called, dir_fd=self.root)
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class Incoming:
+    """A file that is being received, under a temporary name. Methods raise OSError."""
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+        self.name = _INCOMING + os.urandom(4).hex()
+        self.names = [self.name]
+        self._fd = os.open(self.name, NEW, 0o600, dir_fd=directory)
+        self._digest = hashlib.sha256()
+        self._written = 0
+        self._summed = 0
+        self._behind: threading.Thread | None = None
+        self._problem: OSError | None = None
+        self.stopped = False
+
+    def write(self, data: memoryview) -> None:
+        write_all(self._fd, memoryview(data))
+        self._written += len(data)
+        thread = self._behind
+        if self._written - self._summed >= _STEP and (thread is None or not thread.is_alive()):
+            self._raise()
+            self._behind = threading.Thread(target=self._follow, daemon=True)
+            self._behind.start()
+
+    def sync(self) -> tuple[int, bytes]:
+        """Makes all of it durable; returns its size and the SHA-256 of what is on the disk. Ends
+        early when `stopped` is set.
+        """
+        self._wait()
+        self._follow()
+        self._raise()
+        return self._summed, self._digest.digest()
+
+    def remove(self) -> None:
+        """Closes the file, and removes it where it has got no name."""
+        self.stopped = True
+        self._wait()
+        for name in self.names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory)
+        os.close(self._fd)
+
+    def _follow(self) -> None:
+        """Syncs what is written, and sums it from the disk. The system tells once of an error."""
+        end = self._written
+        try:
+            os.fsync(self._fd)
+            forget(self._fd)
+            while not self.stopped and self._summed < end:
+                data = os.pread(self._fd, min(1 << 20, end - self._summed), self._summed)
+                if not data:
+                    break
+                self._digest.update(data)
+                self._summed += len(data)
+        except OSError as problem:
+            self._problem = self._problem or problem
+
+    def _wait(self) -> None:
+        if self._behind is not None:
+            self._behind.join()
+
+    def _raise(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+
+def open_file(directory: int, name: str) -> int:
+    """Returns a descriptor for the caller to close. Raises OSError, also for what is no file."""
+    with contextlib.ExitStack() as otherwise:
+        fd = os.open(name, FILE, dir_fd=directory)
+        otherwise.callback(os.close, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), name)
+        otherwise.pop_all()
+    return fd

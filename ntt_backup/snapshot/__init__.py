@@ -1,0 +1,1 @@
+"""Snapshots of what changes in place: files and trees as versions, in packs of their own."""

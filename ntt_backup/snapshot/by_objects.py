@@ -1,0 +1,187 @@
+"""Snapshots in a bucket, each file an object below `snapshots/`; see `repository.Repository`.
+
+Where there are recipients, files are sealed on their way, and their objects end with `.sealed`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from threading import Lock
+from typing import Final, NamedTuple
+
+from ntt_backup.config.sealing import Keyring
+from ntt_backup.errors import RemoteDenied
+from ntt_backup.objects.bucket import (
+    DEAD_SECONDS,
+    Bucket,
+    ObjectArchived,
+    ObjectExists,
+    ObjectMissing,
+    sweep,
+)
+from ntt_backup.objects.keys import SNAPSHOTS
+from ntt_backup.objects.upload import ObjectUpload
+from ntt_backup.pack.format import PackError
+from ntt_backup.pack.seal import Unsealed
+from ntt_backup.snapshot.ahead import ask_ahead
+from ntt_backup.snapshot.names import FileName
+from ntt_backup.snapshot.repository import (
+    Buffer,
+    FileMissing,
+    NewFile,
+    Range,
+    SnapshotDamaged,
+    StoredFile,
+)
+from ntt_backup.snapshot.sealed import SUFFIX, SealedFile, opened, plain_size
+
+_REQUESTS: Final = 8
+# Keys of sealed files that are kept.
+_KEPT_OPEN: Final = 1024
+# Two parts are in memory; one of this size is on a slow link for a second.
+_LARGEST_PART: Final = 16 << 20
+
+
+class _Object(NamedTuple):
+    """What has a file's content. size: of the object."""
+
+    key: str
+    size: int
+
+    @property
+    def sealed(self) -> bool:
+        return self.key.endswith(SUFFIX)
+
+
+class RepositoryByObjects:
+    """See the module. part_size: of the parts in which files are sent, if not too large.
+    recipients: whom files are sealed for. keyring opens those that are sealed.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        part_size: int,
+        recipients: Sequence[str] = (),
+        keyring: Keyring | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._part_size = min(part_size, _LARGEST_PART)
+        self._recipients = recipients
+        self._keyring = keyring or Keyring()
+        self._threads = ThreadPoolExecutor(_REQUESTS, "read")
+        self._lock = Lock()
+        self._known: dict[str, _Object] = {}
+        self._opened: OrderedDict[str, Unsealed] = OrderedDict()
+        self._swept = False
+
+    def list(self, below: str = "") -> Iterator[StoredFile]:
+        for info in self._bucket.list(SNAPSHOTS + below):
+            name = info.key.removeprefix(SNAPSHOTS).removesuffix(SUFFIX)
+            with suppress(ValueError):
+                FileName.read(name)
+                found = self._known[name] = _Object(info.key, info.size)
+                yield StoredFile(name, plain_size(info.size) if found.sealed else info.size)
+
+    def read(self, ranges: Iterable[Range]) -> Iterator[bytes]:
+        return ask_ahead(ranges, _REQUESTS, self._ask, Future.result)
+
+    def write(self, name: str) -> NewFile:
+        key = _key(name) + (SUFFIX if self._recipients else "")
+        if not self._swept:
+            sweep(self._bucket, (SNAPSHOTS,), time.time() - DEAD_SECONDS)
+            self._swept = True
+        # A weak server would let it be overwritten.
+        if self._bucket.head(key) is not None:
+            raise FileExistsError(name)
+        file = NewObject(self._bucket, name, key, self._part_size)
+        return SealedFile(file, self._recipients) if self._recipients else file
+
+    def remove(self, names: Sequence[str]) -> int:
+        for name in names:
+            plain, known = _key(name), self._known.pop(name, None)
+            self._opened.pop(name, None)
+            for key in [known.key] if known is not None else [plain, plain + SUFFIX]:
+                self._bucket.delete(key)
+        return len(names)
+
+    def close(self) -> None:
+        # A process with threads could not be copied, as a restore is into its jobs.
+        self._threads.shutdown(cancel_futures=True)
+
+    def _ask(self, one: Range) -> Future[bytes]:
+        return self._threads.submit(self._get, one)
+
+    def _get(self, one: Range) -> bytes:
+        name, start, length = one
+        try:
+            found = self._find(name)
+            if not found.sealed:
+                return self._bucket.get_range(found.key, start, length)
+            return self._open(name, found).read(start, length)
+        except PackError as error:
+            raise SnapshotDamaged(f"{name}: {error}") from error
+        except ObjectMissing as error:
+            raise FileMissing(name) from error
+        except ObjectArchived as error:
+            raise RemoteDenied(
+                "a file of a snapshot lies in an archive class",
+                detail=_key(name),
+                hint="thaw it, and let the bucket's rules archive packs/ and blobs/ alone",
+            ) from error
+
+    def _find(self, name: str) -> _Object:
+        """Returns where a file's content is. Raises ObjectMissing."""
+        found = self._known.get(name)
+        for suffix in ("", SUFFIX) if found is None else ():
+            info = self._bucket.head(_key(name) + suffix)
+            if info is not None:
+                found = self._known[name] = _Object(info.key, info.size)
+        if found is None:
+            raise ObjectMissing(name)
+        return found
+
+    def _open(self, name: str, found: _Object) -> Unsealed:
+        """Returns what is within a sealed file; a key is fetched and opened once."""
+        with self._lock:
+            content = self._opened.get(name)
+            if content is None:
+                read = partial(self._bucket.get_range, found.key)
+                content = self._opened[name] = opened(read, found.size, self._keyring)
+                if len(self._opened) > _KEPT_OPEN:
+                    self._opened.popitem(last=False)
+        return content
+
+
+class NewObject:
+    """An object on its way; see `repository.NewFile`."""
+
+    def __init__(self, bucket: Bucket, name: str, key: str, part_size: int) -> None:
+        self._upload = ObjectUpload(bucket, key, part_size, "a file of a snapshot")
+        self._name = name
+        self._digest = sha256()
+
+    def add(self, data: Buffer) -> None:
+        self._digest.update(data)
+        self._upload.add(data)
+
+    def finish(self) -> bytes:
+        try:
+            self._upload.finish()
+        except ObjectExists as error:
+            raise FileExistsError(self._name) from error
+        return self._digest.digest()
+
+    def give_up(self) -> None:
+        self._upload.give_up()
+
+
+def _key(name: str) -> str:
+    """Returns the key of a file. Raises ValueError for what is none of a snapshot."""
+    return SNAPSHOTS + str(FileName.read(name))

@@ -1,0 +1,298 @@
+"""Content of a file that may have changed: read, compared with the last version, and stored.
+
+A file is read as often as it changes meanwhile, three times at most; of what was read before, only
+the blocks that changed since are stored again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+from ntt_backup.errors import DestinationError
+from ntt_backup.snapshot.block_map import SUM, differing, sums
+from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, Entry, Extent
+from ntt_backup.snapshot.super_blocks import SuperBlockWriter
+
+SMALL: Final = 2 << 20
+_ATTEMPTS: Final = 3
+_PIECE: Final = 1 << 18
+_ZEROS: Final = memoryview(bytes(1 << 20))
+# Above the step of the clock that stamps files: a change within the same step is not to be seen.
+_STEP_NS: Final = 20_000_000
+
+
+class OldFile(NamedTuple):
+    """A file as the last version has it, and the sums of its blocks."""
+
+    entry: Entry
+    sums: bytes
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What one reading found. kept: stretches, as (start, end), where the content is as before.
+    new: the extents of all else. ticket: the last one of new.
+    """
+
+    length: int = 0
+    digest: str = ""
+    sums: bytes = b""
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    new: list[Extent] = field(default_factory=list)
+    ticket: int = -1
+
+    def keep(self, start: int, end: int) -> None:
+        if self.kept and self.kept[-1][1] == start:
+            self.kept[-1] = (self.kept[-1][0], end)
+        else:
+            self.kept.append((start, end))
+
+
+@dataclass(slots=True)
+class NewFile:
+    """A file of the new version. ticket: once the writer of super blocks has settled it, `settle`
+    completes the entry. changed: whether the content is another than before.
+    """
+
+    entry: Entry
+    ticket: int
+    changed: bool
+    _old: list[Extent]
+    _readings: list[_Reading]
+
+    @property
+    def weight(self) -> int:
+        """How many objects it keeps in memory, about."""
+        return 1 + len(self._old) + sum(len(one.kept) for one in self._readings)
+
+    def settle(self) -> Entry:
+        """Returns the entry with its extents. Raises DestinationError for too many of them."""
+        extents = self._old
+        for one in self._readings:
+            extents = [*cut(extents, one.kept), *one.new]
+            extents.sort()
+        if len(extents) > MAX_EXTENTS:
+            raise DestinationError(
+                f"/{self.entry.path} is in too many pieces for a version",
+                detail=f"{len(extents):,}, and {MAX_EXTENTS:,} are possible",
+                hint="set a larger block_size for the set, or exclude it, and take a version with"
+                " --full",
+            )
+        self.entry.extents = extents
+        return self.entry
+
+
+def cut(extents: Iterable[Extent], stretches: Iterable[tuple[int, int]]) -> Iterator[Extent]:
+    """Yields what extents have within stretches, which are in order as they are."""
+    each = iter(stretches)
+    start, end = next(each, (0, 0))
+    for extent in extents:
+        last = extent.start + extent.length
+        while end <= extent.start and end < last:
+            start, end = next(each, (last, last))
+        at = extent.start
+        while start < last and at < last:
+            begin, stop = max(start, at), min(end, last)
+            if begin < stop:
+                yield extent._replace(
+                    start=begin, length=stop - begin, skip=extent.skip + begin - extent.start
+                )
+            if end >= last:
+                break
+            at = stop
+            start, end = next(each, (last, last))
+
+
+class FileReader:
+    """Reads files and stores what has changed. block: of new files; 0: by their size. on_read is
+    called with each number of bytes that were read.
+    """
+
+    def __init__(
+        self,
+        writer: SuperBlockWriter,
+        key: bytes,
+        block: int,
+        on_read: Callable[[int], None],
+    ) -> None:
+        self._writer = writer
+        self._key = key
+        self._block = block
+        self._on_read = on_read
+        self._buffer = memoryview(bytearray(max(_PIECE, block)))
+
+    def read(self, fd: int, path: str, old: OldFile | None) -> tuple[NewFile, bytes]:
+        """Reads an opened file; returns it, and the sums of its blocks. Raises OSError."""
+        if old is not None and (
+            old.entry.kind != FILE or len(old.entry.extents) > MAX_EXTENTS // 2
+        ):
+            old = None  # One that is in too many pieces is stored as a whole again.
+        digest, before = (old.entry.digest, old.sums) if old is not None else ("", b"")
+        block = old.entry.block if old is not None else 0
+        readings = []
+        for attempt in range(1, _ATTEMPTS + 1):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(0, "it was replaced by something else meanwhile")
+            _let_the_clock_pass(status)
+            if status.st_size < SMALL:
+                one = self._read_small(fd, status.st_size, digest)
+                block = 0
+            else:
+                block = block or self._block or _block_of(status.st_size)
+                one = self._read_blocks(fd, status.st_size, block, before)
+            readings.append(one)
+            digest, before = one.digest, one.sums
+            settled = _state(os.fstat(fd)) == _state(status)
+            if settled or attempt == _ATTEMPTS:
+                break
+        entry = entry_of(path, FILE, status)
+        entry.size, entry.digest, entry.block = one.length, one.digest, block
+        entry.xattrs = xattrs(fd)
+        entry.unsettled = not settled
+        changed = old is None or old.entry.digest != one.digest
+        extents = old.entry.extents if old is not None else []
+        ticket = max(reading.ticket for reading in readings)
+        for reading in readings:
+            reading.sums = b""
+        return NewFile(entry, ticket, changed, extents, readings), before
+
+    def _read_small(self, fd: int, size: int, digest: str) -> _Reading:
+        data = os.pread(fd, size, 0)
+        while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
+            data += more
+        self._on_read(len(data))
+        one = _Reading(len(data), blake3(data).hexdigest())
+        if one.digest == digest:
+            one.keep(0, len(data))
+        elif data.count(0) != len(data):
+            one.ticket = self._writer.add(0, data, one.new)
+        return one
+
+    def _read_blocks(self, fd: int, size: int, block: int, before: bytes) -> _Reading:
+        one, whole, found = _Reading(), blake3(), bytearray()
+        if len(self._buffer) < block:
+            self._buffer = memoryview(bytearray(block))
+        for start, end in _data(fd, size, block):
+            _add_zeros(whole, start - one.length)
+            # A hole keeps nothing of what was there before.
+            found += bytes((start - one.length) // block * SUM)
+            one.length = start
+            while one.length < end:
+                asked = min(len(self._buffer), end - one.length)
+                piece = self._fill(fd, one.length, asked)
+                whole.update(piece)
+                new = sums(piece, block, self._key)
+                self._compare(one, piece, block, new, before[len(found) : len(found) + len(new)])
+                found += new
+                one.length += len(piece)
+                if len(piece) < asked:  # It has become shorter.
+                    size = end = one.length
+            if end == size:
+                break
+        if one.length < size:
+            _add_zeros(whole, size - one.length)
+            found += bytes(-(-(size - one.length) // block) * SUM)
+            one.length = size
+        one.digest, one.sums = whole.hexdigest(), bytes(found)
+        return one
+
+    def _fill(self, fd: int, at: int, length: int) -> memoryview:
+        done = 0
+        while done < length and (count := os.preadv(fd, [self._buffer[done:length]], at + done)):
+            done += count
+        self._on_read(done)
+        return self._buffer[:done]
+
+    def _compare(
+        self, one: _Reading, piece: memoryview, block: int, new: bytes, old: bytes
+    ) -> None:
+        """Keeps the blocks of a piece that are as before, and stores the others."""
+        at = 0
+        for first, end in differing(new, old):
+            if at < first:
+                one.keep(one.length + at * block, one.length + first * block)
+            at = end
+            changed = new[first * SUM : end * SUM]
+            for begin, stop in differing(changed, bytes(len(changed))):
+                start = (first + begin) * block
+                data = piece[start : (first + stop) * block]
+                one.ticket = self._writer.add(one.length + start, data, one.new)
+        if at * SUM < len(new):
+            one.keep(one.length + at * block, one.length + len(piece))
+
+
+def entry_of(path: str, kind: str, status: os.stat_result) -> Entry:
+    """Returns the entry of a file, with what `lstat` says."""
+    return Entry(
+        path,
+        kind,
+        stat.S_IMODE(status.st_mode),
+        status.st_uid,
+        status.st_gid,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+    )
+
+
+def xattrs(where: int | str) -> dict[str, str]:
+    """Returns the extended attributes, ACLs among them, of a descriptor, or of a path that is not
+    followed; none where the file system has none.
+    """
+    follow = isinstance(where, int)
+    found = {}
+    with suppress(OSError):
+        for name in os.listxattr(where, follow_symlinks=follow):
+            with suppress(OSError):  # Not for us to see, or gone.
+                value = os.getxattr(where, name, follow_symlinks=follow)
+                found[name] = b64encode(value).decode("ascii")
+    return found
+
+
+def _block_of(size: int) -> int:
+    return 8 << 10 if size <= 1 << 30 else 16 << 10 if size <= 16 << 30 else 64 << 10
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _let_the_clock_pass(status: os.stat_result) -> None:
+    """Waits until a change from now on gives the file another time."""
+    age = time.time_ns() - status.st_ctime_ns
+    if 0 <= age < _STEP_NS:
+        time.sleep((_STEP_NS - age) / 1e9)
+
+
+def _data(fd: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+    """Yields the stretches, of whole blocks, that are no holes."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # No more data.
+                return
+            start, end = at, size
+        start = max(start - start % block, at)
+        if start >= size:
+            return
+        at = min(end + -end % block, size)
+        yield start, at
+
+
+def _add_zeros(whole: blake3, length: int) -> None:
+    for at in range(0, length, len(_ZEROS)):
+        whole.update(_ZEROS[: length - at])

@@ -1,0 +1,238 @@
+"""Fetches the content of files of a version: by extents, from the super blocks of its packs.
+
+Files come in the order in which they are asked for. A window of them is planned at once: the super
+blocks that they need are fetched once each, neighbours in one range, so that thousands of small
+files take a few requests; ranges of the next windows are under way meanwhile. What is held is
+bounded: the windows that were asked for, and some content that was used last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from ntt_backup.snapshot.entry import Extent
+from ntt_backup.snapshot.manifest import Header
+from ntt_backup.snapshot.repository import FileMissing, Range, RepositoryToRead, SnapshotDamaged
+from ntt_backup.snapshot.super_blocks import read_super_block
+
+_Item = TypeVar("_Item")
+_Key = tuple[int, ...]
+
+_WINDOW_BYTES: Final = 16 << 20
+_WINDOW_ITEMS: Final = 1024
+_LARGEST_RANGE: Final = 2 << 20
+# So many bytes that nobody wants are fetched rather than asking twice, but no more than a quarter
+# of those that are wanted before them.
+_LARGEST_GAP: Final = 128 << 10
+_KEPT: Final = 24 << 20
+_NOTHING: Final = memoryview(b"")
+
+
+# Content of a file from a byte on, and whether that is all of it: less where its super block is
+# missing, damaged or too short.
+Piece = tuple[int, memoryview, bool]
+# An item, its content in the order of its extents, and whether that is all: a large one comes in
+# several parts.
+Part = tuple[_Item, Sequence[Piece], bool]
+
+
+class _Frame:
+    """A super block as it is stored, as it is read, or both. uses: how often it is still needed. A
+    damaged one has content of no bytes.
+    """
+
+    __slots__ = ("content", "key", "stored", "uses")
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        self.stored: memoryview | None = None
+        self.content: memoryview | None = None
+        self.uses = 0
+
+
+class _Asked(NamedTuple):
+    range: Range
+    frames: list[_Frame]
+
+
+_Planned = tuple[_Item, Sequence[Extent], Sequence[_Frame], bool]
+
+
+class Fetcher(Generic[_Item]):
+    """Fetches what the versions of header.chain have. fetched: bytes that came. damaged: super
+    blocks that are missing, or are not what was written.
+    """
+
+    def __init__(self, repository: RepositoryToRead, header: Header) -> None:
+        self._repository = repository
+        self._header = header
+        self._items: Iterator[tuple[_Item, Sequence[Extent]]] = iter(())
+        self._rest: tuple[_Item, Sequence[Extent]] | None = None
+        self._planned: deque[_Planned[_Item]] = deque()
+        self._waiting: deque[_Asked] = deque()
+        self._asked: deque[_Asked] = deque()
+        self._frames: dict[_Key, _Frame] = {}
+        # With content, the one that was used last at the end.
+        self._read: OrderedDict[_Key, _Frame] = OrderedDict()
+        self._read_bytes = 0
+        self._gone: set[str] = set()
+        self._ended = False
+        self.fetched = 0
+        self.damaged = 0
+
+    def read(self, items: Iterable[tuple[_Item, Sequence[Extent]]]) -> Iterator[Part[_Item]]:
+        """Yields the content of each item's extents. Items are taken some time before they come.
+        Raises what the repository raises, but FileMissing.
+        """
+        self._items = iter(items)
+        arrivals = self._arrivals()
+        planned = self._planned
+        while next(arrivals, False):
+            while planned:
+                item, extents, frames, last = planned.popleft()
+                pieces: list[Piece] = []
+                for extent, frame in zip(extents, frames):  # noqa: B905 - as long, and faster
+                    content = frame.content
+                    if content is None:
+                        while frame.stored is None and next(arrivals, False):
+                            pass
+                        content = self._decompress(frame)
+                    start, length, _, _, _, _, skip = extent
+                    data = content[skip : skip + length]
+                    pieces.append((start, data, len(data) == length))
+                    frame.uses -= 1
+                    if not frame.uses:
+                        self._leave(frame)
+                yield item, pieces, last
+
+    # --- what comes -------------------------------------------------------------------------------
+
+    def _arrivals(self) -> Iterator[bool]:
+        """Yields True after each range that has come, and after a window that needs none."""
+        while self._asked or self._waiting or not self._ended:
+            try:
+                for data in self._repository.read(self._ranges()):
+                    self._arrive(data)
+                    yield True
+            except FileMissing:
+                self._gone.add(self._asked[0].range.name)
+            yield True
+
+    def _arrive(self, data: bytes) -> None:
+        asked = self._asked.popleft()
+        self.fetched += len(data)
+        view = memoryview(data)
+        for frame in asked.frames:
+            *_, offset, stored = frame.key
+            at = offset - asked.range.start
+            frame.stored = view[at : at + stored]
+
+    def _decompress(self, frame: _Frame) -> memoryview:
+        try:
+            content = memoryview(read_super_block(frame.stored or _NOTHING))
+        except SnapshotDamaged:
+            self.damaged += 1
+            content = _NOTHING
+        frame.content = content
+        self._read[frame.key] = frame
+        self._read_bytes += len(content)
+        # Those that are needed, and cannot be read again, stay.
+        for key in list(self._read)[:-1] if self._read_bytes > _KEPT else ():
+            old = self._read[key]
+            if self._read_bytes > _KEPT and (old.stored is not None or not old.uses):
+                del self._read[key]
+                self._read_bytes -= len(old.content or _NOTHING)
+                old.content = None
+                if not old.uses:
+                    del self._frames[key]
+        return content
+
+    def _leave(self, frame: _Frame) -> None:
+        """Keeps of a frame that nobody needs only the content; the next window may begin in it."""
+        frame.stored = None
+        if frame.content is None:
+            del self._frames[frame.key]
+        else:
+            self._read.move_to_end(frame.key)
+
+    # --- what is asked for ------------------------------------------------------------------------
+
+    def _ranges(self) -> Iterator[Range]:
+        # What did not come when a pack was missing is asked for again.
+        self._waiting.extendleft(reversed(self._asked))
+        self._asked.clear()
+        while self._waiting or not self._ended:
+            if not self._waiting:
+                self._waiting.extend(self._plan())
+                if not self._waiting:
+                    return
+            asked = self._waiting.popleft()
+            if asked.range.name not in self._gone:
+                self._asked.append(asked)
+                yield asked.range
+                continue
+            for frame in asked.frames:
+                frame.stored = _NOTHING
+            if not self._waiting:
+                return
+
+    def _plan(self) -> list[_Asked]:
+        """Plans the next window; returns the ranges that it needs, in the order of first need."""
+        new: list[_Frame] = []
+        left = _WINDOW_BYTES
+        frame = _Frame(())
+        for _ in range(_WINDOW_ITEMS):
+            item, extents = self._rest or next(self._items, (None, None))
+            self._rest = None
+            if item is None or extents is None:
+                self._ended = True
+                break
+            frames = []
+            for extent in extents:
+                key = extent[2:6]
+                if key != frame.key:
+                    if left <= 0:
+                        break
+                    known = self._frames.get(key)
+                    if known is None:
+                        frame = self._frames[key] = _Frame(key)
+                        new.append(frame)
+                        left -= key[3]
+                    else:
+                        frame = known
+                frame.uses += 1
+                frames.append(frame)
+            planned = len(frames)
+            if planned < len(extents):
+                self._rest = (item, extents[planned:])
+                extents = extents[:planned]
+            self._planned.append((item, extents, frames, self._rest is None))
+            if left <= 0:
+                break
+        return self._merge(new)
+
+    def _merge(self, frames: list[_Frame]) -> list[_Asked]:
+        need = {frame.key: number for number, frame in enumerate(frames)}
+        merged: list[_Asked] = []
+        wanted = 0
+        for frame in sorted(frames, key=lambda one: one.key):
+            version, number, offset, stored = frame.key
+            last = merged[-1].range if merged else None
+            name = self._header.pack(version, number)
+            end = last.start + last.length if last is not None else 0
+            if (
+                last is not None
+                and last.name == name
+                and offset - end <= min(_LARGEST_GAP, wanted // 4)
+                and offset + stored - last.start <= _LARGEST_RANGE
+            ):
+                length = max(end, offset + stored) - last.start
+                merged[-1].frames.append(frame)
+                merged[-1] = merged[-1]._replace(range=last._replace(length=length))
+                wanted += stored
+            else:
+                merged.append(_Asked(Range(name, offset, stored), [frame]))
+                wanted = stored
+        return sorted(merged, key=lambda one: min(need[frame.key] for frame in one.frames))

@@ -1,0 +1,61 @@
+"""A take as a command and the daemon make it: alone for its set, on the target of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ntt_backup.config import RemoteConfig
+from ntt_backup.dump.retention import Retention
+from ntt_backup.errors import BackupError
+from ntt_backup.objects.cache import directory_for
+from ntt_backup.process.pid_lock import pid_lock
+from ntt_backup.snapshot.forget import expire
+from ntt_backup.snapshot.last_take import noting
+from ntt_backup.snapshot.last_version import open_copies
+from ntt_backup.snapshot.open import open_repository
+from ntt_backup.snapshot.sets import SnapshotSet, without
+from ntt_backup.snapshot.take import Report, Taken, take
+
+
+def take_version(
+    settings: RemoteConfig,
+    set: SnapshotSet,
+    *,
+    full: bool = False,
+    paranoid: bool = False,
+    report: Report = Report(),  # noqa: B008  It is frozen.
+) -> Taken:
+    """Makes a version of a set; see `take`. Versions that its retention in the settings does not
+    keep are removed then; where they cannot be, that is a problem to report. Raises LockHeld.
+    """
+    remote, now = settings.remote, datetime.now(UTC)
+    copies_of_all = directory_for("snapshots", remote)
+    own = [copies_of_all.parent]
+    if remote.kind == "file":  # Else each version would have those before it.
+        own.append(Path(remote.path) / "snapshots")
+    with (
+        set_lock(settings, set.name),
+        noting(settings, set.name) as note,
+        open_copies(copies_of_all / set.name) as copies,
+        closing(open_repository(settings)) as repository,
+    ):
+        how = {"full": full, "paranoid": paranoid}
+        taken = take(repository, without(set, own), copies=copies, now=now, report=report, **how)
+        note(taken)
+        if (named := settings.snapshots.get(set.name)) is not None:
+            try:
+                taken.forgotten = len(expire(repository, set.name, Retention.of(named), now).gone)
+            except BackupError as error:
+                report.problem("versions past retention", f"still on the target: {error}")
+        return taken
+
+
+@contextmanager
+def set_lock(settings: RemoteConfig, name: str) -> Iterator[None]:
+    """Holds the lock of a set on this host. Raises LockHeld where something else changes it."""
+    file = settings.lock.file.with_stem(f"{settings.lock.file.stem}-snapshot-{name}")
+    with pid_lock(file, f"another take or forget of {name} is at work", hint=""):
+        yield

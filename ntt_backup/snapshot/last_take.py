@@ -1,0 +1,95 @@
+"""What `status` shows of a set: its last version and its last failure, in a file beside the log.
+
+It is told without asking the remote. Nothing else goes by it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pydantic import TypeAdapter
+
+from ntt_backup.config import CatalogConfig
+from ntt_backup.errors import BackupError, LockHeld
+from ntt_backup.wire.snapshot_names import begun
+
+if TYPE_CHECKING:
+    from ntt_backup.snapshot.take import Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """version: the last one that was taken on this host, "" where none is known; what follows is of
+    it. unreadable: files that it lacks. error: why the last take failed, at failed_at; "" where it
+    did not.
+    """
+
+    version: str = ""
+    files: int = 0
+    bytes: int = 0
+    stored: int = 0
+    unreadable: int = 0
+    failed_at: datetime | None = None
+    error: str = ""
+
+    @property
+    def taken_at(self) -> datetime | None:
+        """When the version was begun."""
+        return begun(self.version) if self.version else None
+
+
+_LAST: Final = TypeAdapter(Last)
+
+
+def last(settings: CatalogConfig, name: str) -> Last:
+    """Returns what is known of a set; nothing where the file is missing or cannot be read."""
+    try:
+        found = _LAST.validate_json(_path(settings, name).read_bytes())
+        _ = found.taken_at
+    except (OSError, ValueError):
+        return Last()
+    return found
+
+
+@contextmanager
+def noting(settings: CatalogConfig, name: str) -> Iterator[Callable[[Taken], None]]:
+    """Keeps how a take of a set ends: what it is told was taken, or the BackupError that passes.
+    What cannot be written is not kept.
+    """
+
+    def taken(made: Taken) -> None:
+        known = Last(made.version, made.files, made.bytes, made.stored, made.unreadable)
+        _keep(settings, name, known)
+
+    try:
+        yield taken
+    except LockHeld:
+        raise
+    except BackupError as error:
+        note_failure(settings, name, str(error))
+        raise
+
+
+def note_failure(settings: CatalogConfig, name: str, error: str) -> None:
+    """Keeps that a take of a set failed now."""
+    now = datetime.now(UTC)
+    _keep(settings, name, replace(last(settings, name), failed_at=now, error=error))
+
+
+def _keep(settings: CatalogConfig, name: str, known: Last) -> None:
+    path = _path(settings, name)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    if name in settings.snapshots:
+        with suppress(OSError):
+            new.write_bytes(_LAST.dump_json(known))
+            new.replace(path)
+
+
+def _path(settings: CatalogConfig, name: str) -> Path:
+    return settings.log.jsonl.with_name(f"snapshot-{settings.target}-{name}.json")

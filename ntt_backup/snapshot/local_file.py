@@ -1,0 +1,224 @@
+"""A file below the destination: compared with what a version has, and written or patched."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+from ntt_backup.blobdir.staging import write_all
+from ntt_backup.snapshot.attributes import Attributes
+from ntt_backup.snapshot.block_map import differing, sums
+from ntt_backup.snapshot.entry import Entry, Extent
+from ntt_backup.snapshot.fetch import Piece
+from ntt_backup.snapshot.tree import Beside, Level, Refused, open_old
+
+_PIECE: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(_PIECE))
+_FICLONE: Final = 0x40049409
+_PUNCH_HOLE_KEEP_SIZE: Final = 3
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+Run = tuple[int, int]
+
+
+class Found(NamedTuple):
+    """What the destination has in the place of a file. same: its content is that of the version.
+    runs: bytes that differ, as (start, end), None where they are not known.
+    """
+
+    same: bool
+    runs: Sequence[Run] | None
+
+
+def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
+    """Reads a file of the destination. wanted: the version's sums of it, b"" where it has none."""
+    size = os.fstat(fd).st_size
+    if not wanted:
+        return Found(size == entry.size and _digest(fd) == entry.digest, None)
+    found = bytearray()
+    step = max(_PIECE, entry.block)
+    buffer = memoryview(bytearray(step))
+    for at in range(0, min(size, entry.size), step):
+        length = 0
+        while length < step and (count := os.preadv(fd, [buffer[length:]], at + length)):
+            length += count
+        found += sums(buffer[: min(length, entry.size - at)], entry.block, key)
+    blocks = differing(wanted, bytes(found))
+    runs = [(first * entry.block, min(end * entry.block, entry.size)) for first, end in blocks]
+    if runs or size != entry.size:
+        return Found(False, runs)
+    # Only the BLAKE3 of the whole proves that nothing differs.
+    return Found(True, ()) if _digest(fd) == entry.digest else Found(False, None)
+
+
+def within(extents: Iterable[Extent], runs: Sequence[Run]) -> list[Extent]:
+    """Returns the extents that have some of the bytes of runs."""
+    chosen = []
+    left = iter(runs)
+    run = next(left, None)
+    for extent in extents:
+        while run is not None and run[1] <= extent.start:
+            run = next(left, None)
+        if run is None:
+            break
+        if run[0] < extent.start + extent.length:
+            chosen.append(extent)
+    return chosen
+
+
+def _outside(runs: Sequence[Run], extents: Sequence[Extent]) -> Iterator[Run]:
+    """Yields the bytes of runs that no extent has: they are zeros."""
+    at = 0
+    for start, end in runs:
+        while at < len(extents) and extents[at].start + extents[at].length <= start:
+            at += 1
+        for extent in extents[at:]:
+            if extent.start >= end:
+                break
+            if start < extent.start:
+                yield start, extent.start
+            start = max(start, extent.start + extent.length)
+        if start < end:
+            yield start, end
+
+
+class FileWriter:
+    """Writes a file by its parts, beside what has its name. runs: what differs in the file that is
+    there, of which a copy is patched; or that file itself, in_place. Raises Refused, OSError.
+    """
+
+    def __init__(
+        self,
+        level: Level,
+        name: str,
+        entry: Entry,
+        *,
+        free: bool,
+        runs: Sequence[Run] | None,
+        in_place: bool,
+        verify: bool,
+    ) -> None:
+        self._entry = entry
+        self._verify = verify
+        self._hasher = blake3() if runs is None else None
+        self._at = 0
+        self._damaged = False
+        self._beside: Beside | None = None
+        with ExitStack() as stack:
+            if runs is not None:
+                old = open_old(level, name, os.O_RDWR if in_place else os.O_RDONLY)
+                in_place = in_place and os.fstat(old).st_nlink == 1
+                if in_place:
+                    self._fd = old
+                stack.callback(os.close, old)
+            if runs is None or not in_place:
+                self._beside = stack.enter_context(Beside(level, name, free=free))
+                self._fd = self._beside.open()
+                stack.callback(os.close, self._fd)
+                if runs is not None:
+                    _copy(old, self._fd)
+            if runs is not None:
+                os.ftruncate(self._fd, entry.size)
+                for start, end in _outside(runs, entry.extents):
+                    _clear(self._fd, start, end)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Removes what is not finished, but for what was changed in place."""
+        self._stack.close()
+
+    def add(self, pieces: Iterable[Piece]) -> int:
+        """Writes content, in the order of the file; returns its bytes."""
+        written = 0
+        for start, data, whole in pieces:
+            if not whole:
+                self._damaged = True
+            if self._damaged:
+                continue
+            if self._hasher is not None and self._verify:
+                self._hash_zeros(start)
+                self._hasher.update(data)
+            os.lseek(self._fd, start, os.SEEK_SET)
+            write_all(self._fd, data)
+            self._at = start + len(data)
+            written += len(data)
+        return written
+
+    def finish(self, attributes: Attributes) -> None:
+        """Compares the whole with the version, and gives it its name."""
+        entry = self._entry
+        if self._damaged:
+            raise Refused("a super block of it is missing or damaged")
+        if self._hasher is not None:
+            if self._at < entry.size:
+                os.ftruncate(self._fd, entry.size)
+            if self._verify:
+                self._hash_zeros(entry.size)
+                digest = self._hasher.hexdigest()
+        else:
+            digest = _digest(self._fd)
+        if (self._verify or self._hasher is None) and digest != entry.digest:
+            raise Refused("its content is not that of the version" + self._left)
+        attributes.set(self._fd, entry)
+        if self._beside is not None:
+            self._beside.rename()
+
+    @property
+    def _left(self) -> str:
+        return "" if self._beside is not None else ": it was changed in place, and is left so"
+
+    def _hash_zeros(self, end: int) -> None:
+        assert self._hasher is not None
+        while self._at < end:
+            length = min(_PIECE, end - self._at)
+            self._hasher.update(_ZEROS[:length])
+            self._at += length
+
+
+def _copy(old: int, new: int) -> None:
+    """Makes new a copy of old, which shares its blocks where the file system can do that."""
+    with suppress(OSError):
+        fcntl.ioctl(new, _FICLONE, old)
+        return
+    size = os.fstat(old).st_size
+    os.ftruncate(new, size)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(old, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: behind the last content.
+            return
+        end = os.lseek(old, at, os.SEEK_HOLE)
+        while at < end:
+            try:
+                count = os.copy_file_range(old, new, end - at, at, at)
+            except OSError:
+                count = os.pwrite(new, os.pread(old, min(_PIECE, end - at), at), at)
+            if not count:
+                return
+            at += count
+
+
+def _clear(fd: int, start: int, end: int) -> None:
+    """Makes bytes of a file zeros: a hole where the file system has those."""
+    if _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, start, end - start) == 0:
+        return
+    while start < end:
+        start += os.pwrite(fd, _ZEROS[: end - start], start)
+
+
+def _digest(fd: int) -> str:
+    hasher = blake3()
+    buffer = memoryview(bytearray(_PIECE))
+    at = 0
+    while count := os.preadv(fd, [buffer], at):
+        hasher.update(buffer[:count])
+        at += count
+    return hasher.hexdigest()

@@ -1,0 +1,318 @@
+"""The manifest of a version: one line for each file, in the order of a walk.
+
+It is JSON lines, compressed by zstd: a header, the entries, a trailer. Header and trailer are
+frames of their own, and the last bytes tell how long the last one is, so both are read without the
+rest. Entries are sorted by the components of their paths, so a walk and the last manifest are
+merged line by line, and neither is ever in memory as a whole. What `lstat` says stands at the
+beginning of an entry, in a fixed form: an entry that begins as it would begin now is taken over as
+it is (`beginning`).
+docs/snapshot-format.md is the contract.
+
+What is read here may come from a hostile target: every length is bounded, every field has its type,
+and the order holds. What a path may lead to is for those who write files to decide.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain as chained
+from itertools import pairwise, starmap
+from operator import lt
+from typing import Any, Final, NamedTuple
+
+import zstandard
+from blake3 import blake3
+
+from ntt_backup.snapshot.entry import (
+    MAX_CONTAINERS,
+    MAX_LINE,
+    MAX_NUMBER,
+    Entry,
+    check_text,
+    entries_of,
+    is_sum,
+    key_of,
+    order,
+    require,
+)
+from ntt_backup.snapshot.names import MAX_PACKS, pack_name
+from ntt_backup.snapshot.repository import SnapshotDamaged
+from ntt_backup.snapshot.small_files import Row, last_path, read_rows
+from ntt_backup.snapshot.zstd_stream import ZstdStream
+from ntt_backup.wire.snapshot_names import begun, is_set
+
+FORMAT: Final = "ntt-snapshot 1"
+_MAX_OUTER: Final = 16 << 20  # A header, or a trailer with its packs.
+# Most of it are digests, which no level makes smaller.
+_LEVEL: Final = 1
+_PIECE: Final = 1 << 16
+_RUN: Final = 16
+# A frame that decompressors skip, with the length of the trailer's frame before it.
+_END: Final = struct.Struct("<8sI")
+_SKIPPED: Final = b"\x5e\x2a\x4d\x18\4\0\0\0"
+END_BYTES: Final = _END.size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands first in a manifest. parent: the version before, "" for a full one. chain: the
+    versions that extents count in, from the full one to this one. key: of the map's sums, 32 bytes
+    in hex. roots: the paths that were asked for.
+    """
+
+    set: str
+    version: str
+    parent: str
+    chain: tuple[str, ...]
+    key: str
+    roots: tuple[str, ...]
+    host: str = ""
+
+    def pack(self, version: int, number: int) -> str:
+        """Returns the name of a pack, as `Extent` counts versions and packs."""
+        return pack_name(self.set, self.chain[version], number)
+
+
+class PackSum(NamedTuple):
+    """A pack of this version. sha256 in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """What stands last in a manifest. files: entries. bytes: of all content, holes too. packs: of
+    this version, in their order. map_sha256: of the file `map`, in hex. unsettled and skipped: how
+    many entries are so marked, and how many files could not be read or have no copy.
+    """
+
+    files: int
+    bytes: int
+    packs: tuple[PackSum, ...]
+    map_size: int
+    map_sha256: str
+    unsettled: int = 0
+    skipped: int = 0
+
+
+_COUNTS: Final = ("files", "bytes", "map_size", "unsettled", "skipped")
+
+
+class ManifestWriter:
+    """Writes a manifest. write takes its bytes in their order."""
+
+    def __init__(self, write: Callable[[bytes], object], header: Header) -> None:
+        self._write = write
+        self._zstd = _compressor().compressobj()
+        self._digest = blake3()
+        self._held: list[bytes] = []
+        self._bytes = 0
+        self.entries = 0
+        line = json.dumps({"format": FORMAT, **_fields(header)}).encode("ascii") + b"\n"
+        self._digest.update(line)
+        write(_compressor().compress(line))
+
+    def add(self, line: bytes) -> None:
+        """Writes an entry, which comes behind the last one in `order`."""
+        self.entries += 1
+        self._add(line)
+
+    def end(self, trailer: Trailer) -> None:
+        """Writes the trailer, and the BLAKE3 of all before it."""
+        self._flush()
+        line = json.dumps(_fields(trailer)).encode("ascii") + b"\n"
+        self._digest.update(line)
+        seal = json.dumps({"blake3": self._digest.hexdigest()}).encode("ascii")
+        frame = _compressor().compress(line + seal + b"\n")
+        self._write(self._zstd.flush() + frame + _END.pack(_SKIPPED, len(frame)))
+
+    def _add(self, line: bytes) -> None:
+        self._held.append(line)
+        self._bytes += len(line)
+        if self._bytes >= _PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._held.append(b"")
+        data = b"\n".join(self._held)
+        self._held.clear()
+        self._bytes = 0
+        self._digest.update(data)
+        if out := self._zstd.compress(data):
+            self._write(out)
+
+
+class ManifestReader:
+    """Reads a manifest from its bytes. Raises SnapshotDamaged for whatever is not one.
+
+    header stands at once; trailer once `lines` has ended, and only then is all of it proved.
+    """
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        self._digest = blake3()
+        self._blocks = _whole_lines(ZstdStream(data))
+        self.trailer: Trailer | None = None
+        first, end, rest = next(self._blocks, b"").partition(b"\n")
+        self._digest.update(first + end)
+        self._blocks = chained([rest] if rest else [], self._blocks)
+        self.header = _header(_object(first))
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields the entries' lines, in order."""
+        last = b""
+        for lines in self.batches():
+            last = _in_order(last, [key_of(line) for line in lines])
+            yield from lines
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the entries, in order."""
+        last = b""
+        versions = len(self.header.chain)
+        for lines in self.batches():
+            entries = entries_of(lines, versions)
+            last = _in_order(last, [order(entry.path) for entry in entries])
+            yield from entries
+
+    def rows(self, part: int = 0, parts: int = 1) -> Iterator[Row]:
+        """Yields the entries, small files in a row as one; or one of several parts of them, each of
+        which has runs of thousands.
+        """
+        last = ""
+        versions = len(self.header.chain)
+        for number, lines in enumerate(self.texts()):
+            if number // _RUN % parts == part:
+                rows = read_rows(lines, versions, last)
+                last = last_path(rows, last)
+                yield from rows
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yields the entries' lines, many at once. Neither they nor their order are looked at."""
+        return (lines[:-1].split(b"\n") for lines in self.texts())
+
+    def texts(self) -> Iterator[bytes]:
+        """Yields the entries' lines, many in one piece, each with its end, as `batches` does."""
+        count = 0
+        for block in self._blocks:
+            # Only the header and what stands last begin so.
+            end = 0 if block[:1] == b"{" else block.find(b"\n{") + 1 or len(block)
+            if end:
+                self._digest.update(block[:end])
+                count += block.count(b"\n", 0, end)
+                yield block[:end]
+            if end < len(block):
+                self._end(block[end:], count)
+                return
+        raise SnapshotDamaged("a manifest breaks off")
+
+    def _end(self, rest: bytes, count: int) -> None:
+        for block in self._blocks:
+            rest += block
+            if len(rest) > _MAX_OUTER:
+                break
+        said, _, seal = rest.partition(b"\n")
+        self._digest.update(said + b"\n")
+        if seal.count(b"\n") != 1 or _object(seal).get("blake3") != self._digest.hexdigest():
+            raise SnapshotDamaged("a manifest has not the sum that stands in it")
+        trailer = _trailer(_object(said))
+        if trailer.files != count:
+            raise SnapshotDamaged("a manifest has not the number of entries that stands in it")
+        self.trailer = trailer
+
+
+def tail_size(end: bytes) -> int:
+    """Returns how many bytes `trailer_of` needs. end: the last `END_BYTES` of a manifest. Raises
+    SnapshotDamaged.
+    """
+    if len(end) != END_BYTES or not end.startswith(_SKIPPED):
+        raise SnapshotDamaged("a manifest breaks off")
+    length = int(_END.unpack(end)[1])
+    if length > _MAX_OUTER:
+        raise SnapshotDamaged("the trailer of a manifest is too long")
+    return length + END_BYTES
+
+
+def trailer_of(tail: bytes) -> Trailer:
+    """Returns the trailer, unproven, from the last `tail_size` bytes of a manifest. Raises
+    SnapshotDamaged.
+    """
+    return _trailer(_object(next(_whole_lines(ZstdStream([tail])), b"").partition(b"\n")[0]))
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+
+
+def _in_order(last: bytes, keys: list[bytes]) -> bytes:
+    """Returns the last key. Raises SnapshotDamaged where one is not above that before it."""
+    if not last < keys[0] or not all(starmap(lt, pairwise(keys))):
+        raise SnapshotDamaged("the entries of a manifest are not in order")
+    return keys[-1]
+
+
+def _whole_lines(stream: ZstdStream) -> Iterator[bytes]:
+    """Yields the lines of a stream, many together, each with its end."""
+    rest: list[bytes] = []
+    length = 0
+    while piece := stream.read(_PIECE):
+        if end := piece.rfind(b"\n") + 1:
+            yield b"".join((*rest, piece[:end]))
+            rest, length = [piece[end:]], len(piece) - end
+        else:
+            rest.append(piece)
+            length += len(piece)
+            if length > MAX_LINE:
+                raise SnapshotDamaged("a line of a manifest is too long")
+    if length:
+        raise SnapshotDamaged("a manifest breaks off")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    if len(line) > _MAX_OUTER or line.count(b"[") + line.count(b"{") > MAX_CONTAINERS:
+        raise SnapshotDamaged("a line of a manifest is too long")
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotDamaged("a line of a manifest is not JSON") from error
+    if not isinstance(found, dict):
+        raise SnapshotDamaged("a line of a manifest is out of place")
+    return found
+
+
+def _fields(one: Header | Trailer) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__slots__}
+
+
+def _header(said: dict[str, Any]) -> Header:
+    if said.get("format") != FORMAT:
+        raise SnapshotDamaged("not a manifest, or one of a newer program")
+    try:
+        header = Header(**{name: said[name] for name in Header.__slots__})
+        header = replace(header, chain=tuple(header.chain), roots=tuple(header.roots))
+        check_text(header.host, *header.chain, *header.roots)
+        require(is_set(header.set) and is_sum(header.key))
+        for version in header.chain:
+            begun(version)
+        require(len(set(header.chain)) == len(header.chain))
+        require(header.chain[-1] == header.version)
+        require(header.parent == (header.chain[-2] if header.chain[1:] else ""))
+    except (LookupError, TypeError, ValueError) as error:
+        raise SnapshotDamaged(f"the header of a manifest: {str(error)[:100]}") from error
+    return header
+
+
+def _trailer(said: dict[str, Any]) -> Trailer:
+    try:
+        trailer = Trailer(**{name: said[name] for name in Trailer.__slots__})
+        trailer = replace(trailer, packs=tuple(starmap(PackSum, trailer.packs)))
+        numbers = [getattr(trailer, name) for name in _COUNTS]
+        numbers += [one.size for one in trailer.packs]
+        require({*map(type, numbers)} == {int} and 0 <= min(numbers) <= max(numbers) < MAX_NUMBER)
+        require(len(trailer.packs) <= MAX_PACKS)
+        require(all(map(is_sum, (trailer.map_sha256, *(one.sha256 for one in trailer.packs)))))
+    except (LookupError, TypeError, ValueError) as error:
+        raise SnapshotDamaged(f"the trailer of a manifest: {str(error)[:100]}") from error
+    return trailer

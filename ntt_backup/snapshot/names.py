@@ -1,0 +1,65 @@
+"""The names of snapshot sets, of their versions, and of the files that make up a version.
+
+A version is `<set>/<version>/` with `pack-00001` and so on, `map`, and `manifest`, which comes
+last: a version without its manifest does not exist. <version> sorts by time. All of it lies below
+`snapshots/` of a target.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from ntt_backup.errors import ConfigError, RemoteError
+from ntt_backup.wire.snapshot_names import STAMP, begun, is_set, parts_of
+
+MANIFEST: Final = "manifest"
+MAP: Final = "map"
+MAX_PACKS: Final = 99_999
+
+
+class FileName(NamedTuple):
+    """A file of a version."""
+
+    set: str
+    version: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.set}/{self.version}/{self.file}"
+
+    @staticmethod
+    def read(name: str) -> FileName:
+        """Returns the parts of a name. Raises ValueError for any other form."""
+        return FileName(*parts_of(name))
+
+
+def require_set(name: str) -> None:
+    """Raises ConfigError for what cannot be the name of a set."""
+    if not is_set(name):
+        raise ConfigError(
+            f"{name!r} is not the name of a snapshot set",
+            hint="it is lowercase letters, digits, _ and -, at most 31, a letter or digit first",
+        )
+
+
+def new_version(now: datetime, newest: str = "") -> str:
+    """Returns a version's name that nobody else has chosen. It comes behind the newest, whatever
+    the clock says. Raises RemoteError where none can.
+    """
+    try:
+        time = max(now, begun(newest) + timedelta(seconds=1)) if newest else now
+    except OverflowError:
+        raise RemoteError(
+            f"no version can come behind {newest}",
+            hint="no take has made it: remove its directory below snapshots/ on the target",
+        ) from None
+    return f"{time.astimezone(UTC).strftime(STAMP)}-{secrets.token_hex(4)}"
+
+
+def pack_name(set: str, version: str, number: int) -> str:
+    """Returns the name of a pack; number counts from 1. Raises ValueError for one too many."""
+    if not 1 <= number <= MAX_PACKS:
+        raise ValueError(f"a version has at most {MAX_PACKS} packs")
+    return f"{set}/{version}/pack-{number:05}"

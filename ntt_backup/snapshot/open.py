@@ -1,0 +1,51 @@
+"""Opens the repository of snapshots on the target of the settings."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+from ntt_backup.blobdir.open import Misplaced
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.throttle import alone
+from ntt_backup.config import RemoteConfig
+from ntt_backup.config.sealing import Keyring
+from ntt_backup.errors import Unsupported
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.snapshot.by_directory import RepositoryByDirectory
+from ntt_backup.snapshot.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.by_receiver import RepositoryByReceiver
+from ntt_backup.snapshot.repository import Repository, RepositoryToRead
+
+
+def open_repository(settings: RemoteConfig) -> Repository:
+    """Returns the repository; a bucket is asked nothing yet. Raises ConfigError and RemoteDenied
+    where the target cannot have snapshots, and RemoteUnreachable.
+    """
+    remote, pace = settings.remote, alone(settings.run.bwlimit)
+    if remote.kind == "s3":
+        keyring = Keyring(lambda: settings.pack.identity_file)
+        bucket = open_bucket(remote, pace)
+        return RepositoryByObjects(bucket, remote.part_size, settings.recipients, keyring)
+    spec = SessionSpec.of(settings, f"snapshot-{os.getpid()}", "snapshot")
+    try:
+        return RepositoryByReceiver(replace(spec, pace=pace))
+    except Unsupported as error:
+        raise Unsupported(
+            "snapshots need Python 3.8 or newer on the remote",
+            detail=str(error),
+            hint="install python3 on the remote (all of its standard library, nothing else), or"
+            " name another target (--target)",
+        ) from error
+
+
+def open_to_read(settings: RemoteConfig) -> RepositoryToRead:
+    """Returns the repository, as `open_repository` does; a directory of this machine is read by
+    this process, which spares the way of all content through another one.
+    """
+    if settings.remote.kind == "file":
+        # What is wrong with the directory is told by the receiver.
+        with suppress(OSError, Misplaced):
+            return RepositoryByDirectory(settings.remote.path)
+    return open_repository(settings)

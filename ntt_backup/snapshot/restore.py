@@ -1,0 +1,250 @@
+"""Restores a version of a snapshot set, or a part of it, below a directory.
+
+The manifest is fetched first and proved as a whole. Then files come in its order, each compared
+with its BLAKE3 before it is complete; several processes take turns in it. Hard links, and what
+directories are given, come last. What is there and right is kept, so a call that was interrupted is
+made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs, syncfs
+from ntt_backup.errors import SOME_FAILED, DestinationError, LockHeld
+from ntt_backup.process.helpers import run_helpers
+from ntt_backup.snapshot.block_map import MapReader
+from ntt_backup.snapshot.choice import Choice
+from ntt_backup.snapshot.manifest import ManifestReader
+from ntt_backup.snapshot.names import MANIFEST, MAP
+from ntt_backup.snapshot.repository import FileMissing, RepositoryToRead, SnapshotDamaged
+from ntt_backup.snapshot.restore_files import Options, Restorer, Step
+from ntt_backup.snapshot.restore_links import finish
+from ntt_backup.snapshot.versions import Version, choose, content, require_own
+
+_SHOWN: Final = 1000
+_PIECE: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Restored:
+    """What was restored so far. files: that were written; kept: that were there and right; bytes:
+    of content written; fetched: from the target. wrong: how many files were not restored; problems:
+    the first of them, each with the reason. notes: what could not be set. part: of the work.
+    """
+
+    version: str = ""
+    files: int = 0
+    kept: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    wrong: int = 0
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    part: float | None = None
+    duration_s: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.wrong else 0
+
+    def add(self, step: Step) -> None:
+        """Adds what was done."""
+        self.files += step.files
+        self.kept += step.kept
+        self.bytes += step.bytes
+        self.fetched += step.fetched
+        self.wrong += len(step.problems)
+        self.problems += step.problems[: _SHOWN - len(self.problems)]
+        self.notes = sorted({*self.notes, *step.notes})
+
+
+def restore(
+    open_repository: Callable[[], RepositoryToRead],
+    wanted: str,
+    to: Path,
+    options: Options,
+    *,
+    jobs: int = 1,
+    patterns: tuple[str, ...] = (),
+    on_progress: Callable[[Restored], object] = lambda _: None,
+    before_writing: Callable[[], object] = lambda: None,
+) -> Restored:
+    """Restores what `SET` or `SET@VERSION` means; patterns: only files that fit one of them, see
+    `choice`. Raises ConfigError, RemoteError (SnapshotDamaged too), DestinationError, LockHeld.
+
+    before_writing is called once the directory is there, and before anything is written into it.
+    """
+    began = time.monotonic()
+    done = Restored()
+    with ExitStack() as stack:
+        repository = stack.enter_context(closing(open_repository()))
+        version = choose(repository, wanted)
+        done.version = version.name
+        root = stack.enter_context(_destination(to))
+        before_writing()
+        stack.callback(os.umask, os.umask(0))
+        try:
+            source = _Source(repository, version, to, delta=options.delta)
+            choice = Choice(patterns, source.manifest()) if patterns else None
+            total = max(choice.bytes if choice is not None else source.trailer.bytes, 1)
+            passed = 0
+            wrong: set[str] = set()
+            for step in _steps(
+                source, repository, open_repository, root, to, options, choice, jobs
+            ):
+                done.add(step)
+                wrong.update(path for path, _ in step.problems)
+                passed += step.passed
+                done.part = min(passed / total, 1.0)
+                done.duration_s = time.monotonic() - began
+                on_progress(done)
+            done.add(finish(source.manifest(), root, choice, wrong))
+            _sync(root)
+        except OSError as error:
+            raise DestinationError.at(error.filename or to, error) from error
+    if source.problem:
+        done.notes.append(source.problem)
+    done.part = 1.0
+    done.duration_s = time.monotonic() - began
+    return done
+
+
+def _steps(
+    source: _Source,
+    repository: RepositoryToRead,
+    open_repository: Callable[[], RepositoryToRead],
+    root: int,
+    to: Path,
+    options: Options,
+    choice: Choice | None,
+    jobs: int,
+) -> Iterator[Step]:
+    if jobs == 1:
+        yield from Restorer(
+            repository, source.manifest(), source.map(), root, options, choice
+        ).run()
+        return
+    repository.close()  # With its threads, this process could not be copied.
+    bodies = [
+        partial(_helper, source, open_repository, to, options, choice, (part, jobs))
+        for part in range(jobs)
+    ]
+    for said in run_helpers(bodies, "ntt-restore"):
+        said["problems"] = [(path, why) for path, why in said["problems"]]
+        yield Step(**said)
+
+
+def _helper(
+    source: _Source,
+    open_repository: Callable[[], RepositoryToRead],
+    to: Path,
+    options: Options,
+    choice: Choice | None,
+    part: tuple[int, int],
+) -> Iterator[dict[str, Any]]:
+    root = os.open(to, DIRECTORY)
+    with closing(open_repository()) as repository:
+        restorer = Restorer(
+            repository, source.manifest(), source.map(), root, options, choice, part
+        )
+        try:
+            yield from map(asdict, restorer.run())
+        except OSError as error:
+            raise DestinationError.at(error.filename or to, error) from error
+
+
+class _Source:
+    """The manifest of a version, and its map where a delta needs it, in files of this machine that
+    have no names. The manifest is proved. problem: why there is no map.
+    """
+
+    def __init__(
+        self, repository: RepositoryToRead, version: Version, to: Path, *, delta: bool
+    ) -> None:
+        self.problem = ""
+        self._map: mmap.mmap | None = None
+        self._manifest, _ = _keep(repository, version, MANIFEST, to)
+        reader = self.manifest()
+        deque(reader.batches(), maxlen=0)
+        assert reader.trailer is not None
+        require_own(reader.header, version)
+        self.trailer = reader.trailer
+        if delta and self.trailer.map_size:
+            with suppress(SnapshotDamaged):
+                self._map, digest = _keep(repository, version, MAP, to)
+                if digest != self.trailer.map_sha256:
+                    self._map = None
+            if self._map is None:
+                self.problem = "the map of the version is damaged: files were fetched whole"
+
+    def manifest(self) -> ManifestReader:
+        """Returns a reader, at its beginning."""
+        return ManifestReader(_pieces(self._manifest))
+
+    def map(self) -> MapReader | None:
+        """Returns a reader, at its beginning."""
+        return MapReader(_pieces(self._map)) if self._map is not None else None
+
+
+def _keep(
+    repository: RepositoryToRead, version: Version, name: str, to: Path
+) -> tuple[mmap.mmap, str]:
+    """Returns a file of a version, and its SHA-256. It stays in processes that are copied."""
+    placed = version.file(name)
+    digest = sha256()
+    with tempfile.TemporaryFile(dir=to) as file:
+        try:
+            for data in content(repository, placed) if placed is not None else ():
+                digest.update(data)
+                file.write(data)
+        except FileMissing:
+            placed = None
+        if placed is None:
+            raise SnapshotDamaged(f"the {name} of {version} is missing")
+        file.flush()
+        if not file.tell():
+            raise SnapshotDamaged(f"{placed.name} is empty")
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), digest.hexdigest()
+
+
+def _pieces(data: mmap.mmap) -> Iterator[bytes]:
+    return (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+
+
+@contextmanager
+def _destination(to: Path) -> Iterator[int]:
+    """Gives a descriptor of the directory, made if only its last part is missing, and locked."""
+    try:
+        with suppress(FileExistsError):
+            to.mkdir(0o755)
+        fd = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DestinationError.at(to, error) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeld(f"another restore into {to} is at work") from None
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync(root: int) -> None:
+    if can_syncfs(os.fstat(root).st_dev):
+        syncfs(root)
+    else:
+        os.sync()

@@ -1,0 +1,370 @@
+"""Restores the files of a version, or of a part of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.staging import write_all
+from ntt_backup.snapshot.attributes import Attributes
+from ntt_backup.snapshot.block_map import MapReader
+from ntt_backup.snapshot.choice import Choice
+from ntt_backup.snapshot.entry import (
+    DIRECTORY,
+    FIFO,
+    FILE,
+    HARD_LINK,
+    SYMLINK,
+    Entry,
+    Extent,
+)
+from ntt_backup.snapshot.fetch import Fetcher, Piece
+from ntt_backup.snapshot.local_file import FileWriter, Found, Run, compare, within
+from ntt_backup.snapshot.manifest import ManifestReader
+from ntt_backup.snapshot.repository import RepositoryToRead
+from ntt_backup.snapshot.small_files import SmallFiles
+from ntt_backup.snapshot.tree import (
+    NEW,
+    OF_ALL,
+    Level,
+    Refused,
+    Tree,
+    make,
+    open_old,
+    reason,
+    split,
+)
+
+_STEP_SECONDS: Final = 0.25
+_WRONG: Final = "its content is not that of the version"
+_MISSING: Final = "a super block of it is missing or damaged"
+_RUN: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How files are restored. delta: what is there is hashed, and only what differs is fetched.
+    in_place: what differs is written into the files themselves. verify: every file is compared with
+    its BLAKE3; what a delta made always is.
+    """
+
+    delta: bool = False
+    in_place: bool = False
+    verify: bool = True
+
+
+@dataclass(slots=True)
+class Step:
+    """What was done since the last one, see `restore.Restored`. passed: bytes of all files that are
+    settled, one way or the other.
+    """
+
+    files: int = 0
+    kept: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    passed: int = 0
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def problem(self, path: str, error: OSError | Refused | ValueError) -> None:
+        """Adds a file that was not restored. Raises the error where it is about more than that."""
+        if isinstance(error, OSError) and error.errno in OF_ALL:
+            raise error
+        self.problems.append((path, reason(error)))
+
+
+class _Change(NamedTuple):
+    """A file that takes the place of another. runs: what differs, None where that is not known."""
+
+    runs: Sequence[Run] | None
+
+
+_NEW: Final = _Change(None)
+_Item = tuple[Entry | SmallFiles, _Change | None]
+
+
+class Restorer:
+    """Restores the files of a version, or one part of them of several. map: of the version, for a
+    delta. root: a descriptor, which is not closed.
+    """
+
+    def __init__(
+        self,
+        repository: RepositoryToRead,
+        manifest: ManifestReader,
+        map: MapReader | None,
+        root: int,
+        options: Options,
+        choice: Choice | None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._manifest = manifest
+        self._map = map
+        self._key = bytes.fromhex(manifest.header.key)
+        self._options = options
+        self._choice = choice
+        self._part = part
+        self._attributes = Attributes()
+        self._fetcher: Fetcher[_Item] = Fetcher(repository, manifest.header)
+        self._tree = Tree(root, make=True)
+        self._seen = Tree(root, make=False)
+        self._step = Step()
+        self._fetched = 0
+        self._writer: FileWriter | None = None
+        # Of the file that is written.
+        self._passed = 0
+        # Of the last file of several parts, whose other parts are passed over.
+        self._failed: Entry | None = None
+
+    def run(self) -> Iterator[Step]:
+        """Restores all of it, step by step. Raises OSError for what is about more than a file."""
+        due = time.monotonic() + _STEP_SECONDS
+        try:
+            for (row, change), pieces, last in self._fetcher.read(self._plan()):
+                if isinstance(row, SmallFiles):
+                    self._write_small(row, pieces[0][1])
+                else:
+                    self._write_entry((row, change), pieces, last=last)
+                if time.monotonic() > due:
+                    yield self._take_step()
+                    due = time.monotonic() + _STEP_SECONDS
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            self._tree.close()
+            self._seen.close()
+        yield self._take_step()
+
+    def _take_step(self) -> Step:
+        step, self._step = self._step, Step()
+        step.notes = sorted(self._attributes.notes)
+        step.fetched = self._fetcher.fetched - self._fetched
+        self._fetched = self._fetcher.fetched
+        return step
+
+    # --- what is needed ---------------------------------------------------------------------------
+
+    def _plan(self) -> Iterator[tuple[_Item, Sequence[Extent]]]:
+        """Yields the files that are not there, with the extents of them that are fetched."""
+        number, parts = self._part
+        of_map, turn = self._map, 0
+        # A map is read in the order of all entries.
+        for row in self._manifest.rows(*((0, 1) if of_map is not None else self._part)):
+            mine = of_map is None or turn // _RUN % parts == number
+            if isinstance(row, SmallFiles):
+                turn += len(row.files)
+                if mine:
+                    yield from self._plan_small(row)
+            else:
+                turn += 1
+                yield from self._plan_entry(row, mine=mine)
+
+    def _plan_small(self, row: SmallFiles) -> Iterator[tuple[_Item, Sequence[Extent]]]:
+        choice, files = self._choice, row.files
+        if choice is not None:
+            files = [file for file in files if choice.has(row.path(file))]
+        names: Container[str] = ()
+        with suppress(OSError, Refused, ValueError):
+            names = self._seen.enter(row.above).names
+        if names:
+            for file in files:
+                if file[0] in names:
+                    yield from self._plan_entry(row.entry(file), mine=True)
+            files = [file for file in files if file[0] not in names]
+        if files:
+            row = row._replace(files=files)
+            yield (row, None), (row.extent,)
+
+    def _plan_entry(self, entry: Entry, *, mine: bool) -> Iterator[tuple[_Item, Sequence[Extent]]]:
+        path, of_map = entry.path, self._map
+        wanted = (
+            mine
+            and entry.kind not in (DIRECTORY, HARD_LINK)
+            and (self._choice is None or self._choice.has(path))
+        )
+        sums = b""
+        if of_map is not None and entry.block:
+            if wanted:
+                sums = of_map.read(entry.blocks)
+            else:
+                of_map.skip(entry.blocks)
+        if not wanted:
+            return
+        try:
+            above, name = split(path)
+            level = self._seen.enter(above)
+            found = level.find(name)
+            change = self._compare(entry, level, name, found, sums) if found else _NEW
+        except (OSError, Refused, ValueError) as error:
+            self._step.problem(path, error)
+            return
+        if change is None:
+            self._step.kept += 1
+            self._step.passed += entry.size
+        elif change is _NEW:
+            yield (entry, None), entry.extents
+        elif change.runs is None:
+            yield (entry, change), entry.extents
+        else:
+            yield (entry, change), within(entry.extents, change.runs)
+
+    def _compare(
+        self, entry: Entry, level: Level, name: str, found: os.stat_result, sums: bytes
+    ) -> _Change | None:
+        """Returns how the file that is there is changed; None where it stays."""
+        kind = stat.S_IFMT(found.st_mode)
+        attributes, delta = self._attributes, self._options.delta
+        if (entry.kind == SYMLINK and kind == stat.S_IFLNK) or (
+            entry.kind == FIFO and kind == stat.S_IFIFO and attributes.are(entry, found)
+        ):
+            if entry.kind == FIFO or os.readlink(name, dir_fd=level.fd) == entry.target:
+                attributes.set_unopened(level.fd, name, entry)
+                return None
+        elif entry.kind == FILE and kind == stat.S_IFREG:
+            right = found.st_size == entry.size
+            taken_for_same = right and found.st_mtime_ns == entry.mtime and not delta
+            if taken_for_same and attributes.are(entry, found):
+                return None
+            if right or sums:
+                with closing(open_old(level, name)) as fd:
+                    seen = Found(True, None)
+                    if not taken_for_same:
+                        seen = compare(fd, entry, sums, self._key)
+                    if not seen.same:
+                        return _Change(seen.runs)
+                    attributes.set(fd, entry)
+                    return None
+        return _Change(None)
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def _write_small(self, row: SmallFiles, content: memoryview) -> None:
+        """Writes new files. content: of all of them, shorter where it is damaged."""
+        above, mode, _, _, _, files = row
+        try:
+            level = self._tree.enter(above)
+        except (OSError, Refused, ValueError) as error:
+            for file in files:
+                self._step.problem(row.path(file), error)
+            self._step.passed += sum(file[1] for file in files)
+            return
+        first = files[0][2]
+        if not (level.plain and self._attributes.come_by_themselves(row)):
+            for file in files:
+                entry, at = row.entry(file), file[2] - first
+                data = content[at : at + file[1]]
+                self._write_entry((entry, None), [(0, data, len(data) == file[1])], last=True)
+            return
+        step, verify, directory = self._step, self._options.verify, level.fd
+        open_, write, utime = os.open, os.write, os.utime
+        # Files that are still open: descriptors that follow each other are closed at once.
+        ranges: list[tuple[int, int]] = []
+        begin = end = -1
+        try:
+            for name, size, skip, mtime, digest in files:
+                try:
+                    data = content[skip - first : skip - first + size]
+                    if len(data) != size:
+                        raise Refused(_MISSING)
+                    if verify and blake3(data).hexdigest() != digest:
+                        raise Refused(_WRONG)
+                    fd = open_(name, NEW, mode, dir_fd=directory)
+                    if fd != end:
+                        if end > 0:
+                            ranges.append((begin, end))
+                        begin = fd
+                    end = fd + 1
+                    if (written := write(fd, data)) != size:
+                        write_all(fd, data[written:])
+                    utime(fd, ns=(mtime, mtime))
+                    step.files += 1
+                    step.bytes += size
+                except (OSError, Refused, ValueError) as error:
+                    step.problem(f"{above}/{name}" if above else name, error)
+                step.passed += size
+        finally:
+            if end > 0:  # An empty range at 0 would close all that there is.
+                ranges.append((begin, end))
+            for one in ranges:
+                os.closerange(*one)
+
+    def _write_entry(
+        self, item: tuple[Entry, _Change | None], pieces: Sequence[Piece], *, last: bool
+    ) -> None:
+        entry = item[0]
+        try:
+            above, name = split(entry.path)
+            self._write(self._tree.enter(above), name, item, pieces, last=last)
+        except (OSError, Refused, ValueError) as error:
+            self._give_up(entry, error, last=last)
+
+    def _write(
+        self,
+        level: Level,
+        name: str,
+        item: tuple[Entry, _Change | None],
+        pieces: Sequence[Piece],
+        *,
+        last: bool,
+    ) -> None:
+        """Writes whatever needs more than a small new file."""
+        entry, change = item
+        if entry is self._failed:
+            return
+        if entry.kind == SYMLINK:
+            make(level, entry, name, self._attributes, lambda new: _symlink(level, new, entry))
+        elif entry.kind == FIFO:
+            make(level, entry, name, self._attributes, lambda new: _fifo(level, new, entry))
+        else:
+            if self._writer is None:
+                self._writer = FileWriter(
+                    level,
+                    name,
+                    entry,
+                    free=change is None,
+                    runs=change.runs if change is not None else None,
+                    in_place=self._options.in_place,
+                    verify=self._options.verify,
+                )
+            written = self._writer.add(pieces)
+            self._step.bytes += written
+            self._pass(written)
+            if not last:
+                return
+            self._writer.finish(self._attributes)
+            self._writer.close()
+            self._writer = None
+        self._step.files += 1
+        self._pass(entry.size - self._passed)
+        self._passed = 0
+
+    def _pass(self, count: int) -> None:
+        self._passed += count
+        self._step.passed += count
+
+    def _give_up(self, entry: Entry, error: OSError | Refused | ValueError, *, last: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if entry is not self._failed:
+            self._step.problem(entry.path, error)
+            self._pass(entry.size - self._passed)
+            self._passed = 0
+        self._failed = None if last else entry
+
+
+def _symlink(level: Level, name: str, entry: Entry) -> None:
+    os.symlink(entry.target, name, dir_fd=level.fd)
+
+
+def _fifo(level: Level, name: str, entry: Entry) -> None:
+    os.mkfifo(name, entry.mode & 0o777, dir_fd=level.fd)

@@ -1,0 +1,63 @@
+"""Restores, at the end, the hard links of a version, and what its directories had."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from ntt_backup.snapshot.attributes import Attributes
+from ntt_backup.snapshot.choice import Choice
+from ntt_backup.snapshot.entry import DIRECTORY, Entry, entries_of
+from ntt_backup.snapshot.manifest import ManifestReader
+from ntt_backup.snapshot.restore_files import Step
+from ntt_backup.snapshot.tree import Level, Refused, Tree, link, split
+
+
+def finish(
+    manifest: ManifestReader, root: int, choice: Choice | None, wrong: Container[str]
+) -> Step:
+    """Makes the hard links, then gives each directory what it had, once all that is in it is there.
+    wrong: files that were not restored. Raises OSError for what is about more than a file.
+    """
+    step, attributes = Step(), Attributes()
+    tree, targets = Tree(root, make=True), Tree(root, make=False)
+    entered: list[tuple[Entry, Level]] = []
+
+    def leave(path: str) -> None:
+        """Settles the directories that have nothing more in them."""
+        while entered and not path.startswith(f"{entered[-1][0].path}/"):
+            entry, level = entered.pop()
+            try:
+                attributes.set(level.fd, entry)
+            except OSError as error:
+                step.problem(entry.path, error)
+
+    try:
+        for lines in manifest.batches():
+            few = [line for line in lines if b'","d",' in line or b'","h",' in line]
+            for entry in entries_of(few):
+                leave(entry.path)
+                try:
+                    if entry.kind == DIRECTORY:
+                        if choice is None or choice.has_directory(entry.path):
+                            entered.append((entry, tree.enter(entry.path)))
+                    elif choice is None or choice.has(entry.path):
+                        if entry.target in wrong:
+                            raise Refused("the file that it is a link to was not restored")
+                        if _link(tree, targets, entry):
+                            step.files += 1
+                        else:
+                            step.kept += 1
+                except (OSError, Refused, ValueError) as error:
+                    step.problem(entry.path, error)
+        leave("")
+    finally:
+        tree.close()
+        targets.close()
+    step.notes = sorted(attributes.notes)
+    return step
+
+
+def _link(tree: Tree, targets: Tree, entry: Entry) -> bool:
+    above, name = split(entry.path)
+    target_above, target_name = split(entry.target)
+    return link(tree.enter(above), name, targets.enter(target_above), target_name)

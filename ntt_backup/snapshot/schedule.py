@@ -1,0 +1,124 @@
+"""The snapshots of a run: of each set that has `every`, a version once the last is as old as that.
+
+When that was taken the target is asked, not a memory of ours: a version that was taken by hand or
+by another host counts, one that was lost does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+from ntt_backup.config import RemoteConfig
+from ntt_backup.errors import BackupError, LockHeld
+from ntt_backup.events import Event, Warning
+from ntt_backup.process.messages import JobOver
+from ntt_backup.snapshot.events import (
+    SnapshotComplete,
+    SnapshotFailed,
+    SnapshotProgress,
+    SnapshotStart,
+)
+from ntt_backup.snapshot.job import take_version
+from ntt_backup.snapshot.last_take import last, noting
+from ntt_backup.snapshot.open import open_repository
+from ntt_backup.snapshot.sets import of_settings
+from ntt_backup.snapshot.take import Report
+from ntt_backup.snapshot.versions import Version, versions
+from ntt_backup.wire.snapshot_names import begun
+
+_SHOWN: Final = 20
+# Another take of a set is at work: then its version is looked for.
+_SOON_SECONDS: Final = 300.0
+
+Emit = Callable[[Event], None]
+
+
+def due_in(known: Iterable[Version], every: float, now: datetime) -> float:
+    """Returns the seconds until the next version is to be taken, 0 where it is now. Pure."""
+    whole = [begun(one.name) for one in known if one.whole]
+    # A clock that was ahead when the last one was taken must not stop them for as long.
+    age = abs((now - max(whole)).total_seconds()) if whole else every
+    return max(0.0, every - age)
+
+
+def take_due(settings: RemoteConfig, emit: Emit) -> JobOver:
+    """Takes the sets that are due, one after the other; a failure keeps none of the others back.
+
+    emit takes each event. Returns whether one failed, or lacks files that could not be read, and
+    when the next one is due.
+    """
+    failed, waits = False, []
+    for name, every in settings.scheduled.items():
+        began, wait = time.monotonic(), every
+        try:
+            with noting(settings, name):
+                left = _look_for(settings, name, every)
+                if not left:
+                    failed |= not _take(settings, name, emit)
+                wait = left or max(0.0, every - (time.monotonic() - began))
+        except LockHeld as error:
+            emit(Warning(reason=f"no snapshot of {name} is taken: {error}"))
+            wait = min(every, _SOON_SECONDS)
+        except BackupError as error:
+            failed = True
+            emit(SnapshotFailed(set=name, **error.fields))
+        waits.append(wait)
+    return JobOver(failed=failed, again_s=min(waits, default=None))
+
+
+def _look_for(settings: RemoteConfig, name: str, every: float) -> float:
+    with closing(open_repository(settings)) as repository:
+        return due_in(versions(repository, name), every, datetime.now(UTC))
+
+
+def _take(settings: RemoteConfig, name: str, emit: Emit) -> bool:
+    """Takes a version; returns whether all could be read."""
+    emit(SnapshotStart(set=name))
+    report = _Reporter(name, settings.log.progress_interval, last(settings, name).bytes, emit)
+    made = take_version(
+        settings,
+        of_settings(name, settings.snapshots[name]),
+        report=Report(report.progress, report.problem),
+    )
+    fields = asdict(made)
+    del fields["skipped"]
+    emit(SnapshotComplete(**fields))
+    return made.exit_code == 0
+
+
+class _Reporter:
+    """Tells how far a take is, every step seconds, and the first of its problems. before: bytes of
+    the last version.
+    """
+
+    def __init__(self, name: str, step: float, before: int, emit: Emit) -> None:
+        self._name = name
+        self._step = step
+        self._before = before
+        self._emit = emit
+        self._began = time.monotonic()
+        self._next = self._began + step
+        self._problems = 0
+
+    def progress(self, files: int, bytes_: int, read: int, stored: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._step
+        eta_s = None
+        if 0 < bytes_ < self._before:
+            eta_s = round((now - self._began) * (self._before - bytes_) / bytes_, 1)
+        name = self._name
+        self._emit(SnapshotProgress(set=name, files=files, read=read, stored=stored, eta_s=eta_s))
+
+    def problem(self, path: str, why: str) -> None:
+        self._problems += 1
+        if self._problems <= _SHOWN:
+            self._emit(Warning(reason=f"snapshot of {self._name}: {path}: {why}"))
+        elif self._problems == _SHOWN + 1:
+            self._emit(Warning(reason=f"snapshot of {self._name}: there is more, not shown"))

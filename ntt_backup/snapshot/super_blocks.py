@@ -1,0 +1,183 @@
+"""Super blocks: content of files, many pieces in one zstd frame; and packs, which hold them.
+
+A pack is eight bytes of magic, and frames one after the other. Each frame has its checksum and says
+the size of its content, so it is read alone, and in bounded memory. Which content lies where stands
+in the manifest (`Extent`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import zstandard
+
+from ntt_backup.snapshot.entry import MAX_SUPER_BLOCK, Extent
+from ntt_backup.snapshot.manifest import PackSum
+from ntt_backup.snapshot.names import pack_name
+from ntt_backup.snapshot.repository import Buffer, NewFile, Repository, SnapshotDamaged
+
+MAGIC: Final = b"NTTSNAP\x01"
+MAX_PACK: Final = 256 << 20
+FULL: Final = 1 << 20
+INCREMENT: Final = 256 << 10
+_LEVEL: Final = 3
+# Super blocks that wait for their compression, or to be written.
+_AHEAD: Final = 4
+
+
+class _Piece(NamedTuple):
+    into: list[Extent]
+    start: int
+    length: int
+    skip: int
+
+
+class _Frame(NamedTuple):
+    content: memoryview
+    compressed: Future[bytes]
+    pieces: list[_Piece]
+    # So many tickets have all their content in this frame and those before.
+    tickets: int
+
+
+class SuperBlockWriter:
+    """Writes the packs of a version. index: the version's own in Header.chain.
+
+    It compresses in a thread of its own; the repository is used in the caller's.
+    """
+
+    def __init__(self, repository: Repository, set: str, version: str, *, index: int) -> None:
+        self._repository = repository
+        self._set = set
+        self._version = version
+        self._index = index
+        self._size = INCREMENT if index else FULL
+        self._thread = ThreadPoolExecutor(1, "super-blocks")
+        self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        # Used again and again: memory that is new is slow.
+        self._free = [memoryview(bytearray(self._size)) for _ in range(_AHEAD + 1)]
+        self._content = self._free.pop()
+        self._filled = 0
+        self._pieces: list[_Piece] = []
+        self._tickets = 0
+        self._frames: deque[_Frame] = deque()
+        self._file: NewFile | None = None
+        self._at = 0
+        self._packs: list[PackSum] = []
+        self.settled = 0
+        self.stored = 0
+
+    def add(self, start: int, data: Buffer, into: list[Extent]) -> int:
+        """Stores content of a file, which begins at byte start of it, and returns a ticket.
+
+        Once `settled` is above the ticket, its extents are in `into`. Content that is neighboured
+        in its file, and was added in a row, has one extent in a super block.
+        """
+        ticket = self._tickets
+        view = memoryview(data)
+        done = 0
+        while True:
+            part = view[done : done + self._size - self._filled]
+            self._hold(_Piece(into, start + done, len(part), self._filled))
+            self._content[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            done += len(part)
+            if done == len(view):
+                self._tickets += 1
+            if self._filled == self._size:
+                self._seal()
+            if done == len(view):
+                return ticket
+
+    def flush(self) -> None:
+        """Writes what is held, so that all tickets are settled."""
+        if self._filled:
+            self._seal()
+        while self._frames:
+            self._store()
+        self.settled = self._tickets
+
+    def end(self) -> tuple[PackSum, ...]:
+        """Writes what is held, and returns the packs once they are durable."""
+        self.flush()
+        self._finish()
+        self._thread.shutdown()
+        return tuple(self._packs)
+
+    def give_up(self) -> None:
+        """Forgets what is not written yet. Never raises; does nothing after the end."""
+        self._thread.shutdown(cancel_futures=True)
+        if self._file is not None:
+            self._file.give_up()
+            self._file = None
+
+    def _hold(self, piece: _Piece) -> None:
+        if self._pieces:
+            last = self._pieces[-1]
+            if last.into is piece.into and last.start + last.length == piece.start:
+                self._pieces[-1] = last._replace(length=last.length + piece.length)
+                return
+        if piece.length:
+            self._pieces.append(piece)
+
+    def _seal(self) -> None:
+        if len(self._frames) == _AHEAD:
+            self._store()
+        compressed = self._thread.submit(self._zstd.compress, self._content[: self._filled])
+        self._frames.append(_Frame(self._content, compressed, self._pieces, self._tickets))
+        self._content, self._filled, self._pieces = self._free.pop(), 0, []
+
+    def _store(self) -> None:
+        frame = self._frames[0]
+        stored = frame.compressed.result()
+        if self._at + len(stored) > MAX_PACK:
+            self._finish()
+        number = len(self._packs) + 1
+        if self._file is None:
+            self._file = self._repository.write(pack_name(self._set, self._version, number))
+            self._file.add(MAGIC)
+            self._at = len(MAGIC)
+        self._file.add(stored)
+        for piece in frame.pieces:
+            piece.into.append(
+                Extent(
+                    piece.start,
+                    piece.length,
+                    self._index,
+                    number,
+                    self._at,
+                    len(stored),
+                    piece.skip,
+                )
+            )
+        self._at += len(stored)
+        self.stored += len(stored)
+        self.settled = frame.tickets
+        self._free.append(self._frames.popleft().content)
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            self._packs.append(PackSum(self._at, self._file.finish().hex()))
+            self._file = None
+
+
+def read_super_block(data: Buffer) -> bytes:
+    """Returns the content of one frame. Raises SnapshotDamaged.
+
+    It has been compared with the checksum and the size that the frame names, and has at most
+    MAX_SUPER_BLOCK bytes.
+    """
+    with suppress(zstandard.ZstdError):
+        said = zstandard.get_frame_parameters(data)
+        if (
+            data[: len(zstandard.FRAME_HEADER)] == zstandard.FRAME_HEADER
+            and said.has_checksum
+            and said.content_size <= MAX_SUPER_BLOCK
+        ):
+            return zstandard.ZstdDecompressor(max_window_size=MAX_SUPER_BLOCK).decompress(
+                data, allow_extra_data=False
+            )
+    raise SnapshotDamaged("a super block is not what was written")

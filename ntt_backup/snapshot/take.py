@@ -1,0 +1,389 @@
+"""A new version of a set: what is on the disk now, merged with the last version.
+
+A walk and the last manifest have one order. An entry that would begin as it did then is taken over
+as it is, and no content is read. Of everything else, what differs is stored. Packs come first, then
+the map, then the manifest: before it is there, nothing of the version exists.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from socket import gethostname
+from typing import Final
+
+from ntt_backup.blobdir.open import closing as closing_fd
+from ntt_backup.errors import SOME_FAILED, DestinationError, SourceError
+from ntt_backup.snapshot import names
+from ntt_backup.snapshot.block_map import MapWriter
+from ntt_backup.snapshot.changed_file import FileReader, NewFile, entry_of, xattrs
+from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning
+from ntt_backup.snapshot.last_version import (
+    Copies,
+    LastVersion,
+    parents,
+    pieces,
+    require_needed,
+    require_packs,
+)
+from ntt_backup.snapshot.manifest import Header, ManifestWriter, Trailer
+from ntt_backup.snapshot.names import FileName, new_version
+from ntt_backup.snapshot.repository import Repository, SnapshotDamaged
+from ntt_backup.snapshot.sets import SnapshotSet
+from ntt_backup.snapshot.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.versions import Version, versions
+from ntt_backup.snapshot.walk import Found, walk
+
+_KINDS: Final = {
+    stat.S_IFREG: FILE,
+    stat.S_IFDIR: DIRECTORY,
+    stat.S_IFLNK: SYMLINK,
+    stat.S_IFIFO: FIFO,
+}
+_UNSETTLED: Final = b'"u":1}]'
+# Entries that wait until their content is stored; a large file counts for many.
+_WAITING: Final = 10_000
+_SHOWN_EVERY: Final = 256
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a take did. files: entries of the version. bytes: of all content, holes too. read: bytes
+    of content that were read; stored: bytes of packs. changed: files with new content. unsettled:
+    files that changed as often as they were read. skipped: what is not in it as it should be;
+    unreadable: those of them that could not be read. forgotten: versions past retention, removed.
+    """
+
+    set: str
+    version: str = ""
+    parent: str = ""
+    files: int = 0
+    bytes: int = 0
+    read: int = 0
+    stored: int = 0
+    changed: int = 0
+    unsettled: int = 0
+    skipped: int = 0
+    unreadable: int = 0
+    forgotten: int = 0
+    duration_s: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.unreadable else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Hears how far a take is, and its problems. progress(files, bytes, read, stored): as in
+    `Taken`, of what was passed so far. problem(path, why).
+    """
+
+    progress: Callable[[int, int, int, int], object] = lambda *_: None
+    problem: Callable[[str, str], object] = lambda *_: None
+
+
+def take(
+    repository: Repository,
+    set: SnapshotSet,
+    *,
+    copies: Copies,
+    now: datetime,
+    full: bool = False,
+    paranoid: bool = False,
+    report: Report = Report(),
+) -> Taken:
+    """Makes a version. copies: where this machine keeps the manifest and map of the last version.
+    full: depends on no other. paranoid: reads files that seem unchanged, too.
+
+    Raises SourceError where nothing of the set is there, DestinationError where the copies cannot
+    be written, and what the repository raises.
+    """
+    began = time.monotonic()
+    set.require_something()
+    whole = {one.name: one for one in versions(repository, set.name) if one.whole}
+    try:
+        for last in parents(repository, set, whole, copies, now, full, report.problem):
+            version = new_version(now, max(whole, default=""))
+            one = _Take(repository, set, copies, last, version, report, paranoid)
+            try:
+                taken = one.run(whole)
+            except SnapshotDamaged:
+                if last is None:
+                    raise
+                continue
+            taken.duration_s = time.monotonic() - began
+            return taken
+    except OSError as error:
+        raise DestinationError(
+            "what a snapshot needs on this machine cannot be written",
+            detail=str(error),
+            hint="make room there, or set XDG_CACHE_HOME or TMPDIR to another directory",
+        ) from error
+    raise AssertionError("the last attempt depends on no other version")
+
+
+class _Take:
+    """One attempt. last: what it builds on; None for a full version."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        set: SnapshotSet,
+        copies: Copies,
+        last: LastVersion | None,
+        version: str,
+        report: Report,
+        paranoid: bool,
+    ) -> None:
+        self._repository = repository
+        self._set = set
+        self._copies = copies
+        self._last = last
+        self._report = report
+        self._paranoid = paranoid
+        before = last.header if last is not None else None
+        self._header = Header(
+            set.name,
+            version,
+            before.version if before is not None else "",
+            (*(before.chain if before is not None else ()), version),
+            before.key if before is not None else secrets.token_hex(32),
+            set.paths,
+            gethostname(),
+        )
+        self._taken = Taken(set.name, version, self._header.parent)
+        self._in_file = 0
+        # Whether anything was found but directories that the set names, and their parents.
+        self._found = False
+        # The path of a file with several names, and how many of them are still to come.
+        self._links: dict[tuple[int, int], tuple[str, int]] = {}
+        self._waiting: deque[tuple[int, NewFile | bytes]] = deque()
+        self._weight = 0
+
+    def run(self, whole: Mapping[str, Version]) -> Taken:
+        """Makes the version; whole: those that are in the repository."""
+        header = self._header
+        manifest, map = self._copies.paths(header.version)
+        packs = SuperBlockWriter(
+            self._repository, header.set, header.version, index=len(header.chain) - 1
+        )
+        try:
+            with manifest.open("wb") as manifest_file, map.open("wb") as map_file:
+                self._packs, self._map = packs, MapWriter(map_file.write)
+                self._manifest = ManifestWriter(manifest_file.write, header)
+                key = bytes.fromhex(header.key)
+                self._reader = FileReader(packs, key, self._set.block_size, self._on_read)
+                with closing(walk(self._set.paths, self._set.exclude, self._lost)) as found:
+                    for one in found:
+                        self._pass(one)
+                if self._last is not None:
+                    trailer = self._last.end()
+                    require_packs(whole[header.parent], trailer)
+                    self._require_files(trailer)
+                sums = packs.end()
+                self._settle()
+                self._map.end()
+                map_file.close()
+                digest = self._upload(names.MAP, map)
+                taken = self._taken
+                taken.stored = sum(one.size for one in sums)
+                new = Trailer(
+                    files=taken.files,
+                    bytes=taken.bytes,
+                    packs=sums,
+                    map_size=map.stat().st_size,
+                    map_sha256=digest.hex(),
+                    unsettled=taken.unsettled,
+                    skipped=taken.skipped,
+                )
+                self._manifest.end(new)
+            require_needed(self._repository, header, whole, new)
+            self._upload(names.MANIFEST, manifest)
+        except BaseException:
+            packs.give_up()
+            self._copies.drop(header.version)
+            raise
+        self._copies.keep_only(header.version)
+        return taken
+
+    def _require_files(self, before: Trailer) -> None:
+        """Raises SourceError where all files of the last version are gone: that is seldom meant."""
+        if not self._found and before.files > self._taken.files:
+            raise SourceError(
+                f"all files of the snapshot set {self._set.name} are gone",
+                detail=f"its directories are empty, and the last version has {before.files:,}",
+                hint="mount its disk; or take a version of what is there now, with --full",
+            )
+
+    def _pass(self, found: Found) -> None:
+        """Takes a file into the version."""
+        path, status = found.path, found.status
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+        if kind is None:
+            self._skip(path, "sockets and devices are not taken")
+            return
+        self._found = self._found or not found.follow or kind != DIRECTORY
+        size = status.st_size if kind == FILE else 0
+        target = self._other_name(status) if kind == FILE and status.st_nlink > 1 else ""
+        if target:
+            kind, size = HARD_LINK, 0
+        begin = beginning(
+            path,
+            kind,
+            status.st_mode & 0o7777,
+            status.st_uid,
+            status.st_gid,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+            size,
+        )
+        last = self._last
+        if last is not None and not (last.line or b"").startswith(begin):
+            last.pass_before(path)
+        if (
+            last is not None
+            and not target
+            and (line := last.line) is not None
+            and line.startswith(begin)
+            and not line.endswith(_UNSETTLED)
+            and not (self._paranoid and kind == FILE)
+        ):
+            last.copy(size, self._map.add)
+            if status.st_nlink > 1 and kind == FILE:
+                self._remember(path, status)
+            self._taken.bytes += size
+            self._add(line)
+        elif kind == FILE:
+            self._read(found)
+        else:
+            self._describe(found, kind, target)
+
+    def _read(self, found: Found) -> None:
+        path, taken = found.path, self._taken
+        old = self._last.take(path) if self._last is not None else None
+        self._in_file = 0
+        try:
+            fd = found.open()
+            try:
+                new, sums = self._reader.read(fd, path, old)
+            finally:
+                os.close(fd)
+        except FileExistsError:
+            raise  # By the repository.
+        except FileNotFoundError:
+            self._skip(path, "it is gone since its directory was listed")
+            return
+        except OSError as error:
+            self._lost(path, error.strerror or str(error))
+            return
+        finally:
+            self._in_file = 0
+        self._map.add(sums)
+        if found.status.st_nlink > 1 and new.entry.inode == found.status.st_ino:
+            self._remember(path, found.status)
+        taken.bytes += new.entry.size
+        taken.changed += new.changed
+        if new.entry.unsettled:
+            taken.unsettled += 1
+            self._report.problem(f"/{path}", "it changed as often as it was read")
+        self._add(new)
+
+    def _describe(self, found: Found, kind: str, target: str) -> None:
+        entry = entry_of(found.path, kind, found.status)
+        entry.target = target
+        try:
+            if kind == SYMLINK:
+                entry.target = os.readlink(found.name, dir_fd=found.directory)
+            if kind == DIRECTORY:
+                with closing_fd(found.open()) as fd:
+                    entry.xattrs = xattrs(fd)
+            elif kind != HARD_LINK:
+                entry.xattrs = xattrs(f"/proc/self/fd/{found.directory}/{found.name}")
+        except FileNotFoundError:
+            self._skip(found.path, "it is gone since its directory was listed")
+            return
+        except OSError as error:
+            if kind != DIRECTORY:  # The walk tells of those.
+                self._lost(found.path, error.strerror or str(error))
+                return
+        self._add(entry.line())
+
+    def _other_name(self, status: os.stat_result) -> str:
+        """Returns the path under which a file is in the version already."""
+        key = status.st_dev, status.st_ino
+        path, left = self._links.pop(key, ("", 0))
+        if left > 1:
+            self._links[key] = path, left - 1
+        return path
+
+    def _remember(self, path: str, status: os.stat_result) -> None:
+        self._links[status.st_dev, status.st_ino] = path, status.st_nlink - 1
+
+    def _add(self, one: NewFile | bytes) -> None:
+        """Writes an entry once its content, and that of those before it, is stored."""
+        taken = self._taken
+        taken.files += 1
+        if taken.files % _SHOWN_EVERY == 0:
+            self._show()
+        if isinstance(one, bytes) and not self._waiting:
+            self._manifest.add(one)
+            return
+        weight = one.weight if isinstance(one, NewFile) else 1
+        self._waiting.append((weight, one))
+        self._weight += weight
+        if self._weight > _WAITING:
+            self._packs.flush()
+        self._settle()
+
+    def _settle(self) -> None:
+        waiting, settled = self._waiting, self._packs.settled
+        while waiting:
+            weight, one = waiting[0]
+            if isinstance(one, bytes):
+                self._manifest.add(one)
+            elif one.ticket < settled:
+                self._manifest.add(one.settle().line())
+            else:
+                return
+            waiting.popleft()
+            self._weight -= weight
+
+    def _on_read(self, count: int) -> None:
+        self._taken.read += count
+        self._in_file += count
+        if self._in_file > count:  # Small files are shown by their number.
+            self._show()
+
+    def _show(self) -> None:
+        taken = self._taken
+        bytes_ = taken.bytes + self._in_file
+        self._report.progress(taken.files, bytes_, taken.read, self._packs.stored)
+
+    def _lost(self, path: str, why: str) -> None:
+        self._taken.unreadable += 1
+        self._skip(path, why)
+
+    def _skip(self, path: str, why: str) -> None:
+        self._taken.skipped += 1
+        self._report.problem(f"/{path}", why)
+
+    def _upload(self, file: str, path: Path) -> bytes:
+        """Sends a file of the version; returns its SHA-256."""
+        new = self._repository.write(str(FileName(self._set.name, self._header.version, file)))
+        try:
+            for piece in pieces(path):
+                new.add(piece)
+            return new.finish()
+        except BaseException:
+            new.give_up()
+            raise

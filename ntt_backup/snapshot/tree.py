@@ -1,0 +1,271 @@
+"""Writes a tree of files below a directory, whatever the paths say that it is given.
+
+A directory is entered level by level, from the descriptor of the one above, and never through a
+symlink. A name is one component that cannot lead elsewhere. A new file is made where its name is
+free, and nowhere else; one that takes the place of another is made beside it, and renamed. So
+neither `..`, nor a symlink that an earlier entry or an earlier restore has made, nor two names that
+the file system takes for one, lead out of the directory or over another file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Final
+
+from ntt_backup.blobdir.layout import kind_of
+from ntt_backup.blobdir.syscalls import DIRECTORY
+from ntt_backup.snapshot.attributes import Attributes
+from ntt_backup.snapshot.entry import Entry
+
+NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_BESIDE: Final = ".ntt-restore-"
+_NO_NAMES: Final = frozenset(("", ".", ".."))
+_LONGEST_NAME: Final = 255
+_HIGH: Final = 512
+# These are about the disk, or this process; every other error is about the one file.
+OF_ALL: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)
+
+
+class Refused(Exception):
+    """A file that is not made, for the reason that is said."""
+
+
+class Level:
+    """A directory below the root. fd: -1 where there is none. plain: a new file in it has the user
+    and group of this process, and the mode that it is made with.
+    """
+
+    __slots__ = ("_names", "fd", "path", "plain")
+
+    def __init__(self, path: str, fd: int, plain: bool, names: set[str] | None = None) -> None:
+        self.path = path
+        self.fd = fd
+        self.plain = plain
+        self._names = names
+
+    @property
+    def names(self) -> set[str]:
+        """What it had when it was first asked; as it is written, even where the file system folds
+        cases.
+        """
+        if self._names is None:
+            self._names = set(os.listdir(self.fd))
+        return self._names
+
+    def find(self, name: str) -> os.stat_result | None:
+        """Returns the status of what has this name, without following it."""
+        if name not in self.names:
+            return None
+        with suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        return None
+
+
+class Tree:
+    """The directories below root, a descriptor of the caller's; those on the way to the last one
+    are open. make: makes those that are missing, for this user alone.
+    """
+
+    def __init__(self, root: int, *, make: bool) -> None:
+        self._make = make
+        self._group = os.getegid()
+        self._levels = [Level("", root, _is_plain(root, self._group))]
+
+    def close(self) -> None:
+        """Leaves all directories but the root."""
+        while len(self._levels) > 1:
+            self._leave()
+
+    def enter(self, path: str) -> Level:
+        """Returns the directory at path; it is open until another is entered that is not below it.
+        Raises Refused, OSError.
+        """
+        level = self._levels[-1]
+        while path != level.path:
+            if not level.path:
+                rest = path
+            elif path.startswith(level.path) and path[len(level.path)] == "/":
+                rest = path[len(level.path) + 1 :]
+            else:
+                self._leave()
+                level = self._levels[-1]
+                continue
+            for name in rest.split("/"):
+                level = self._below(level, checked(name))
+                self._levels.append(level)
+        return level
+
+    def _leave(self) -> None:
+        fd = self._levels.pop().fd
+        if fd >= 0:
+            os.close(fd)
+
+    def _below(self, above: Level, name: str) -> Level:
+        path = f"{above.path}/{name}" if above.path else name
+        if above.fd < 0:
+            return Level(path, -1, False, set())
+        new = False
+        if self._make:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=above.fd)
+                new = True
+        try:
+            fd = _out_of_the_way(os.open(name, DIRECTORY, dir_fd=above.fd))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                raise
+            if self._make:
+                raise Refused(f"{_kind(above, name)} stands where {path} should be") from None
+            return Level(path, -1, False, set())
+        if new and above.plain:
+            return Level(path, fd, True, set())
+        if self._make and not new:
+            _let_in(fd)
+        return Level(path, fd, _is_plain(fd, self._group))
+
+
+def split(path: str) -> tuple[str, str]:
+    """Returns the directory, for `enter`, and the name in it. Raises Refused."""
+    above, _, name = path.rpartition("/")
+    if name in _NO_NAMES or path[0] == "/":
+        raise Refused("its path is not a path below the directory")
+    return above, name
+
+
+def checked(name: str) -> str:
+    """Returns a name that is one component of a path. Raises Refused for any other."""
+    if name in _NO_NAMES or "/" in name or "\0" in name:
+        raise Refused("its path is not a path below the directory")
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        raise Refused("its name is too long")
+    return name
+
+
+def open_old(level: Level, name: str, flags: int = os.O_RDONLY) -> int:
+    """Opens a file that is there. Raises Refused for what is none, OSError."""
+    fd = os.open(name, flags | _OLD, dir_fd=level.fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Refused("it is no file any more")
+    return fd
+
+
+def make(
+    level: Level, entry: Entry, name: str, attributes: Attributes, what: Callable[[str], None]
+) -> None:
+    """Makes something that is not opened, by what(name), in the place of whatever has the name."""
+    with Beside(level, name, free=level.find(name) is None) as beside:
+        what(beside.name)
+        beside.made = True
+        attributes.set_unopened(level.fd, beside.name, entry)
+        beside.rename()
+
+
+class Beside:
+    """A name for what is not complete yet, in level: name itself where that is free; else another
+    that takes its place by `rename`. made: something has it, which is removed at the end where it
+    was not renamed.
+    """
+
+    def __init__(self, level: Level, name: str, *, free: bool) -> None:
+        self._level = level
+        self._wanted = self.name = name
+        self.made = False
+        if not free:
+            found = level.find(name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                raise Refused("a directory stands in its place")
+            token = blake2b(os.fsencode(name), digest_size=8).hexdigest()
+            self.name = f"{_BESIDE}{token}"
+            with suppress(FileNotFoundError):  # Of a restore that was killed.
+                os.unlink(self.name, dir_fd=level.fd)
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.made:
+            with suppress(OSError):
+                os.unlink(self.name, dir_fd=self._level.fd)
+
+    def open(self) -> int:
+        """Returns a new file, for this user alone."""
+        fd = os.open(self.name, NEW, 0o600, dir_fd=self._level.fd)
+        self.made = True
+        return fd
+
+    def rename(self) -> None:
+        """Gives it the name that was wanted."""
+        if self.name != self._wanted:
+            fd = self._level.fd
+            os.rename(self.name, self._wanted, src_dir_fd=fd, dst_dir_fd=fd)
+        self.made = False
+
+
+def link(level: Level, name: str, target: Level, target_name: str) -> bool:
+    """Makes a hard link, by whatever has the name; returns whether it was missing."""
+    found = target.find(target_name) if target.fd >= 0 else None
+    if found is None or stat.S_ISDIR(found.st_mode):
+        raise Refused("the file that it is a link to is missing")
+    old = level.find(name)
+    if old is not None and os.path.samestat(old, found):
+        return False
+    with Beside(level, name, free=old is None) as beside:
+        os.link(
+            target_name,
+            beside.name,
+            src_dir_fd=target.fd,
+            dst_dir_fd=level.fd,
+            follow_symlinks=False,
+        )
+        beside.made = True
+        beside.rename()
+    return True
+
+
+def reason(error: OSError | Refused | ValueError) -> str:
+    """Returns in words why a file was not made."""
+    if isinstance(error, FileExistsError):
+        return "a file of this name is there already, maybe one that differs in case only"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _out_of_the_way(fd: int) -> int:
+    """Returns another descriptor for fd, so that those of files follow each other, and are closed
+    many at once.
+    """
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:  # As many as this process may have.
+        return fd
+    os.close(fd)
+    return high
+
+
+def _is_plain(fd: int, group: int) -> bool:
+    with suppress(OSError):
+        os.getxattr(fd, "system.posix_acl_default")
+        return False
+    return os.fstat(fd).st_gid == group
+
+
+def _let_in(fd: int) -> None:
+    """Lets this user make files in a directory of its own that an earlier restore has closed."""
+    status = os.fstat(fd)
+    if status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid() != 0:
+        os.fchmod(fd, stat.S_IMODE(status.st_mode) | 0o700)
+
+
+def _kind(level: Level, name: str) -> str:
+    with suppress(OSError):
+        return kind_of(os.stat(name, dir_fd=level.fd, follow_symlinks=False).st_mode)
+    return "something else"

@@ -1,0 +1,263 @@
+"""Checks versions of a set: that all of their files are there, and that content is what was taken.
+
+Each manifest is read whole and proved by its own sum. The files that it lists, and those of other
+versions that its entries lie in, are looked up by size. Content is fetched on request: all, or the
+super blocks of a random part; see `verify_content`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from ntt_backup.errors import SOME_FAILED, ConfigError
+from ntt_backup.snapshot.entry import Entry, Extent
+from ntt_backup.snapshot.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.names import MANIFEST, MAP, FileName, pack_name, require_set
+from ntt_backup.snapshot.repository import FileMissing, RepositoryToRead, SnapshotDamaged
+from ntt_backup.snapshot.verify_content import ContentCheck
+from ntt_backup.snapshot.versions import Version, choose, content, facts, open_manifest, versions
+
+_KEPT: Final = 1000
+_MOMENT: Final = re.compile(r"\d{8}(T\d{0,6}Z?[0-9a-f]{0,8})?")
+
+
+class Damage(NamedTuple):
+    """What of a version is missing or wrong. file: of the target. path: of the set. One of
+    them is "".
+    """
+
+    version: str
+    file: str
+    path: str
+    detail: str
+
+
+@dataclass
+class Findings:
+    """What a check has found. versions: checked. entries: that they have. files: looked up on the
+    target. bytes: fetched content. damaged: versions that cannot be restored as a whole. wrong:
+    why, the first thousand of `wrong_total`. unfinished: versions that never were.
+    """
+
+    versions: int = 0
+    entries: int = 0
+    files: int = 0
+    bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+    wrong: list[Damage] = field(default_factory=list)
+    wrong_total: int = 0
+    unfinished: int = 0
+    duration_s: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        return SOME_FAILED if self.damaged else 0
+
+    def add(self, version: Version, detail: str, *, file: str = "", path: str = "") -> None:
+        """Notes that a version is damaged, and why."""
+        if str(version) not in self.damaged:
+            self.damaged.append(str(version))
+        self.wrong_total += 1
+        if len(self.wrong) < _KEPT:
+            self.wrong.append(Damage(str(version), file, path, detail))
+
+
+class Question(NamedTuple):
+    """What to check. which: `SET`, `SET@VERSION`, or "" for all. share: of the content, 0 to 1.
+    since: a day, or the beginning of a version: none that is older.
+    """
+
+    which: str = ""
+    share: float = 0.0
+    since: str = ""
+
+
+def verify(
+    repository: RepositoryToRead,
+    question: Question,
+    on_progress: Callable[[Findings], object] = lambda _: None,
+) -> Findings:
+    """Checks versions in a repository. Raises ConfigError where there is none to check.
+
+    Content of a version that others need is looked at with that version, and so once; with all that
+    need it where only one version is asked for.
+    """
+    name, _, one = question.which.partition("@")
+    if name:
+        require_set(name)
+    known = versions(repository, name)
+    wanted = [one for one in known if one.whole]
+    if one or not wanted:
+        wanted = [choose(repository, question.which)] if name else []
+    since = question.since.replace("-", "").replace(":", "")
+    if since and not _MOMENT.fullmatch(since):
+        raise ConfigError(
+            f"{question.since!r} is neither a day nor a version", hint="such as 2026-03-31"
+        )
+    found = Findings(unfinished=sum(not one.whole for one in known))
+    check = _Check(repository, known, found, question.share, on_progress)
+    for version in wanted:
+        if version.name.replace("-", "") >= since:
+            check.check(version, alone=bool(one))
+    found.duration_s = time.monotonic() - check.began
+    return found
+
+
+class _Check:
+    def __init__(
+        self,
+        repository: RepositoryToRead,
+        known: Iterable[Version],
+        found: Findings,
+        share: float,
+        on_progress: Callable[[Findings], object],
+    ) -> None:
+        self._repository = repository
+        self._known = {(one.set, one.name): one for one in known}
+        self._found = found
+        self._share = share
+        self._on_progress = on_progress
+        self._salt = random.randbytes(8)
+        # Of each version, the packs that are there; and super blocks in them that are damaged.
+        self._packs: dict[tuple[str, str], Collection[int]] = {}
+        self._bad: set[tuple[str, str, int, int]] = set()
+        self.began = time.monotonic()
+
+    def check(self, version: Version, *, alone: bool) -> None:
+        self._found.versions += 1
+        try:
+            said = next(facts(self._repository, [version]))
+            if said.trailer is None:
+                raise SnapshotDamaged(said.problem)
+            self._look_up(version, said.trailer)
+            reader = open_manifest(self._repository, version)
+            entries = self._entries(version, reader)
+            if self._share:
+                map = self._proved_map(version, said.trailer)
+                self._compare(version, reader.header, map, entries, alone=alone)
+            else:
+                for _ in entries:
+                    pass
+            if reader.trailer != said.trailer:
+                raise SnapshotDamaged("its end says something else than its content")
+        except (SnapshotDamaged, FileMissing) as error:
+            detail = error.detail if isinstance(error, SnapshotDamaged) else "it is missing"
+            self._found.add(
+                version, detail, file=str(FileName(version.set, version.name, MANIFEST))
+            )
+        self._show()
+
+    def _entries(self, version: Version, reader: ManifestReader) -> Iterator[Entry]:
+        """Yields the entries. Content that is known to be lost is noted."""
+        header, found = reader.header, self._found
+        lost_packs = set()
+        for entry in reader.entries():
+            found.entries += 1
+            if not found.entries % 1024:
+                self._show()
+            lost = {one[2:4] for one in entry.extents if self._is_lost(header, one)}
+            if lost:
+                found.add(version, "content of it is lost", path=entry.path)
+                lost_packs |= lost
+            yield entry
+        for index, number in sorted(lost_packs):
+            if header.chain[index] != version.name:
+                name = header.pack(index, number)
+                found.add(version, "it is needed, and missing or damaged", file=name)
+
+    def _is_lost(self, header: Header, extent: Extent) -> bool:
+        name = header.chain[extent.version]
+        return (
+            extent.pack not in self._good(header.set, name)
+            or (header.set, name, extent.pack, extent.offset) in self._bad
+        )
+
+    def _good(self, set_name: str, name: str) -> Collection[int]:
+        """Returns the packs of a version that are there; those of any size where its manifest is
+        damaged.
+        """
+        key = (set_name, name)
+        if key not in self._packs:
+            version = self._known.get(key, Version(*key, ()))
+            names = {one.name for one in version.files}
+            numbers = range(1, len(names) + 1)
+            self._packs[key] = frozenset(
+                number for number in numbers if pack_name(*key, number) in names
+            )
+            for one in facts(self._repository, [version]):
+                if one.trailer is not None:
+                    self._look_up(version, one.trailer, quiet=True)
+        return self._packs[key]
+
+    def _look_up(self, version: Version, trailer: Trailer, *, quiet: bool = False) -> None:
+        """Compares what is there of a version with what its trailer says."""
+        there = {one.name: one.size for one in version.files}
+        good = set()
+        sizes = [(str(FileName(version.set, version.name, MAP)), trailer.map_size)]
+        for number, one in enumerate(trailer.packs, 1):
+            sizes.append((pack_name(version.set, version.name, number), one.size))
+        for number, (name, size) in enumerate(sizes):
+            if there.get(name) == size:
+                good.add(number)
+            elif not quiet:
+                has = (
+                    f"it has {there[name]} bytes, not {size}" if name in there else "it is missing"
+                )
+                self._found.add(version, has, file=name)
+        self._found.files += 0 if quiet else len(sizes) + 1
+        self._packs[version.set, version.name] = frozenset(good)
+
+    def _proved_map(self, version: Version, trailer: Trailer) -> Iterable[bytes] | None:
+        """Returns the bytes of a version's map, if it is what was written."""
+        file = version.file(MAP)
+        if file is None or file.size != trailer.map_size:
+            return None  # That was said when sizes were looked up.
+        digest = sha256()
+        for piece in content(self._repository, file):
+            digest.update(piece)
+        if digest.hexdigest() == trailer.map_sha256:
+            return content(self._repository, file)
+        self._found.add(version, "it is not what was written", file=file.name)
+        return None
+
+    def _compare(
+        self,
+        version: Version,
+        header: Header,
+        map: Iterable[bytes] | None,
+        entries: Iterable[Entry],
+        *,
+        alone: bool,
+    ) -> None:
+        own = len(header.chain) - 1
+        threshold = int(self._share * 2**32)
+
+        def chosen(extent: Extent) -> bool:
+            return (
+                (alone or extent.version == own)
+                and crc32(repr(extent[2:5]).encode(), crc32(self._salt)) < threshold
+                and not self._is_lost(header, extent)
+            )
+
+        before = self._found.bytes
+        check = ContentCheck(self._repository, header, map, chosen)
+        for path, detail in check.damaged(entries):
+            self._found.bytes = before + check.fetched
+            if path:
+                self._found.add(version, detail, path=path)
+            self._show()
+        self._bad |= {
+            (version.set, header.chain[index], number, offset)
+            for index, number, offset in check.bad
+        }
+
+    def _show(self) -> None:
+        self._found.duration_s = time.monotonic() - self.began
+        self._on_progress(self._found)

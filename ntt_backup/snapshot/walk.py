@@ -1,0 +1,165 @@
+"""The files of a set, in the order of a manifest.
+
+Directories are entered by their descriptors. What the set names is found as its operator would find
+it, so a symlink on the way there, and at its end, is followed; below that none is. Other file
+systems are entered. A directory is listed as a whole; memory holds the names of those on the way
+down, and no others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, NamedTuple
+
+from ntt_backup.blobdir.open import FILE, open_untouched
+from ntt_backup.errors import ConfigError
+from ntt_backup.snapshot.entry import MAX_PARTS
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A tree of what the set names, by component; None: all that lies there is taken.
+_Named = dict[str, "_Named | None"]
+
+Problem = Callable[[str, str], object]
+
+
+class Found(NamedTuple):
+    """A file in its directory. path: as in a manifest. name: for calls with the directory's
+    descriptor, which is open until the next file is asked for. follow: the set names it, so that it
+    may be a symlink to what was found.
+    """
+
+    path: str
+    status: os.stat_result
+    directory: int
+    name: str
+    follow: bool
+
+    def open(self) -> int:
+        """Returns a descriptor, for the caller to close. Raises OSError."""
+        flags = FILE & ~os.O_NOFOLLOW if self.follow else FILE
+        return open_untouched(self.name, flags, self.directory)
+
+
+def walk(
+    paths: Sequence[str], exclude: Sequence[str], problem: Problem
+) -> Generator[Found, None, None]:
+    """Yields what lies at paths and below, and the directories that lead there.
+
+    problem(path, why) is told of what cannot be read, and of what the set names and is not there.
+    What is gone since its directory was listed is left out.
+    """
+    excluded = excluder(exclude)
+    levels = [_Level("", os.open("/", _DIRECTORY), _named(paths))]
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                os.close(levels.pop().fd)
+                continue
+            name = level.names.pop()
+            path = level.prefix + name
+            # What is named is stronger than a pattern.
+            named = level.named is not None
+            if not named and excluded is not None and excluded(path):
+                continue
+            below = level.named[name] if level.named is not None else None
+            try:
+                status = os.stat(name, dir_fd=level.fd, follow_symlinks=named)
+                if below is not None and not stat.S_ISDIR(status.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            except OSError as error:
+                if named or not isinstance(error, FileNotFoundError):
+                    problem(path, error.strerror or str(error))
+                continue
+            if len(levels) > MAX_PARTS:
+                problem(path, f"it lies below more than {MAX_PARTS:,} directories")
+                continue
+            found = Found(path, status, level.fd, name, named)
+            if not stat.S_ISDIR(status.st_mode):
+                yield found
+                continue
+            try:
+                flags = _DIRECTORY if named else _DIRECTORY | os.O_NOFOLLOW
+                fd = open_untouched(name, flags, level.fd)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problem(path, error.strerror or str(error))
+                yield found
+                continue
+            try:
+                yield found
+                levels.append(_Level(f"{path}/", fd, below))
+            except OSError as error:
+                os.close(fd)
+                problem(path, error.strerror or str(error))
+            except BaseException:
+                os.close(fd)
+                raise
+    finally:
+        for level in levels:
+            os.close(level.fd)
+
+
+class _Level:
+    """A directory on the way down. names: those to come, the next one last."""
+
+    def __init__(self, prefix: str, fd: int, named: _Named | None) -> None:
+        self.prefix = prefix
+        self.fd = fd
+        self.named = named
+        self.names = os.listdir(fd) if named is None else list(named)
+        # A path is sorted by its bytes, and a slash comes before all other bytes.
+        plain = all(map(str.isascii, self.names))
+        self.names.sort(key=None if plain else os.fsencode, reverse=True)
+
+
+def _named(paths: Sequence[str]) -> _Named | None:
+    root: _Named | None = {}
+    # Shorter ones first: what lies below one of them is in it anyway.
+    for path in sorted(paths, key=len):
+        *parents, last = [part for part in path.split("/") if part not in ("", ".")] or [""]
+        if not last:
+            return None
+        level = root
+        for parent in parents:
+            level = level.setdefault(parent, {}) if level is not None else None
+        if level is not None:
+            level[last] = None
+    return root
+
+
+def excluder(patterns: Sequence[str]) -> Callable[[str], object] | None:
+    """Returns what says whether a path of a manifest is left out; None where no path is.
+
+    `*` stands for any characters but a slash, `?` for one, `[a-z]` and `[!a-z]` for one of these,
+    `**` for anything. A pattern with a slash before it is for the whole path, any other for the end
+    of one, from a slash on. Raises ConfigError.
+    """
+    if not patterns:
+        return None
+    try:
+        return re.compile("|".join(map(_expression, patterns)), re.DOTALL).fullmatch
+    except re.error as error:
+        raise ConfigError(
+            f"a pattern for paths cannot be read: {', '.join(patterns)}",
+            detail=str(error),
+        ) from error
+
+
+def _expression(pattern: str) -> str:
+    begin = "" if pattern.startswith("/") else "(?:.*/)?"
+    tokens = re.finditer(r"(\*\*/)|(\*\*)|(\*)|(\?)|\[(!?)([^]]+)\]|(.)", pattern.strip("/"), re.S)
+    text = ""
+    for deep, all_, some, one, negated, of, char in (token.groups() for token in tokens):
+        if of:
+            ranges = re.sub(r"([\\[\]^&~|])", r"\\\1", of)
+            text += f"(?!/)[{'^' if negated else ''}{ranges}]"
+        else:
+            wild = (deep and "(?:.*/)?") or (all_ and ".*") or (some and "[^/]*")
+            text += wild or (one and "[^/]") or re.escape(char)
+    return f"{begin}{text}"

@@ -1,0 +1,374 @@
+"""`snapshot` as an operator types it, on a directory of this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import program
+from tests.environment import has_ended, wait_until
+from tests.files import tree
+from tests.patience import PATIENCE
+from tests.s3_servers import S3Server
+
+
+class Machine:
+    """A machine without catalog and store, whose set `etc` is the directory `files`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = root / "files"
+        self.target = root / "target"
+        for one in (self.files, self.target):
+            one.mkdir()
+        # As the settings have it; else target.
+        self.remote: dict[str, Any] = {}
+        self.limits: dict[str, Any] = {}
+        self.configure(keep_last=100)
+
+    def configure(self, **set: object) -> None:
+        rule = {"keep_daily": 0, "keep_weekly": 0, **set}
+        self.write_config(etc={"paths": [str(self.files)], **rule})
+
+    def write_config(self, **sets: dict[str, Any]) -> None:
+        remote = self.remote or {"url": f"file://{self.target}"}
+        tables = {"remote": remote, "run": self.limits}
+        tables["lock"] = {"file": f"{self.root}/lock-{{target}}"}
+        tables |= {f"snapshots.{name}": said for name, said in sets.items()}
+        lines = []
+        for name, said in tables.items():
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(one)}" for key, one in said.items())]
+        (self.root / "config.toml").write_text("\n".join(lines))
+
+    def args(self, *args: str) -> list[str]:
+        return ["--config", str(self.root / "config.toml"), "snapshot", *args]
+
+    def argv(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "ntt_backup", *self.args(*args)]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
+
+    def run(self, *args: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        done = program.run(self.args(*args), self.environ, PATIENCE)
+        assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    def call(self, *args: str, expect: int = 0) -> str:
+        """Returns what is printed."""
+        done = self.run(*args, expect=expect)
+        return done.stdout + done.stderr
+
+    def json(self, *args: str, expect: int = 0) -> Any:
+        return json.loads(self.run(*args, "--json", expect=expect).stdout)
+
+    def take(self, *args: str) -> str:
+        """Returns the new version's name."""
+        return str(self.json("take", "etc", *args)["version"])
+
+    def versions(self) -> list[str]:
+        """Those that are whole."""
+        rows = self.json("list", "etc")["versions"]
+        return [row["version"] for row in rows if row["finished"]]
+
+    def restored(self, version: str) -> dict[str, bytes]:
+        """The files of a version, by their names below `files`."""
+        back = self.root / "back"
+        self.call("restore", f"etc@{version}", "--to", str(back))
+        found = tree(back / str(self.files)[1:])
+        shutil.rmtree(back)
+        return found
+
+    @contextmanager
+    def running(self, *args: str) -> Iterator[subprocess.Popen[bytes]]:
+        child = subprocess.Popen(
+            self.argv(*args),
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()
+
+
+def children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
+
+
+def kill_forget(machine: Machine, left: int) -> None:
+    """Kills a forget once so many versions are left, and waits for the end of what it began."""
+    with machine.running("forget", "etc", "--keep-last", "1", "--yes") as child:
+        wait_until(
+            lambda: len(list(machine.target.rglob("manifest"))) <= left or child.poll() is not None,
+            "a removal",
+        )
+        receivers = children(child.pid)
+        child.kill()
+    wait_until(lambda: all(map(has_ended, receivers)), "the receiver's end")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def small_disk(machine: Machine) -> Iterator[Machine]:
+    argv = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(machine.target)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    yield machine
+    subprocess.run(["umount", "-l", str(machine.target)], check=True)
+
+
+def test_versions_are_taken_listed_compared_checked_and_brought_back(machine: Machine) -> None:
+    files = machine.files
+    (files / "hosts").write_text("127.0.0.1 localhost\n")
+    (files / "odd \x1b[2J\n").write_text("a name that must not reach the terminal")
+    (files / "image").write_bytes(random.Random(1).randbytes(3 << 20))
+    contents = {machine.take(): tree(files)}
+    with (files / "image").open("r+b") as image:
+        image.seek(1 << 20)
+        image.write(b"changed")
+    (files / "hosts").unlink()
+    (files / "link").symlink_to("image")
+    contents[machine.take()] = tree(files)
+
+    listed = machine.json("list", "etc")["versions"]
+    assert [row["version"] for row in listed] == list(contents)
+    assert [row["full"] for row in listed] == [True, False]
+    assert listed[1]["stored"] < listed[0]["stored"] // 50
+    shown = machine.call("show", "etc", "--files")
+    assert "\x1b" not in shown
+    assert "link -> image" in shown
+    entries = [
+        json.loads(line)
+        for line in machine.call("show", "etc", "--files", "--json").split("\n")
+        if line
+    ]
+    assert {Path(entry["path"]).name for entry in entries} >= {"odd \x1b[2J\n", "image", "link"}
+    compared = machine.call("diff", "etc").splitlines()
+    name = str(files)[1:]
+    assert compared[:3] == [f"- {name}/hosts", f"M {name}/image", f"+ {name}/link"]
+    assert machine.json("verify", "etc", "--download")["versions"] == 2
+    for version, content in contents.items():
+        assert machine.restored(version) == content
+
+    (pack,) = machine.target.glob(f"snapshots/etc/{listed[0]['version']}/pack-*")
+    pack.write_bytes(pack.read_bytes()[:-1])
+    found = machine.json("verify", expect=7)
+    assert found["damaged"] == [f"etc@{version}" for version in contents]
+    assert {one["path"] for one in found["wrong"]} >= {f"{name}/image"}
+    assert "snapshot take etc --full" in machine.call("verify", "etc", expect=7)
+
+    (manifest,) = machine.target.glob(f"snapshots/etc/{listed[1]['version']}/manifest")
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    assert "damage" in machine.json("list", "etc", expect=7)["versions"][1]
+    assert "DAMAGED" in machine.call("list", expect=7)
+
+
+def test_a_restore_of_what_no_version_has_is_told(machine: Machine) -> None:
+    (machine.files / "hosts").write_text("127.0.0.1 localhost\n")
+    machine.take()
+    back = machine.root / "back"
+    restore = ("restore", "etc", "--to", str(back), "--path")
+    said = machine.call(*restore, "*/hosts", "--path", "/srv/nothing*", expect=2)
+    assert "/srv/nothing*" in said
+    assert not list(back.iterdir())
+    assert machine.json(*restore, "hosts")["files"] == 1
+
+
+def test_a_set_has_no_snapshots_of_its_own_target(machine: Machine) -> None:
+    (machine.files / "hosts").write_text("127.0.0.1 localhost\n")
+    machine.target = machine.target.rename(machine.root / "target [a]*")
+    machine.write_config(all={"paths": [str(machine.root)]})
+    for _ in range(2):
+        taken = machine.json("take", "all")
+    assert (taken["unsettled"], taken["skipped"]) == (0, 0)
+    shown = machine.call("show", "all", "--files")
+    assert f"{machine.files}/hosts"[1:] in shown
+    assert f"{machine.target}"[1:] in shown
+    assert "manifest" not in shown
+
+
+def test_forget_asks_and_keeps_what_is_needed(machine: Machine) -> None:
+    (machine.files / "hosts").write_text("one")
+    taken = [machine.take("--full"), machine.take(), machine.take("--full"), machine.take()]
+    # Nobody can be asked: nothing is removed.
+    said = machine.call("forget", "etc", "--keep-last", "1", expect=2)
+    assert f"remove etc@{taken[0]}" in said
+    assert f"which {taken[3]} needs" in said
+    assert machine.versions() == taken
+    done = machine.json("forget", "etc", "--keep-last", "1", "--yes")
+    assert (done["gone"], done["kept"]) == (taken[:2], taken[3:])
+    assert machine.versions() == taken[2:]
+    assert not (machine.target / "snapshots" / "etc" / taken[0]).exists()
+    # A take does the same by the settings of its set.
+    machine.configure(keep_last=1)
+    last = machine.take("--full")
+    assert machine.versions() == [last]
+    machine.call("forget", "other", "--yes", expect=2)
+
+
+def test_forget_removes_no_more_than_was_agreed_to(machine: Machine) -> None:
+    (machine.files / "hosts").write_text("one")
+    taken = [machine.take("--full"), machine.take("--full")]
+    asked, answers = os.openpty()
+    argv = machine.argv("forget", "etc", "--keep-last", "1")
+    environ = {**machine.environ, "NTT_LOCK_FILE": str(machine.root / "lock-of-another-host")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=environ, stdin=answers, stdout=pipe, stderr=pipe) as child:
+        assert child.stderr is not None
+        said = b""
+        while b"Remove them?" not in said:
+            piece = os.read(child.stderr.fileno(), 1000)
+            assert piece, said
+            said += piece
+        taken.append(machine.take("--full"))
+        os.write(asked, b"y\n")
+        said = child.communicate(timeout=PATIENCE)[1]
+    for one in (asked, answers):
+        os.close(one)
+    assert (child.returncode, b"nothing was removed" in said) == (3, True)
+    assert machine.versions() == taken
+
+
+def test_a_set_is_changed_by_one_at_a_time(machine: Machine) -> None:
+    taken = [machine.take("--full"), machine.take("--full")]
+    with (machine.root / "lock-remote-snapshot-etc").open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        machine.call("take", "etc", expect=3)
+        machine.call("forget", "etc", "--keep-last", "1", "--yes", expect=3)
+    assert machine.versions() == taken
+
+
+def test_forget_killed_leaves_only_versions_that_can_be_restored(machine: Machine) -> None:
+    contents = {}
+    for number in range(6):
+        for name in range(30):
+            (machine.files / f"{name}").write_text(f"{number} of {name}")
+        contents[machine.take(*["--full"] * (number % 2 == 0))] = tree(machine.files)
+    kept = machine.versions()[-2:]
+    for left in (5, 3):
+        kill_forget(machine, left)
+        there = machine.versions()
+        assert there[-2:] == kept
+        machine.call("verify", "etc", "--download")
+        for version in there:
+            assert machine.restored(version) == contents[version]
+    machine.call("forget", "etc", "--keep-last", "1", "--yes")
+    assert machine.versions() == kept
+
+
+def test_versions_in_a_bucket_are_found_by_a_host_without_copies(
+    machine: Machine, s3: S3Server
+) -> None:
+    bucket = s3.bucket()
+    machine.remote = {"url": bucket.url, "endpoint": bucket.endpoint, "addressing": "path"}
+    machine.configure()
+    (machine.files / "big").write_bytes(random.randbytes(5_000_000))
+    first = machine.take()
+    (machine.files / "new").write_bytes(b"new")
+    shutil.rmtree(machine.root / "cache")
+    second = machine.json("take", "etc")
+    assert (second["parent"], second["read"]) == (first, 3)
+    assert machine.restored(second["version"]) == tree(machine.files)
+
+
+def test_what_cannot_be_taken_has_its_exit_code_and_one_clear_line(machine: Machine) -> None:
+    said = machine.run("take", "home", expect=2).stderr
+    assert said.count("\n") == 2
+    assert "no set home is in the configuration, and no paths are given" in said
+    done = machine.run("take", "home", str(machine.files), "/no/where", expect=7)
+    assert done.stderr == "/no: No such file or directory\n"
+    assert "NOT taken: 1 that could not be read" in done.stdout
+    machine.files.rmdir()
+    said = machine.call("take", "etc", expect=2)
+    assert "nothing of the snapshot set etc is there" in said
+    machine.target.rename(machine.root / "elsewhere")
+    machine.call("take", "home", "/bin/sh", expect=6)
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_take_that_is_stopped_leaves_no_version_and_the_next_one_is_whole(
+    machine: Machine, signum: int, status: int
+) -> None:
+    (machine.files / "big").write_bytes(random.randbytes(20_000_000))
+    machine.limits["bwlimit"] = "1MB/s"
+    machine.configure()
+    with machine.running("take", "etc") as child:
+        wait_until(lambda: any(map(len, tree(machine.target).values())), "content on the target")
+        said = machine.call("take", "etc", expect=3)
+        assert f"another take or forget of etc is at work, with PID {child.pid}" in said
+        child.send_signal(signum)
+        assert child.wait(PATIENCE) == status
+    assert machine.versions() == []
+    machine.limits.clear()
+    machine.configure()
+    assert machine.restored(machine.take()) == tree(machine.files)
+    assert [one.name.count(".") for one in (machine.root / "cache").rglob("*.m*")] == [1, 1]
+
+
+def test_a_full_target_ends_a_take_and_keeps_what_was_there(small_disk: Machine) -> None:
+    machine = small_disk
+    (machine.files / "small").write_bytes(b"small")
+    machine.take()
+    (machine.files / "big").write_bytes(random.randbytes(20_000_000))
+    machine.call("take", "etc", expect=6)
+    (version,) = machine.versions()
+    assert machine.restored(version) == {"small": b"small"}
+    (machine.files / "big").unlink()
+    machine.take()
+
+
+@pytest.fixture
+def latin(machine: Machine) -> dict[str, str]:
+    """The environment of a user whose locale is ISO-8859-1."""
+    places = machine.root / "locales"
+    places.mkdir()
+    made = subprocess.run(
+        ["localedef", "-c", "-i", "en_US", "-f", "ISO-8859-1", str(places / "latin")],
+        capture_output=True,
+    )
+    if not (places / "latin").exists():
+        pytest.skip(f"no locale can be made: {made.stderr!r}")
+    return {"LOCPATH": str(places), "LC_ALL": "latin"}
+
+
+def test_names_come_back_byte_for_byte_by_another_locale(
+    machine: Machine, latin: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {b"caf\xe9", "caf\u00e9".encode(), "\u4e2d".encode(), b"\xff\xfe"}
+    for name in names:
+        Path(os.fsdecode(os.path.join(os.fsencode(machine.files), name))).write_bytes(name)
+    machine.take()
+    monkeypatch.setattr(Machine, "environ", {**machine.environ, **latin})
+    back = machine.root / "back"
+    machine.call("restore", "etc", "--path", "*\u00e9", "--path", "**", "--to", str(back))
+    where = os.fsencode(back / str(machine.files)[1:])
+    assert set(os.listdir(where)) == names
+    for name in names:
+        assert Path(os.fsdecode(os.path.join(where, name))).read_bytes() == name

@@ -1,0 +1,284 @@
+"""The contenders of `snapshots`: ours by blocks, by files, and what a user would pick instead."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from tests.bench.contender import PROJECT, Failed
+from tests.bench.lab import ALIAS, Lab
+
+_LIMIT: Final = 900.0
+_SAID: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a command took, and said. version: what it took; fetched: bytes, where that is known."""
+
+    seconds: float
+    cpu: float
+    said: str
+    version: str = ""
+    fetched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a contender works: work is its own, data what it takes, repository where to."""
+
+    link: Lab | None
+    work: Path
+    data: Path
+    repository: Path
+
+
+def spend(
+    argv: Sequence[str], work: Path, environ: dict[str, str] | None = None, **how: Any
+) -> Spent:
+    """Runs a command; raises Failed where it fails. CPU time is that of all it has waited for."""
+    foreign = ("NTT_", "PG", "RESTIC_", "BORG_", "TAR_OPTIONS")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    with (work / "said").open("w+") as said, (work / "errors").open("w+") as errors:
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            ["timeout", f"{_LIMIT:.0f}", *argv],
+            env={**kept, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=errors,
+            **how,
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        complaint = (work / "errors").read_text(errors="replace") + (work / "said").read_text()
+        raise Failed(f"{argv[0]} ended with {process.returncode}: {complaint[-_SAID:]}")
+    return Spent(seconds, used.ru_utime + used.ru_stime, (work / "said").read_text())
+
+
+class Contender(ABC):
+    """One way to take versions of a directory, and to bring one back."""
+
+    name: ClassVar[str]
+    tools: ClassVar[tuple[str, ...]] = ()
+    # Names of files that need not come back.
+    leaves_out: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.environ: dict[str, str] = {}
+        self._count = 0
+
+    @classmethod
+    def missing(cls, *, over_link: bool) -> str:
+        """Returns why it cannot be measured here; empty where it can."""
+        absent = [tool for tool in cls.tools if not shutil.which(tool)]
+        return f"{', '.join(absent)} not installed" if absent else ""
+
+    def inside(self, to: Path) -> Path:
+        """Returns where the data comes to lie below a directory."""
+        return to / str(self.place.data).lstrip("/")
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Does what a user has done long before."""
+
+    @abstractmethod
+    def take(self) -> Spent:
+        """Takes a version of the data."""
+
+    @abstractmethod
+    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
+        """Restores a version. delta: another state of it lies there."""
+
+    def _run(self, argv: Sequence[str], **how: Any) -> Spent:
+        return spend(argv, self.place.work, self.environ, **how)
+
+
+class Ours(Contender):
+    """`snapshot take` and `snapshot restore`, in the second place with `--delta`."""
+
+    name = "ntt-backup"
+    full: ClassVar[tuple[str, ...]] = ()
+    delta: ClassVar[tuple[str, ...]] = ("--delta",)
+
+    def prepare(self) -> None:
+        place = self.place
+        self.environ = {"PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(place.work / "cache")}
+        remote: dict[str, object] = {"url": f"file://{place.repository}"}
+        if place.link:
+            remote = {
+                "host": ALIAS,
+                "path": place.repository,
+                "ssh_config": place.link.ssh_config,
+                "known_hosts": place.link.known_hosts,
+            }
+        tables: dict[str, dict[str, object]] = {
+            "remote": remote,
+            "lock": {"file": place.work / "lock"},
+        }
+        text = "".join(
+            f"[{table}]\n"
+            + "".join(f"{key} = {json.dumps(str(value))}\n" for key, value in values.items())
+            for table, values in tables.items()
+        )
+        text += f"[snapshots.bench]\npaths = [{json.dumps(str(place.data))}]\n"
+        (place.work / "settings.toml").write_text(text)
+
+    def take(self, *options: str) -> Spent:
+        done = self._run(self._argv("take", "bench", *self.full, *options))
+        return Spent(done.seconds, done.cpu, done.said, json.loads(done.said)["version"])
+
+    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
+        done = self._run(self.restoring(version, to, *(self.delta if delta else ())))
+        return Spent(done.seconds, done.cpu, done.said, "", json.loads(done.said)["fetched"])
+
+    def restoring(self, version: str, to: Path, *options: str) -> list[str]:
+        """Returns the command that restores a version."""
+        return self._argv("restore", f"bench@{version}", "--to", str(to), *options)
+
+    def manifest(self, version: str) -> Path:
+        """Returns the manifest of a version, which lies on this machine in any case."""
+        return self.place.repository / "snapshots" / "bench" / version / "manifest"
+
+    def _argv(self, *command: str) -> list[str]:
+        settings = str(self.place.work / "settings.toml")
+        program = [sys.executable, "-m", "ntt_backup", "--config", settings, "snapshot"]
+        return [*program, *command, "--json", "--quiet"]
+
+
+class OursInPlace(Ours):
+    """The same, but files are changed where they are, and not in a copy."""
+
+    name = "ntt-backup, in place"
+    delta = ("--delta", "--in-place")
+
+
+class OursWhole(Ours):
+    """The same by files: each version full, and files that differ fetched whole."""
+
+    name = "ntt-backup, whole files"
+    full = ("--full",)
+    delta = ()
+
+
+class Restic(Contender):
+    """restic with its defaults: it encrypts, compresses where the repository's format can."""
+
+    name = "restic"
+    tools = ("restic",)
+
+    def prepare(self) -> None:
+        place = self.place
+        self.environ = {
+            "RESTIC_PASSWORD": "bench",
+            "RESTIC_CACHE_DIR": str(place.work / "cache"),
+            "RESTIC_PROGRESS_FPS": "0.1",
+        }
+        self._restic = ["restic", "-r", str(place.repository)]
+        self._run([*self._restic, "init"])
+        if place.link:
+            sftp = shlex.join([*place.link.ssh, ALIAS, "-s", "sftp"])
+            self._restic = ["restic", "-r", f"sftp:{ALIAS}:{place.repository}"]
+            self._restic += ["-o", f"sftp.command={sftp}"]
+
+    def take(self) -> Spent:
+        done = self._run([*self._restic, "backup", "--json", str(self.place.data)])
+        summary = json.loads(done.said.splitlines()[-1])
+        return Spent(done.seconds, done.cpu, "", summary["snapshot_id"])
+
+    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
+        return self._run([*self._restic, "restore", version, "--target", str(to)])
+
+
+class Borg(Contender):
+    """borg to a `borg serve`: lz4 as by default, not encrypted."""
+
+    name = "borg"
+    tools = ("borg",)
+
+    def prepare(self) -> None:
+        place = self.place
+        self.environ = {
+            "BORG_BASE_DIR": str(place.work / "borg"),
+            "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
+            "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
+        }
+        self._repository = f"{place.repository}/repository"
+        if place.link:
+            self.environ["BORG_RSH"] = shlex.join(place.link.ssh)
+            self._repository = f"ssh://{ALIAS}{self._repository}"
+        self._run(["borg", "init", "-e", "none", self._repository])
+
+    def take(self) -> Spent:
+        self._count += 1
+        version = str(self._count)
+        argv = ["borg", "create", f"{self._repository}::{version}", str(self.place.data)]
+        done = self._run(argv)
+        return Spent(done.seconds, done.cpu, "", version)
+
+    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
+        return self._run(["borg", "extract", f"{self._repository}::{version}"], cwd=to)
+
+
+class PgBackRest(Contender):
+    """pgBackRest of a cluster that does not run: `--type=full`, `--type=incr`, and `--delta`. Its
+    repository is a directory: over ssh it must be asked from the remote.
+    """
+
+    name = "pgbackrest"
+    tools = ("pgbackrest",)
+    # PostgreSQL makes them anew.
+    leaves_out = ("pg_internal.init", "postmaster.opts", "pg_subtrans", "pgsql_tmp")
+
+    @classmethod
+    def missing(cls, *, over_link: bool) -> str:
+        if over_link:
+            return "its backups are begun by the remote"
+        return super().missing(over_link=over_link)
+
+    def inside(self, to: Path) -> Path:
+        return to
+
+    def prepare(self) -> None:
+        work = self.place.work
+        lines = {
+            "repo1-path": self.place.repository,
+            "log-path": work,
+            "lock-path": work,
+            "spool-path": work,
+            "compress-type": "zst",
+            "start-fast": "y",
+        }
+        text = "[global]\n" + "".join(f"{key}={value}\n" for key, value in lines.items())
+        text += f"[bench]\npg1-path={self.place.data}\n"
+        (work / "pgbackrest.conf").write_text(text)
+        self._run(self._argv("stanza-create", "--no-online"))
+
+    def take(self) -> Spent:
+        self._count += 1
+        kind = "--type=full" if self._count == 1 else "--type=incr"
+        done = self._run(self._argv("backup", "--no-online", kind))
+        info = json.loads(self._run(self._argv("info", "--output=json")).said)
+        return Spent(done.seconds, done.cpu, "", info[0]["backup"][-1]["label"])
+
+    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
+        where = [f"--set={version}", f"--pg1-path={to}", "--type=none"]
+        return self._run(self._argv("restore", *where, *(["--delta"] if delta else [])))
+
+    def _argv(self, command: str, *options: str) -> list[str]:
+        config = str(self.place.work / "pgbackrest.conf")
+        program = ["pgbackrest", f"--config={config}", "--stanza=bench", "--log-level-console=warn"]
+        return [*program, *options, command]

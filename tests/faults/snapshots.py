@@ -1,0 +1,126 @@
+"""Snapshots in a campaign: a tree that changes is taken, forgotten and restored under kill -9.
+
+A version that is there must be what the tree was, byte for byte, whatever was killed before and
+after; and the two newest must be there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections import Counter
+
+from tests.faults.environment import FaultEnvironment
+from tests.files import tree
+from tests.patience import PATIENCE
+
+_KEPT = 2
+
+
+class ChangingTree:
+    """A tree below the environment's root, and what it was in each version. done: for the figures.
+
+    `tar` has no snapshots: nothing is done then.
+    """
+
+    def __init__(self, environment: FaultEnvironment) -> None:
+        self._environment = environment
+        self._root = environment.env.root / "tree"
+        self._contents: dict[str, dict[str, bytes]] = {}
+        # So long a command takes that is not killed.
+        self._took = dict.fromkeys(("take", "forget", "restore"), 3.0)
+        self.done: Counter[str] = Counter()
+
+    def begin_era(self) -> None:
+        """The remote has no versions any more."""
+        self._contents.clear()
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._root.mkdir()
+
+    def play(self) -> list[str]:
+        """Changes the tree and does everything with it; returns the violations."""
+        if self._environment.strategy == "tar":
+            return []
+        chance = self._environment.chance
+        self._change()
+        said = self._call("take", "tree", str(self._root), *["--full"] * (chance.random() < 0.3))
+        there = self._versions()
+        for version in there - self._contents.keys():
+            self._contents[version] = tree(self._root)
+        if not said and chance.random() < 0.5:
+            must = set(sorted(there)[-_KEPT:])
+            said = self._call("forget", "tree", "--keep-last", str(_KEPT), "--yes")
+            there = self._versions()
+            if not must <= there:
+                said.append(f"versions are gone that were to be kept: {must - there}")
+        said += self._checked()
+        for version in chance.sample(sorted(there), min(2, len(there))):
+            said += [] if said else self._restored(version)
+        return said
+
+    def _change(self) -> None:
+        """Writes some files anew, removes some, and changes a part of a large one."""
+        chance = self._environment.chance
+        for number in chance.sample(range(40), 12):
+            path = self._root / f"{number % 4}" / f"{number}"
+            path.parent.mkdir(exist_ok=True)
+            if path.exists() and chance.random() < 0.3:
+                path.unlink()
+            else:
+                path.write_bytes(chance.randbytes(chance.randrange(20_000)))
+        large = self._root / "large"
+        if not large.exists():
+            large.write_bytes(chance.randbytes(3000) * 1000)
+        with large.open("r+b") as file:
+            file.seek(chance.randrange(3_000_000))
+            file.write(chance.randbytes(1000))
+
+    def _call(self, verb: str, *args: str) -> list[str]:
+        """Runs a command, and kills it with all that it started at some moment, or not."""
+        environment, env = self._environment, self._environment.env
+        chance, pause, began = environment.chance, threading.Event(), time.monotonic()
+        moment = chance.uniform(0.2, 1.2) * self._took[verb]
+        spared = chance.random() < 0.4
+        with env.running("snapshot", verb, *args) as child:
+            while child.poll() is None and (spared or time.monotonic() < began + moment):
+                pause.wait(0.02)
+                if time.monotonic() > began + PATIENCE:
+                    return [f"snapshot {verb} does not end: {env.output()[-1000:]}"]
+            status = child.poll()
+            if status is None:
+                env.kill_all(chance)
+        environment.await_quiet()
+        self.done[f"{verb} killed" if status is None else verb] += 1
+        if status is not None:
+            self._took[verb] = time.monotonic() - began
+        return [f"snapshot {verb} ended with {status}: {env.output()}"] if status else []
+
+    def _versions(self) -> set[str]:
+        listed = self._environment.env.run("snapshot", "list", "tree", "--json")
+        assert listed.returncode == 0, listed.stdout + listed.stderr
+        rows = json.loads(listed.stdout)["versions"]
+        return {row["version"] for row in rows if row["finished"]}
+
+    def _checked(self) -> list[str]:
+        if not self._contents:
+            return []
+        done = self._environment.env.run("snapshot", "verify", "--download")
+        if done.returncode == 0:
+            return []
+        return [f"snapshot verify ended with {done.returncode}: {done.stdout}{done.stderr}"]
+
+    def _restored(self, version: str) -> list[str]:
+        env = self._environment.env
+        back = env.root / "tree-back"
+        args = ("restore", f"tree@{version}", "--to", str(back))
+        said = self._call(*args)
+        # What a killed one has left is gone on with.
+        again = env.run("snapshot", *args)
+        if again.returncode != 0:
+            said.append(f"snapshot restore ended with {again.returncode}: {again.stderr}")
+        elif tree(back / str(self._root)[1:]) != self._contents[version]:
+            said.append(f"tree@{version} is not what was taken")
+        shutil.rmtree(back, ignore_errors=True)
+        return said

@@ -1,0 +1,72 @@
+"""Versions of snapshot sets, made without a disk: what is in them is for the test to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from ntt_backup.snapshot.entry import DIRECTORY, FILE, Entry, order
+from ntt_backup.snapshot.manifest import Header, ManifestWriter, Trailer
+from ntt_backup.snapshot.names import MANIFEST, FileName
+from ntt_backup.snapshot.restore import Restored
+from ntt_backup.snapshot.restore import restore as restore_version
+from ntt_backup.snapshot.restore_files import Options
+from ntt_backup.snapshot.super_blocks import SuperBlockWriter
+from tests.memory_repository import MemoryRepository
+
+VERSION = "20260102T030405Z-0123abcd"
+
+Made = tuple[Entry, Sequence[tuple[int, bytes]]]
+
+
+def put_version(
+    repository: MemoryRepository,
+    entries: Sequence[Made],
+    *,
+    set: str = "etc",
+    chain: Sequence[str] = (VERSION,),
+) -> None:
+    """Puts the last version of a chain: each entry with its content, by where that begins."""
+    packs = SuperBlockWriter(repository, set, chain[-1], index=len(chain) - 1)
+    for entry, content in entries:
+        for start, data in content:
+            packs.add(start, data, entry.extents)
+    sums = packs.end()
+    written = bytearray()
+    parent = chain[-2] if chain[1:] else ""
+    header = Header(set, chain[-1], parent, tuple(chain), "00" * 32, ("/srv",))
+    manifest = ManifestWriter(written.extend, header)
+    for entry, _ in sorted(entries, key=lambda one: order(one[0].path)):
+        manifest.add(entry.line())
+    manifest.end(Trailer(len(entries), sum(one.size for one, _ in entries), sums, 0, "00" * 32))
+    repository.files[str(FileName(set, chain[-1], MANIFEST))] = bytes(written)
+
+
+def directory(path: str) -> Made:
+    return Entry(path, DIRECTORY, 0o755), ()
+
+
+def file(path: str, content: bytes = b"content", mode: int = 0o644) -> Made:
+    digest = blake3(content).hexdigest()
+    return Entry(path, FILE, mode, mtime=1, size=len(content), digest=digest), [(0, content)]
+
+
+def restore(
+    repository: MemoryRepository,
+    to: Path,
+    wanted: str = "etc",
+    *patterns: str,
+    jobs: int = 1,
+    **options: bool,
+) -> Restored:
+    """Restores a version from a repository in memory, which may be used again."""
+
+    def opened() -> MemoryRepository:
+        repository.closed = False
+        return repository
+
+    done = restore_version(opened, wanted, to, Options(**options), jobs=jobs, patterns=patterns)
+    repository.closed = False
+    return done

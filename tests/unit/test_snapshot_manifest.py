@@ -1,0 +1,470 @@
+"""Manifests: what is written comes back, and a hostile one raises SnapshotDamaged, in bounds."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import tracemalloc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import zstandard
+from blake3 import blake3
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ntt_backup.snapshot.entry import (
+    DIRECTORY,
+    FIFO,
+    FILE,
+    HARD_LINK,
+    MAX_EXTENTS,
+    MAX_SUPER_BLOCK,
+    SYMLINK,
+    Entry,
+    Extent,
+    entries_of,
+    order,
+    parse,
+    path_of,
+)
+from ntt_backup.snapshot.manifest import (
+    END_BYTES,
+    FORMAT,
+    Header,
+    ManifestReader,
+    ManifestWriter,
+    PackSum,
+    Trailer,
+    tail_size,
+    trailer_of,
+)
+from ntt_backup.snapshot.repository import SnapshotDamaged
+from ntt_backup.snapshot.small_files import MOST, Row
+
+CHAIN = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
+HEADER = Header("db", CHAIN[1], CHAIN[0], CHAIN, "ab" * 32, ("/srv", "/etc"), "host")
+PACKS = (PackSum(1234, "cd" * 32), PackSum(8, "ef" * 32))
+SUM = "0123456789abcdef" * 4
+
+
+def written(entries: Sequence[Entry], packs: tuple[PackSum, ...] = PACKS) -> bytes:
+    out: list[bytes] = []
+    writer = ManifestWriter(out.append, HEADER)
+    for entry in entries:
+        writer.add(entry.line())
+    writer.end(Trailer(len(entries), 10, packs, 20, "12" * 32, 1, 2))
+    return b"".join(out)
+
+
+def forged(lines: Sequence[bytes], header: object = None, **trailer: object) -> bytes:
+    """A manifest of these lines, whose sum is right."""
+    first = {"format": FORMAT, **asdict(HEADER)} if header is None else header
+    last = {**asdict(Trailer(len(lines), 10, (), 20, "12" * 32)), **trailer}
+    text = b"".join(
+        b"%b\n" % one for one in (json.dumps(first).encode(), *lines, json.dumps(last).encode())
+    )
+    seal = b'{"blake3":"%b"}\n' % blake3(text).hexdigest().encode()
+    return zstandard.ZstdCompressor().compress(text + seal)
+
+
+def read(data: bytes, piece: int = 1 << 20) -> tuple[list[Entry], Trailer]:
+    """The entries; rows are read, or refused, as they are."""
+    found: list[list[Entry] | None] = []
+    damage = None
+    for rows in (False, True):
+        try:
+            reader = ManifestReader(data[at : at + piece] for at in range(0, len(data), piece))
+            assert reader.header == HEADER
+            found.append(list(flat(reader.rows()) if rows else reader.entries()))
+        except SnapshotDamaged as error:
+            found.append(None)
+            damage = error
+    entries, of_rows = found
+    if entries is None or of_rows is None:
+        assert entries is of_rows is None
+        assert damage is not None
+        raise damage
+    assert reader.trailer is not None
+    assert of_rows == [
+        replace(entry, ctime=of.ctime, inode=of.inode)
+        for entry, of in zip(entries, of_rows, strict=True)
+    ]
+    return entries, reader.trailer
+
+
+def flat(rows: Iterable[Row]) -> Iterator[Entry]:
+    for row in rows:
+        yield from [row] if isinstance(row, Entry) else map(row.entry, row.files)
+
+
+def names() -> st.SearchStrategy[str]:
+    """Paths as the system has them: bytes, of which some mean something to JSON."""
+    part = st.binary(min_size=1, max_size=6) | st.sampled_from(
+        [b'",', b'","', b"\\", b'"', b"\n[", b"{"]
+    )
+    return st.lists(part, min_size=1, max_size=3).map(
+        lambda parts: b"".join(parts).replace(b"\0", b"0").decode("utf-8", "surrogateescape")
+    )
+
+
+NUMBER = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> Entry:
+    extents, at = [], 0
+    for _ in range(draw(st.integers(0, 3))):
+        start, length = at + draw(st.integers(0, 2**40)), draw(st.integers(1, 2**20))
+        where = (draw(st.integers(0, 1)), draw(st.integers(1, 99_999)), draw(NUMBER))
+        skip = draw(st.integers(0, MAX_SUPER_BLOCK - length))
+        extents.append(Extent(start, length, *where, draw(st.integers(1, 1 << 24)), skip))
+        at = start + length
+    value = st.binary(max_size=9).map(lambda one: base64.b64encode(one).decode())
+    return Entry(
+        draw(names()),
+        FILE,
+        *(draw(st.integers(0, 0o7777)), draw(st.integers(0, 2**32 - 1)), 0),
+        *(draw(st.integers(-(2**62), 2**62)), draw(NUMBER), draw(st.integers(0, 2**64 - 1))),
+        at + draw(st.integers(0, 2**40)),
+        digest=draw(st.sampled_from(["", SUM])),
+        block=draw(st.sampled_from([0, 4096, 8192, 1 << 24])),
+        extents=extents,
+        xattrs=draw(st.dictionaries(names(), value, max_size=2)),
+        unsettled=draw(st.booleans()),
+    )
+
+
+OTHERS = st.builds(Entry, names(), st.sampled_from([DIRECTORY, FIFO])) | st.builds(
+    Entry, names(), st.sampled_from([SYMLINK, HARD_LINK]), target=names()
+)
+
+
+@st.composite
+def small_files(draw: st.DrawFn) -> Entry:
+    """Of which many are in one row."""
+    path = draw(st.sampled_from(["", "d/", "d/e/"])) + draw(st.text("ab.é", min_size=1, max_size=3))
+    extent = Extent(0, draw(st.integers(1, 9)), 0, 1, 8, draw(st.sampled_from([77, 78])), 0)
+    extent = extent._replace(skip=draw(st.integers(0, 99)))
+    mode = draw(st.sampled_from([0o644, 0o600]))
+    return Entry(path, FILE, mode, size=extent.length, digest=SUM, extents=[extent])
+
+
+@given(st.lists(small_files(), max_size=40, unique_by=lambda one: one.path))
+def test_small_files_come_back_in_rows(entries: list[Entry]) -> None:
+    entries.sort(key=lambda entry: order(entry.path))
+    data = written(entries)
+    assert read(data)[0] == entries
+    for row in ManifestReader([data]).rows():
+        if not isinstance(row, Entry):
+            ends = [file[2] + file[1] for file in row.files]
+            assert all(end <= file[2] for end, file in zip(ends, row.files[1:], strict=False))
+            assert row.extent.length == ends[-1] - row.extent.skip
+
+
+def test_small_files_in_a_row_are_as_many_as_may_be_open() -> None:
+    extents = [Extent(0, 1, 0, 1, 8, 99, n) for n in range(1000)]
+    entries = [
+        Entry(f"{n:04}", FILE, size=1, digest=SUM, extents=[one]) for n, one in enumerate(extents)
+    ]
+    rows = list(ManifestReader([written(entries)]).rows())
+    assert list(flat(rows)) == entries
+    assert len(rows) < 10
+    assert all(len(row.files) <= MOST for row in rows if not isinstance(row, Entry))
+
+
+@given(st.lists(files() | OTHERS, max_size=8, unique_by=lambda one: one.path), st.integers(1, 99))
+def test_entries_come_back_in_any_pieces(entries: list[Entry], piece: int) -> None:
+    entries.sort(key=lambda entry: order(entry.path))
+    data = written(entries)
+    assert read(data, piece) == (entries, Trailer(len(entries), 10, PACKS, 20, "12" * 32, 1, 2))
+    lines = list(ManifestReader([data]).lines())
+    assert lines == [entry.line() for entry in entries]
+    assert [path_of(line) for line in lines] == [entry.path for entry in entries]
+    assert trailer_of(data[-tail_size(data[-END_BYTES:]) :]) == read(data)[1]
+
+
+def test_a_directory_stands_right_before_what_is_in_it() -> None:
+    paths = ["a", "a/b", "a/b/c", "a/é", "a-b", "a.", "a0", "b"]
+    assert sorted(random.Random(1).sample(paths, 8), key=order) == paths
+
+
+def test_long_lines_and_many_packs_come_back() -> None:
+    extents = [Extent(n * 8192, 4096, n % 2, 1, n, 77, 0) for n in range(40_000)]
+    disk = Entry("b/disk", FILE, size=1 << 40, block=65536, digest=SUM, extents=extents)
+    entries = [Entry("a", DIRECTORY), Entry("b", DIRECTORY), disk, Entry("c", FILE)]
+    packs = tuple(PackSum(n, SUM) for n in range(20_000))
+    data = written(entries, packs)
+    assert read(data) == (entries, Trailer(4, 10, packs, 20, "12" * 32, 1, 2))
+    assert trailer_of(data[-tail_size(data[-END_BYTES:]) :]).packs == packs
+
+
+EXTENT: list[object] = [0, 50, 1, 1, 8, 99, 0]
+PLAIN = Entry(
+    "d/a", FILE, 0o644, size=50, digest=SUM, extents=[Extent(0, 50, 1, 1, 8, 99, 0)]
+).line()
+
+
+def fields(**changed: object) -> list[Any]:
+    """The values of a good entry's line, with some of them, or of its object, changed."""
+    numbers = {"mode": 0o644, "uid": 1, "gid": 1, "mtime": 1, "ctime": 1, "inode": 1, "size": 100}
+    values: dict[str, Any] = {"path": "a", "kind": FILE, **numbers}
+    more = {"b3": SUM, "bs": 8192, "x": EXTENT, "xa": {"user.a": "YQ=="}}
+    for name, value in changed.items():
+        (values if name in values else more)[name] = value
+    return [*values.values(), more]
+
+
+WRONG: dict[str, list[object]] = {
+    "path": ["", 1, None, "a\0", "\ud800", "\udc00", "a" * 65_537, "a" + "/a" * 1000],
+    "kind": ["x", "", 1, None, [], SYMLINK, HARD_LINK, DIRECTORY],
+    "mode": [-1, 0o10000, True, 1.0, None, "1"],
+    "uid": [-1, 1 << 32, 1.5],
+    "mtime": [1 << 63, -1 << 63, False],
+    "inode": [1 << 64, 10**400, -1, [1]],
+    "size": [-1, 1 << 63, 49, "100", float("nan"), float("inf")],
+    "b3": ["", "0", SUM.upper(), SUM + "0", 1, None, [SUM] * 64],
+    "bs": [1, 4095, 1 << 25, 8192.0, True, "8192", []],
+    "to": ["b", 1, None],
+    "xa": [[], 1, {"a": 1}, {"a": "!"}, {"a": "YQ"}, {"a\0": ""}, "ab"],
+    "x": [
+        *([], 1, None, "1234567", {}, [0] * 7, EXTENT[1:], [EXTENT]),
+        *([bad, *EXTENT[1:]] for bad in (51, -1, True, 0.0, "0", None, 1 << 70)),
+        *([*EXTENT[:at], 0, *EXTENT[at + 1 :]] for at in (1, 3, 5)),
+        *([*EXTENT[:at], 1 << 25, *EXTENT[at + 1 :]] for at in (1, 2, 3, 5, 6)),
+        [*EXTENT[:4], 1 << 63, 99, 0],
+        [*EXTENT, 49, *EXTENT[1:]],
+        [50, *EXTENT[1:], 0, *EXTENT[1:]],
+    ],
+}
+BAD: list[object] = [
+    *(fields(**{name: value}) for name, values in WRONG.items() for value in values),
+    *(fields()[:9], [*fields(), 1], dict.fromkeys("abcdefghij", 1), []),
+    fields(kind=DIRECTORY, size=0, bs=0),
+    [*fields(kind=HARD_LINK, size=0)[:-1], {"to": "a" + "/a" * 1000}],
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda one: str(one)[:60])
+def test_a_value_out_of_bounds_is_refused(bad: object) -> None:
+    line = json.dumps(bad).encode()
+    for lines in ([line], [json.dumps(fields(path="A")).encode(), line]):
+        with pytest.raises(SnapshotDamaged):
+            read(forged(lines))
+    with suppress(SnapshotDamaged):
+        parse(line)  # The versions of a manifest are not known to it.
+
+
+def test_a_small_file_is_read_in_a_row_as_it_is_alone() -> None:
+    # `read` compares both ways.
+    refused = 0
+    for name, values in WRONG.items():
+        for value in values:
+            good = fields(path="d/a", size=50)
+            more: dict[str, object] = {"b3": SUM, "x": EXTENT}
+            place = ["path", "kind", "mode", "uid", "gid", "mtime", "ctime", "inode", "size"]
+            if name in place:
+                good[place.index(name)] = value
+            else:
+                more[name] = value
+            line = json.dumps([*good[:9], more], separators=(",", ":")).encode()
+            with suppress(SnapshotDamaged):
+                read(forged([line]))
+                refused -= 1
+            refused += 1
+    assert refused > 60
+    plain = PLAIN.replace(b'"d/a"', b'"%b"')
+    for path in (
+        b"/a",
+        b"../a",
+        b"a/..",
+        b".",
+        b"a//b",
+        b"d/",
+        b"",
+        b"a" * 300,
+        b"a\\u0000",
+        b"a\0",
+    ):
+        with suppress(SnapshotDamaged):
+            read(forged([plain % path]))
+    for number in (b"01", b"-0", b"1.0", b"1e2", b" 1", b"9223372036854775807", b"9" * 19):
+        for at in range(2, 9):
+            parts = PLAIN.split(b",")
+            parts[at] = number
+            with suppress(SnapshotDamaged):
+                read(forged([b",".join(parts)]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b" ", b"[", b"]", b"null", b'"abcdefghij"', b"[" * 100_000, b'["a"', b'{"a":1}'),
+        *(b'["a","f"', b'["\xff",', b'[\0"\0a\0"\0'),
+        *(json.dumps(fields(path="b")).encode() + more for more in (b",", b"x", b"]")),
+        b",".join(json.dumps(fields(path=one)).encode() for one in "bc"),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_what_is_no_entry_is_refused(line: bytes) -> None:
+    for lines in ([line], [json.dumps(fields()).encode(), line]):
+        with pytest.raises(SnapshotDamaged):
+            read(forged(lines))
+
+
+def test_entries_out_of_order_or_twice_are_refused() -> None:
+    for paths in ("ba", "aa", ["a-", "a/b"], ["a/b", "a"], ["é", "\udcc3\udca9"]):
+        lines = [Entry(path, DIRECTORY).line() for path in paths]
+        with pytest.raises(SnapshotDamaged, match="order"):
+            read(forged(lines))
+        with pytest.raises(SnapshotDamaged, match="order"):
+            list(ManifestReader([forged(lines)]).lines())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"format": "ntt-snapshot 2"}, {"set": "../x"}, {"set": 1}, {"version": CHAIN[0]}),
+        *({"parent": ""}, {"key": "ab"}, {"key": None}, {"host": []}, {"roots": [1]}),
+        *({"chain": bad} for bad in ([], None, [*CHAIN, *CHAIN], ["..", CHAIN[1]], CHAIN[1])),
+        *({"roots": [bad]} for bad in (1, "a\0", "\ud800")),
+    ],
+    ids=str,
+)
+def test_a_header_out_of_bounds_is_refused(changed: dict[str, object]) -> None:
+    good = {"format": FORMAT, **asdict(HEADER)}
+    with pytest.raises(SnapshotDamaged):
+        ManifestReader([forged([], {**good, **changed})])
+    with pytest.raises(SnapshotDamaged):
+        ManifestReader([forged([], {name: good[name] for name in good if name not in changed})])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"files": 1}, {"files": "0"}, {"bytes": -1}, {"bytes": 1 << 63}, {"bytes": True}),
+        *({"map_size": None}, {"map_sha256": ""}, {"skipped": 1.0}, {"packs": 1}),
+        *({"packs": [bad]} for bad in ([1], ["1", SUM], [1, SUM, 1], [1, 2], [1, SUM[1:]])),
+        {"packs": [[1, SUM]] * 100_000},
+    ],
+    ids=lambda one: str(one)[:60],
+)
+def test_a_trailer_out_of_bounds_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(SnapshotDamaged):
+        read(forged([], **changed))
+
+
+def test_fields_of_a_newer_program_are_passed_over() -> None:
+    data = forged(
+        [json.dumps(fields(new=[1])).encode()], {"format": FORMAT, **asdict(HEADER), "n": 1}, new=2
+    )
+    assert read(data)[0][0].digest == SUM
+
+
+GOOD = written(
+    [
+        Entry("a", DIRECTORY),
+        *(replace(parse(PLAIN), path=f"a/{n}") for n in range(4)),
+        *(parse(json.dumps(fields(path=f"b{n}")).encode()) for n in range(4)),
+    ]
+)
+TEXT = zstandard.ZstdDecompressor().stream_reader(GOOD, read_across_frames=True).read()
+
+
+@given(st.data())
+def test_a_manifest_that_is_cut_or_changed_never_reads_to_its_end(data: st.DataObject) -> None:
+    bad = bytearray(GOOD[: data.draw(st.integers(0, len(GOOD)))])
+    if len(bad) == len(GOOD):
+        bit = data.draw(st.integers(0, len(GOOD) * 8 - 1))
+        bad[bit // 8] ^= 1 << bit % 8
+    with suppress(SnapshotDamaged):
+        # Some bits of zstd's frames mean nothing, and the last twelve bytes are for trailer_of.
+        assert read(bytes(bad)) == read(GOOD)
+    with suppress(SnapshotDamaged):
+        trailer_of(bytes(bad[-tail_size(bytes(bad[-END_BYTES:])) :]))
+
+
+TOKENS = [b"[", b'"', b"{}", b"\n", b"1e9", b"NaN", b"true", b"-", b"\\ud800", b"\\u0000", b",,"]
+
+
+@given(
+    st.integers(0, len(TEXT)),
+    st.integers(0, 40),
+    st.binary(max_size=40) | st.sampled_from(TOKENS),
+)
+@example(0, 0, b"[" * 100_000)
+@example(TEXT.index(b'["b'), 0, b"[" * 100_000)
+def test_a_text_that_is_changed_and_summed_again_is_read_or_refused(
+    at: int, cut: int, put: bytes
+) -> None:
+    text = TEXT[: TEXT.rindex(b"{")]
+    text = text[:at] + put + text[at + cut :]
+    seal = b'{"blake3":"%b"}\n' % blake3(text).hexdigest().encode()
+    with suppress(SnapshotDamaged):
+        reader = ManifestReader([zstandard.ZstdCompressor().compress(text + seal)])
+        entries = list(reader.entries())
+        assert [
+            one.path
+            for one in flat(
+                ManifestReader([zstandard.ZstdCompressor().compress(text + seal)]).rows()
+            )
+        ] == [one.path for one in entries]
+        written(entries)
+        assert all(parse(entry.line()) == entry for entry in entries)
+    with suppress(SnapshotDamaged):
+        reader = ManifestReader([zstandard.ZstdCompressor().compress(text + seal)])
+        assert all(order(path_of(line)) for line in reader.lines())
+
+
+FIRST = TEXT[: TEXT.index(b"\n") + 1]
+ALL_BUT_LAST = TEXT[: TEXT.rindex(b"\n{", 0, TEXT.rindex(b"\n{")) + 1]
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        *((b"", b"a"), (b"", b"\n"), (b'{"a":[', b"[],")),
+        *((FIRST + b'["a', b"a"), (FIRST, b"[],"), (FIRST, b"[]\n")),
+        *((FIRST + json.dumps(fields()).encode()[:-1] + b",[", more) for more in (b"[],", b"1,")),
+        *((ALL_BUT_LAST, more) for more in (b"\n", b"{},", b"{}\n", b"1")),
+    ],
+    ids=lambda one: str(one[-30:]),
+)
+def test_a_bomb_is_refused_in_bounded_memory(begin: bytes, more: bytes) -> None:
+    packed = zstandard.ZstdCompressor().compressobj()
+    data = packed.compress(begin)
+    for _ in range(150):
+        data += packed.compress(more * (1 << 20))
+    data += packed.flush()
+    assert len(data) < 1 << 20
+    tracemalloc.start()
+    try:
+        for tail in (b"", b"\n"):
+            with pytest.raises(SnapshotDamaged):
+                read(data + tail)
+        assert tracemalloc.get_traced_memory()[1] < 400 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_in_too_many_pieces_is_refused() -> None:
+    numbers = b"0,1,0,1,8,99,0," * (MAX_EXTENTS + 1)
+    with pytest.raises(SnapshotDamaged):
+        parse(b'["a","f",1,1,1,1,1,1,1,{"x":[%b]}]' % numbers[:-1])
+
+
+def test_a_manifest_of_another_version_is_told() -> None:
+    with pytest.raises(SnapshotDamaged, match="too long"):
+        tail_size(b"\x5e\x2a\x4d\x18\4\0\0\0\xff\xff\xff\xff")
+    for end in (b"", b"\0" * END_BYTES, GOOD[-END_BYTES + 1 :]):
+        with pytest.raises(SnapshotDamaged):
+            tail_size(end)
+
+
+def test_no_lines_have_no_entries() -> None:
+    # As in a part of a manifest where a restore finds neither directories nor hard links.
+    assert entries_of([]) == []

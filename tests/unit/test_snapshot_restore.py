@@ -1,0 +1,467 @@
+"""Versions come back: whole, in part, as a delta, after an interruption, with damage."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.errors import DestinationError, LockHeld
+from ntt_backup.snapshot.entry import HARD_LINK, Entry
+from ntt_backup.snapshot.last_version import Copies
+from ntt_backup.snapshot.repository import SnapshotDamaged
+from ntt_backup.snapshot.sets import SnapshotSet
+from ntt_backup.snapshot.take import take
+from tests.files import tree as files_of
+from tests.memory_repository import MemoryRepository
+from tests.snapshots import directory, file, put_version, restore
+
+BLOCK = 8 << 10
+chance = random.Random(16)
+
+
+class Example:
+    """A tree, a repository with versions of it, and where they are restored."""
+
+    def __init__(self, home: Path) -> None:
+        self.root = home / "root"
+        self.to = home / "to"
+        self.repository = MemoryRepository()
+        self._copies = Copies(home)
+        self.first = ""
+        self._now = datetime(2026, 3, 4, tzinfo=UTC)
+        self.root.mkdir()
+
+    @property
+    def restored(self) -> Path:
+        return self.to / str(self.root)[1:]
+
+    def take(self) -> str:
+        self._now += timedelta(minutes=1)
+        chosen = SnapshotSet("etc", (str(self.root),))
+        return take(self.repository, chosen, copies=self._copies, now=self._now).version
+
+    def write(self, name: str, content: bytes) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def is_same(self) -> bool:
+        return _look(self.root) == _look(self.restored)
+
+
+def _look(root: Path) -> dict[str, object]:
+    """All of a tree that a version keeps. Inodes by the first path that has them."""
+    seen: dict[str, object] = {}
+    inodes: dict[int, str] = {}
+    for path in [root, *sorted(root.rglob("*"))]:
+        status = path.lstat()
+        name = str(path.relative_to(root))
+        content: object = None
+        if path.is_symlink():
+            content = path.readlink()
+        elif path.is_file():
+            content = path.read_bytes()
+        xattrs = {
+            one: os.getxattr(path, one, follow_symlinks=False)
+            for one in os.listxattr(path, follow_symlinks=False)
+        }
+        owner = (status.st_uid, status.st_gid)
+        first = inodes.setdefault(status.st_ino, name)
+        seen[name] = (status.st_mode, owner, status.st_mtime_ns, content, xattrs, first)
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads in which tests are spread over processes only wait for the next one."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Example:
+    return Example(tmp_path)
+
+
+@pytest.fixture
+def everything(example: Example) -> Example:
+    """A tree with something of every kind."""
+    for number in range(1500):
+        path = example.write(f"many/{number % 7}/{number}", chance.randbytes(number))
+        os.utime(path, ns=(number, number * 10**15 + 123))
+    example.write("empty", b"")
+    example.write("zeros", bytes(5000))
+    example.write("big", chance.randbytes(3 << 20))
+    (example.root / "no files").mkdir(mode=0o700)
+    os.link(example.root / "big", example.root / "same as big")
+    (example.root / "to nowhere").symlink_to("/nowhere/at/all")
+    os.mkfifo(example.root / "fifo", 0o620)
+    with (example.root / "sparse").open("wb") as out:
+        out.truncate(64 << 20)
+        out.seek(40 << 20)
+        out.write(b"an island")
+    os.utime(example.root / "to nowhere", ns=(5, -7), follow_symlinks=False)
+    os.setxattr(example.root / "many", "user.of", b"a directory")
+    os.setxattr(example.root / "empty", "user.of", bytes(range(256)))
+    (example.root / "zeros").chmod(0o4711)
+    (example.root / os.fsdecode(b"no utf-8 \xff")).write_bytes(b"x")
+    if os.geteuid() == 0:
+        os.chown(example.root / "big", 1234, 5678)
+        os.chown(example.root / "to nowhere", 1234, 5678, follow_symlinks=False)
+        os.chown(example.root / "no files", 1234, 5678)
+    (example.root / "many" / "3").chmod(0o555)
+    return example
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_tree_comes_back_as_it_was(everything: Example, jobs: int, verify: bool) -> None:
+    everything.take()
+    done = restore(everything.repository, everything.to, jobs=jobs, verify=verify)
+    assert (done.wrong, done.problems, done.notes) == (0, [], [])
+    assert everything.is_same()
+    assert (everything.restored / "sparse").stat().st_blocks < 2048
+    again = restore(everything.repository, everything.to, jobs=jobs, verify=verify)
+    assert (again.files, again.kept, again.fetched) == (0, done.files, 0)
+    assert everything.is_same()
+
+
+def test_thousands_of_small_files_take_a_few_requests(everything: Example) -> None:
+    everything.take()
+    before = everything.repository.requests["read"]
+    restore(everything.repository, everything.to)
+    assert everything.repository.requests["read"] - before <= 10
+
+
+def test_an_older_version_of_a_chain_comes_back(example: Example) -> None:
+    versions, seen = [], []
+    content = bytearray(chance.randbytes(5 << 20))
+    for turn in range(4):
+        for number in range(turn, 60, turn + 1):
+            example.write(f"{number}", chance.randbytes(2000))
+        content[turn << 20 : (turn << 20) + 10] = b"0123456789"
+        example.write("big", bytes(content))
+        versions.append(example.take())
+        seen.append(_look(example.root))
+    for version, wanted in reversed([*zip(versions, seen, strict=True)]):
+        assert restore(example.repository, example.to, f"etc@{version}").wrong == 0
+        assert _look(example.restored) == wanted
+
+
+def test_what_differs_is_replaced_and_what_the_version_lacks_is_left_alone(
+    everything: Example,
+) -> None:
+    everything.take()
+    restore(everything.repository, everything.to)
+    restored = everything.restored
+    changed = restored / "many" / "1" / "8"
+    time = changed.stat().st_mtime_ns
+    changed.write_bytes(b"other...")
+    (restored / "many" / "2" / "2").chmod(0o600)
+    touched = restored / "many" / "2" / "9"
+    touched.touch()
+    (restored / "to nowhere").unlink()
+    (restored / "to nowhere").symlink_to("elsewhere")
+    (restored / "same as big").unlink()
+    (restored / "more").write_bytes(b"not of the version")
+    inode = touched.stat().st_ino
+    done = restore(everything.repository, everything.to)
+    assert changed.stat().st_mtime_ns == time
+    assert touched.stat().st_ino == inode
+    assert (done.wrong, done.files) == (0, 3)
+    assert (restored / "more").read_bytes() == b"not of the version"
+    (restored / "more").unlink()
+    os.utime(restored, ns=(0, everything.root.stat().st_mtime_ns))
+    assert everything.is_same()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        (["/root/a"], {"a/x.conf", "a/b/y.conf", "a/b/y"}),
+        (["*.conf"], {"a/x.conf", "a/b/y.conf", "z.conf"}),
+        (["/root/*.conf", "b/y"], {"z.conf", "a/b/y"}),
+        (["**/root/empty"], set()),
+        (["link"], {"link", "a/b/y"}),
+    ],
+)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_only_what_fits_a_pattern_is_restored(
+    tmp_path: Path, patterns: list[str], wanted: set[str], jobs: int
+) -> None:
+    names = ["a/b/y", "a/b/y.conf", "a/x.conf", "other", "z.conf"]
+    repository = MemoryRepository()
+    entries = [directory(f"root{name}") for name in ("", "/a", "/a/b")]
+    entries += [file(f"root/{name}") for name in names[:3]]
+    entries.append(directory("root/empty"))
+    entries.append((Entry("root/link", HARD_LINK, 0o644, mtime=1, target="root/a/b/y"), ()))
+    entries += [file(f"root/{name}") for name in names[3:]]
+    put_version(repository, entries)
+    done = restore(repository, tmp_path / "to", "etc", *patterns, jobs=jobs)
+    assert done.wrong == 0
+    assert set(files_of(tmp_path / "to")) == {f"root/{name}" for name in wanted}
+    assert (tmp_path / "to" / "root" / "empty").exists() == ("**/root/empty" in patterns)
+
+
+# --- deltas ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pages(example: Example) -> Example:
+    """Two versions of a file of pages, 1 % of which differ. In the second it is longer, and has a
+    hole. The first is restored.
+    """
+    content = bytearray(chance.randbytes(24 << 20))
+    example.write("pages", bytes(content))
+    example.write("small", b"small")
+    example.write("shorter", chance.randbytes(4 << 20))
+    example.first = example.take()
+    restore(example.repository, example.to)
+    for page in chance.sample(range(len(content) // BLOCK), len(content) // BLOCK // 100):
+        content[page * BLOCK : page * BLOCK + 4] = b"page"
+    content[9 << 20 : (9 << 20) + (200 << 10)] = bytes(200 << 10)
+    example.write("pages", bytes(content) + chance.randbytes(50_000))
+    example.write("small", b"other")
+    os.truncate(example.root / "shorter", (3 << 20) + 5)
+    example.take()
+    return example
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_delta_fetches_what_differs_and_no_more(
+    pages: Example, in_place: bool, jobs: int
+) -> None:
+    changed = sum(
+        len(data)
+        for name, data in pages.repository.files.items()
+        if "/pack-" in name and pages.first not in name
+    )
+    inode = (pages.restored / "pages").stat().st_ino
+    done = restore(pages.repository, pages.to, delta=True, in_place=in_place, jobs=jobs)
+    assert (done.wrong, done.files) == (0, 3)
+    assert done.fetched <= 1.5 * changed
+    assert pages.is_same()
+    assert ((pages.restored / "pages").stat().st_ino == inode) == in_place
+    # And back, where the super blocks are those of the full version.
+    restore(pages.repository, pages.to, f"etc@{pages.first}", delta=True)
+    again = restore(pages.repository, pages.to, delta=True)
+    assert again.fetched <= 1.5 * changed
+    assert pages.is_same()
+
+
+def test_a_file_that_has_another_name_outside_is_never_changed_in_place(
+    pages: Example, tmp_path: Path
+) -> None:
+    before = (pages.restored / "pages").read_bytes()
+    os.link(pages.restored / "pages", tmp_path / "outside")
+    assert restore(pages.repository, pages.to, delta=True, in_place=True).wrong == 0
+    assert (tmp_path / "outside").read_bytes() == before
+    assert pages.is_same()
+
+
+def test_a_delta_without_a_sound_map_fetches_files_whole(pages: Example) -> None:
+    name = max(name for name in pages.repository.files if name.endswith("/map"))
+    pages.repository.files[name] = b"?" + pages.repository.files[name][1:]
+    done = restore(pages.repository, pages.to, delta=True)
+    assert (done.wrong, len(done.notes)) == (0, 1)
+    assert pages.is_same()
+
+
+def test_a_delta_of_what_has_the_same_time_and_size_sees_what_differs(pages: Example) -> None:
+    restore(pages.repository, pages.to)
+    path = pages.restored / "pages"
+    time = path.stat().st_mtime_ns
+    with path.open("r+b") as out:
+        out.seek(5 << 20)
+        out.write(b"a flipped bit")
+    os.utime(path, ns=(time, time))
+    done = restore(pages.repository, pages.to, delta=True)
+    assert done.files == 1
+    assert pages.is_same()
+
+
+# --- damage and interruptions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
+def test_a_damaged_pack_costs_the_files_in_it_and_no_others(
+    everything: Example, damage: str, jobs: int
+) -> None:
+    everything.take()
+    small = everything.write("zz small", b"of another pack")
+    everything.take()
+    name = min(name for name in everything.repository.files if "/pack-" in name)
+    data = bytearray(everything.repository.files[name])
+    data[len(data) // 2] ^= 1
+    everything.repository.files[name] = (
+        bytes(data) if damage == "flipped" else bytes(data[:-500_000])
+    )
+    if damage == "missing":
+        del everything.repository.files[name]
+    done = restore(everything.repository, everything.to, jobs=jobs)
+    wanted, found = files_of(everything.root), files_of(everything.restored)
+    wanted = {name: data for name, data in wanted.items() if name in found}
+    assert done.exit_code == 7
+    assert found == wanted
+    assert len(files_of(everything.root)) - len(found) == done.wrong > 0
+    assert (everything.restored / small.name).read_bytes() == b"of another pack"
+    if damage == "flipped":
+        assert done.wrong < 1200
+
+
+def test_content_that_is_not_that_of_the_manifest_is_left_out_unless_nobody_looks(
+    tmp_path: Path,
+) -> None:
+    repository = MemoryRepository()
+    small, large = file("small"), file("large", chance.randbytes(2 << 20))
+    small[0].digest = large[0].digest = "00" * 32
+    put_version(repository, [large, small, file("z")])
+    done = restore(repository, tmp_path / "to")
+    assert sorted(path for path, _ in done.problems) == ["large", "small"]
+    assert set(files_of(tmp_path / "to")) == {"z"}
+    assert restore(repository, tmp_path / "to", verify=False).wrong == 0
+    assert set(files_of(tmp_path / "to")) == {"large", "small", "z"}
+
+
+def test_nothing_is_written_by_the_manifest_of_another_version(example: Example) -> None:
+    example.write("file", b"old")
+    old = example.take()
+    example.write("file", b"new")
+    new = example.take()
+    files = example.repository.files
+    files[f"etc/{new}/manifest"] = files[f"etc/{old}/manifest"]
+    with pytest.raises(SnapshotDamaged, match="that of another version"):
+        restore(example.repository, example.to)
+    assert list(example.to.iterdir()) == []
+
+
+def test_nothing_is_written_by_a_manifest_that_is_damaged(example: Example) -> None:
+    for number in range(5000):
+        example.write(f"{number}", b"")
+    example.take()
+    name = next(name for name in example.repository.files if name.endswith("/manifest"))
+    data = bytearray(example.repository.files[name])
+    data[len(data) * 3 // 4] ^= 1
+    example.repository.files[name] = bytes(data)
+    with pytest.raises(SnapshotDamaged):
+        restore(example.repository, example.to)
+    assert list(example.to.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [{}, {"delta": True}, {"delta": True, "in_place": True}])
+def test_a_restore_that_was_killed_is_gone_on_with(pages: Example, how: Any) -> None:
+    for number in range(3000):
+        pages.write(f"more/{number}", chance.randbytes(9000))
+    pages.take()
+    whole = sum(len(data) for name, data in pages.repository.files.items() if "/pack-" in name)
+    reads = 0
+
+    def kill(verb: str, name: str) -> None:
+        nonlocal reads
+        reads += verb == "read" and "/pack-" in name
+        if reads == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        pages.repository.before = kill
+        restore(pages.repository, pages.to, **how)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    done = restore(pages.repository, pages.to, **how)
+    assert done.wrong == 0
+    assert done.kept > 0
+    assert done.fetched < whole
+    assert pages.is_same()
+
+
+def test_a_disk_that_is_full_ends_the_restore(
+    everything: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything.take()
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) == 1400:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DestinationError, match="No space left") as caught:
+        restore(everything.repository, everything.to)
+    assert caught.value.exit_code == 6
+
+
+def test_a_directory_that_cannot_be_used_is_an_error(everything: Example, tmp_path: Path) -> None:
+    everything.take()
+    (tmp_path / "file").touch()
+    for to in (tmp_path / "file", tmp_path / "no" / "parent"):
+        with pytest.raises(DestinationError):
+            restore(everything.repository, to)
+
+    def meanwhile(verb: str, name: str) -> None:
+        if verb == "read" and "/pack-" in name:
+            everything.repository.before = lambda *_: None
+            with pytest.raises(LockHeld):
+                restore(everything.repository, everything.to)
+            everything.repository.closed = False
+
+    everything.repository.before = meanwhile
+    assert restore(everything.repository, everything.to).wrong == 0
+
+
+# --- an ordinary user -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_home() -> Iterator[Path]:
+    """A directory in which everybody may write."""
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
+    home.chmod(0o777)
+    yield home
+    shutil.rmtree(home)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("how", [{}, {"delta": True}])
+def test_an_ordinary_user_restores_all_but_owners(
+    everything: Example, open_home: Path, how: Any
+) -> None:
+    everything.take()
+    everything.to = open_home / "to"
+    status = 1
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            done = restore(everything.repository, everything.to)
+            again = restore(everything.repository, everything.to, **how)
+            alike = (done.wrong, again.wrong, again.kept) == (0, 0, done.files)
+            status = 0 if alike and len(done.notes) == 1 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert files_of(everything.root) == files_of(everything.restored)
+    for path in everything.restored.rglob("*"):
+        wanted, found = (
+            (everything.root / path.relative_to(everything.restored)).lstat(),
+            path.lstat(),
+        )
+        assert found.st_uid == 65534
+        assert found.st_mtime_ns == wanted.st_mtime_ns
+        assert stat.S_IMODE(found.st_mode) == stat.S_IMODE(wanted.st_mode) & ~0o6000

@@ -1,0 +1,106 @@
+"""Which versions of a set go: never one that another needs, at no instant of the removal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.dump.retention import Retention
+from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
+from ntt_backup.snapshot.repository import StoredFile
+from ntt_backup.snapshot.retention import plan
+from ntt_backup.snapshot.versions import Version
+
+NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
+
+
+def name(begun: datetime, number: int = 0) -> str:
+    return f"{begun:%Y%m%dT%H%M%SZ}-{number:08x}"
+
+
+def version(name: str, *, whole: bool = True) -> Version:
+    files = [MANIFEST, MAP, "pack-00001"] if whole else ["pack-00001"]
+    return Version(
+        "db", name, tuple(StoredFile(str(FileName("db", name, one)), 10) for one in files)
+    )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Version], dict[str, list[str]]]:
+    """Versions of which each is full, or builds on any before it; some were never finished."""
+    versions: list[Version] = []
+    chains: dict[str, list[str]] = {}
+    hours = draw(st.lists(st.integers(1, 90 * 24), unique=True, max_size=20))
+    for number, age in enumerate(sorted(hours, reverse=True)):
+        one = version(name(NOW - timedelta(hours=age), number), whole=draw(st.integers(0, 4)) > 0)
+        versions.append(one)
+        if one.whole:
+            parent = draw(st.sampled_from(["", *chains]))
+            chains[one.name] = [*chains.get(parent, []), one.name]
+    return versions, chains
+
+
+rules = st.builds(Retention, st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
+
+
+@given(histories(), rules)
+def test_no_version_that_is_there_lacks_what_it_needs_at_any_instant_of_a_removal(
+    history: tuple[list[Version], dict[str, list[str]]], rule: Retention
+) -> None:
+    versions, chains = history
+    found = plan(versions, chains, rule, NOW)
+    files = {file.name for one in versions for file in one.files}
+    of = {one.name: {file.name for file in one.files} for one in versions}
+    for removed in ("", *found.names):
+        files.discard(removed)
+        for one in chains:
+            if str(FileName("db", one, MANIFEST)) in files:
+                assert all(of[needed] <= files for needed in chains[one])
+    # Nothing of what goes is left, and the newest always stays.
+    left = {FileName.read(one).version for one in files}
+    assert not left & {one.name for one in (*found.gone, *found.dead)}
+    assert left >= set(list(chains)[-1:])
+    assert len(found.names) == len(set(found.names))
+
+
+def test_a_chain_goes_as_a_whole_and_one_that_is_needed_says_for_which() -> None:
+    days = [name(NOW - timedelta(days=age)) for age in (9, 8, 7, 3, 2, 1)]
+    first, second = days[:3], days[3:]
+    chains = {one: list(part[: part.index(one) + 1]) for part in (first, second) for one in part}
+    found = plan([version(one) for one in days], chains, Retention(1, 0, 0), NOW)
+    assert [one.name for one in found.gone] == first
+    assert [(one.name, why) for one, why in found.needed] == [(one, days[5]) for one in days[3:5]]
+    assert found.size == 90
+
+
+def test_what_was_never_finished_goes_when_no_take_can_be_at_it_any_more() -> None:
+    old, full, young = (name(NOW - timedelta(hours=age)) for age in (50, 49, 3))
+    running, newest = name(NOW - timedelta(hours=2)), name(NOW - timedelta(hours=1))
+    chains = {one: [one] for one in (full, young, newest)}
+    versions = [version(one, whole=one in chains) for one in (old, full, young, running, newest)]
+    found = plan(versions, chains, Retention(1, 0, 0), NOW)
+    assert [one.name for one in found.dead] == [old]
+    assert [one.name for one in found.gone] == [full]
+    # The take that is under way may build on it.
+    assert [(one.name, why) for one, why in found.needed] == [(young, running)]
+
+
+def test_the_first_version_of_a_set_may_take_weeks() -> None:
+    running = version(name(NOW - timedelta(days=20)), whole=False)
+    assert plan([running], {}, Retention(1, 0, 0), NOW).names == []
+
+
+def test_a_version_that_has_lost_another_is_not_counted_among_those_that_are_kept() -> None:
+    sound, broken = name(NOW - timedelta(days=2)), name(NOW - timedelta(days=1))
+    chains = {sound: [sound], broken: [name(NOW - timedelta(days=5)), broken]}
+    found = plan([version(one) for one in chains], chains, Retention(1, 0, 0), NOW)
+    assert (found.gone, found.dead) == ([], [])
+
+
+def test_files_that_a_version_needs_stay_even_if_the_manifest_beside_them_is_lost() -> None:
+    first, second = name(NOW - timedelta(days=2)), name(NOW - timedelta(days=1))
+    versions = [version(first, whole=False), version(second)]
+    found = plan(versions, {second: [first, second]}, Retention(1, 0, 0), NOW)
+    assert found.names == []

@@ -1,0 +1,156 @@
+"""When a run takes which set, and what it tells of a take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config import Settings, load
+from ntt_backup.errors import LockHeld, RemoteUnreachable
+from ntt_backup.events import Event, Warning
+from ntt_backup.snapshot import schedule
+from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
+from ntt_backup.snapshot.last_take import last, noting
+from ntt_backup.snapshot.names import new_version
+from ntt_backup.snapshot.repository import StoredFile
+from ntt_backup.snapshot.schedule import due_in, take_due
+from ntt_backup.snapshot.sets import SnapshotSet
+from ntt_backup.snapshot.take import Report, Taken
+from ntt_backup.snapshot.versions import Version
+from tests.memory_repository import MemoryRepository
+from tests.patience import PATIENCE
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+HOUR = 3600.0
+
+Take = Callable[[Settings, SnapshotSet, Report], Taken]
+
+
+def version(age: float, file: str = "manifest") -> Version:
+    name = new_version(NOW - timedelta(seconds=age))
+    return Version("etc", name, (StoredFile(f"etc/{name}/{file}", 1),))
+
+
+@pytest.mark.parametrize(
+    ("known", "wait"),
+    [
+        ([], 0),
+        ([version(HOUR)], 0),
+        ([version(HOUR * 9), version(HOUR - 600)], 600),
+        ([version(HOUR), version(60, "pack-00001")], 0),
+        ([version(-600)], HOUR - 600),
+        ([version(-9 * HOUR)], 0),
+    ],
+    ids=["none", "old", "young", "unfinished", "a little ahead", "far ahead"],
+)
+def test_a_set_is_due_by_its_newest_whole_version(known: list[Version], wait: float) -> None:
+    assert due_in(known, HOUR, NOW) == wait
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Two sets, one of them due each hour, the other each second hour."""
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f'[source]\nroot = "/srv"\n[remote]\nurl = "file:///x"\n[log]\njsonl = "{tmp_path}/log"\n'
+        'progress_interval = "0.1s"\n'
+        '[snapshots.etc]\npaths = ["/etc"]\nevery = "1h"\n'
+        '[snapshots.home]\npaths = ["/home"]\nevery = "2h"\n'
+        '[snapshots.hand]\npaths = ["/srv"]\n'
+    )
+    return load(Settings, file=file, environ={})
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Take], None]:
+    """Puts a function in the place of takes, of sets that the target has not yet."""
+
+    def use(made: Take) -> None:
+        def take_version(settings: Settings, set: SnapshotSet, *, report: Report) -> Taken:
+            with noting(settings, set.name) as note:
+                taken = made(settings, set, report)
+                note(taken)
+            return taken
+
+        monkeypatch.setattr(schedule, "take_version", take_version)
+
+    monkeypatch.setattr(schedule, "open_repository", lambda _: MemoryRepository())
+    return use
+
+
+def taken(set: SnapshotSet, **more: Any) -> Taken:
+    return Taken(set.name, new_version(NOW), **more)
+
+
+def test_a_failure_keeps_no_other_set_back_and_is_known_until_a_take_goes_well(
+    settings: Settings, take: Callable[[Take], None]
+) -> None:
+    events: list[Event] = []
+
+    def fail(_: Settings, set: SnapshotSet, __: Report) -> Taken:
+        if set.name == "etc":
+            raise RemoteUnreachable("it is away")
+        return taken(set, files=7)
+
+    take(fail)
+    over = take_due(settings, events.append)
+    assert over.failed
+    assert over.again_s is not None
+    assert HOUR - PATIENCE < over.again_s <= HOUR
+    (failed,) = [one for one in events if isinstance(one, SnapshotFailed)]
+    (complete,) = [one for one in events if isinstance(one, SnapshotComplete)]
+    assert (failed.set, complete.set) == ("etc", "home")
+    assert (last(settings, "etc").error, last(settings, "home").files) == ("it is away", 7)
+
+    take(lambda _, set, __: taken(set))
+    assert not take_due(settings, events.append).failed
+    assert last(settings, "etc").error == ""
+
+
+def test_a_set_that_somebody_takes_now_is_no_failure(
+    settings: Settings, take: Callable[[Take], None]
+) -> None:
+    events: list[Event] = []
+
+    def held(_: Settings, set: SnapshotSet, __: Report) -> Taken:
+        raise LockHeld(f"another take of {set.name} is at work")
+
+    take(held)
+    over = take_due(settings, events.append)
+    assert not over.failed
+    assert over.again_s is not None
+    assert over.again_s < HOUR
+    assert [one.kind for one in events if isinstance(one, Warning)] == ["warning", "warning"]
+    assert last(settings, "etc").error == ""
+
+
+def test_a_take_says_how_far_it_is_by_the_size_of_the_last_version(
+    settings: Settings, take: Callable[[Take], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def slow(_: Settings, set: SnapshotSet, report: Report) -> Taken:
+        for passed in (100, 200, 500):
+            clock[0] += 10.0
+            report.progress(1, passed, 50, 20)
+            report.progress(1, passed, 50, 20)
+        for number in range(30):
+            report.problem(f"/etc/{number}", "it is locked")
+        return taken(set, bytes=400, unreadable=30)
+
+    take(slow)
+    assert take_due(settings, events.append).failed
+    first = len(events)
+    said = [one for one in events if isinstance(one, SnapshotProgress) and one.set == "etc"]
+    assert [one.eta_s for one in said] == [None, None, None]
+    assert sum(isinstance(one, Warning) for one in events) == 2 * 21
+    take_due(settings, events.append)
+    said = [one for one in events[first:] if isinstance(one, SnapshotProgress) and one.set == "etc"]
+    assert [one.eta_s for one in said] == [30.0, 20.0, None]

@@ -1,0 +1,546 @@
+"""`take`: a version is what the disk has; only what changed is read, and only that is stored."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ntt_backup.errors import (
+    BackupError,
+    ConfigError,
+    RemoteCannotStore,
+    RemoteDenied,
+    RemoteError,
+    RemoteUnreachable,
+    SourceError,
+)
+from ntt_backup.snapshot import changed_file
+from ntt_backup.snapshot.entry import Entry
+from ntt_backup.snapshot.last_version import Copies
+from ntt_backup.snapshot.manifest import Trailer
+from ntt_backup.snapshot.names import MANIFEST
+from ntt_backup.snapshot.sets import SnapshotSet
+from ntt_backup.snapshot.super_blocks import read_super_block
+from ntt_backup.snapshot.take import Report, Taken, take
+from ntt_backup.snapshot.versions import open_manifest, versions
+from tests.memory_repository import MemoryRepository
+
+BLOCK = 8 << 10
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+
+
+class Taker:
+    """A tree, a repository, and takes of the one to the other."""
+
+    def __init__(self, root: Path, cache: Path) -> None:
+        self.root = root
+        self.repository = MemoryRepository()
+        self.copies = Copies(cache)
+        self.now = NOW
+        self.problems: dict[str, str] = {}
+        self.set = SnapshotSet("s", (str(root),))
+        cache.mkdir()
+        root.mkdir()
+
+    def take(self, **how: bool) -> Taken:
+        self.problems = {}
+        self.now += timedelta(minutes=1)
+        report = Report(problem=self.problems.__setitem__)
+        return take(
+            self.repository, self.set, copies=self.copies, now=self.now, report=report, **how
+        )
+
+    def write(self, name: str, content: bytes) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def entries(self, version: str = "") -> dict[str, Entry]:
+        """The entries below the root, of the newest version."""
+        found = [one for one in versions(self.repository, "s") if one.whole]
+        chosen = next(one for one in reversed(found) if one.name.startswith(version))
+        self.manifest = open_manifest(self.repository, chosen)
+        below = f"{str(self.root)[1:]}/"
+        return {
+            one.path.removeprefix(below): one
+            for one in self.manifest.entries()
+            if one.path.startswith(below)
+        }
+
+    @property
+    def trailer(self) -> Trailer:
+        assert self.manifest.trailer is not None
+        return self.manifest.trailer
+
+    def content(self, entry: Entry) -> bytes:
+        """The content of a file as it would be restored, which has the digest of the manifest."""
+        data = bytearray(entry.size)
+        for one in entry.extents:
+            name = self.manifest.header.pack(one.version, one.pack)
+            frame = self.repository.files[name][one.offset : one.offset + one.stored]
+            part = read_super_block(frame)[one.skip : one.skip + one.length]
+            assert len(part) == one.length
+            data[one.start : one.start + one.length] = part
+        assert blake3(data).hexdigest() == entry.digest
+        return bytes(data)
+
+    def contents(self, version: str = "") -> dict[str, bytes]:
+        return {
+            name: self.content(one)
+            for name, one in self.entries(version).items()
+            if one.kind == "f"
+        }
+
+
+@pytest.fixture
+def taker(tmp_path: Path) -> Taker:
+    return Taker(tmp_path / "tree", tmp_path / "cache")
+
+
+def noise(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def rewrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+# --- what is taken -------------------------------------------------------------------------------
+
+
+def test_a_version_has_every_kind_of_file_with_what_belongs_to_it(taker: Taker) -> None:
+    file = taker.write("d/file", b"content")
+    file.chmod(0o4751)
+    os.utime(file, ns=(0, -1_500_000_001))
+    os.setxattr(file, "user.note", b"\0\xff")
+    os.setxattr(file.parent, "user.of", b"a directory")
+    os.link(file, taker.root / "e-other-name")
+    (taker.root / "link").symlink_to("../no where")
+    os.mkfifo(taker.root / "pipe", 0o600)
+    taker.write("zeros", bytes(100))
+    taker.write("empty", b"")
+    taken = taker.take()
+    found = taker.entries()
+    kinds = {name: one.kind for name, one in found.items()}
+    assert kinds == {
+        "d": "d",
+        "d/file": "f",
+        "e-other-name": "h",
+        "empty": "f",
+        "link": "l",
+        "pipe": "p",
+        "zeros": "f",
+    }
+    assert found["d/file"].mode == 0o4751
+    assert (found["d/file"].uid, found["d/file"].gid) == (os.getuid(), os.getgid())
+    assert found["d/file"].mtime == -1_500_000_001
+    assert found["d/file"].xattrs == {"user.note": b64encode(b"\0\xff").decode()}
+    assert found["d"].xattrs == {"user.of": b64encode(b"a directory").decode()}
+    assert found["e-other-name"].target == found["d/file"].path
+    assert found["link"].target == "../no where"
+    assert found["zeros"].extents == []
+    assert taker.contents() == {"d/file": b"content", "empty": b"", "zeros": bytes(100)}
+    assert (taken.files, taken.bytes, taken.changed) == (taker.trailer.files, 107, 3)
+    assert (taken.parent, taken.exit_code, taker.problems) == ("", 0, {})
+
+
+def test_a_version_builds_on_the_last_one_and_each_comes_back_whole(taker: Taker) -> None:
+    big = taker.write("big", noise(4 << 20))
+    taker.write("gone", b"gone")
+    taker.write("small", b"one")
+    first = taker.take()
+    state = taker.contents()
+    rewrite(big, 5 * BLOCK + 7, b"changed")
+    rewrite(big, (4 << 20) - 3, b"longer")
+    taker.write("small", b"two")
+    taker.write("new", noise(3 << 20, 2))
+    (taker.root / "gone").unlink()
+    second = taker.take()
+    assert second.parent == first.version
+    assert taker.contents() == {
+        name: (taker.root / name).read_bytes() for name in ("big", "new", "small")
+    }
+    assert taker.contents(first.version) == state
+    assert second.changed == 3
+    # Two blocks and the block behind the end, beside the new file.
+    assert (3 << 20) < second.stored < (3 << 20) + 4 * BLOCK
+    big.write_bytes(b"short")
+    taker.take()
+    assert taker.contents()["big"] == b"short"
+    assert len(taker.manifest.header.chain) == 3
+
+
+def test_of_a_file_that_has_not_changed_no_content_is_read(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        taker.write(f"{number % 7}/{number}", noise(10, number))
+    taker.write("big", noise(3 << 20))
+    os.link(taker.root / "big", taker.root / "a-link")
+    taker.take()
+    before = taker.entries()
+    monkeypatch.setattr("ntt_backup.snapshot.changed_file.FileReader.read", _never)
+    for number in range(0, 300, 3):  # What is gone lets no neighbour be read.
+        (taker.root / f"{number % 7}/{number}").unlink()
+    (taker.root / "new-directory").mkdir()
+    taken = taker.take()
+    assert (taken.read, taken.stored, taken.changed) == (0, 0, 0)
+    after = taker.entries()
+    files = {name: one for name, one in after.items() if one.kind == "f"}
+    assert len(files) == 201
+    assert all(before[name] == one for name, one in files.items())
+    assert taker.repository.requests["read"] > 0
+    assert taker.contents()["a-link"] == noise(3 << 20)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("no content may be read")
+
+
+def test_a_touched_file_is_read_and_nothing_of_it_is_stored(taker: Taker) -> None:
+    taker.write("small", b"small")
+    taker.write("big", noise(3 << 20))
+    taker.take()
+    for name in ("small", "big"):
+        os.utime(taker.root / name, ns=(0, 12345))
+    taken = taker.take()
+    assert (taken.stored, taken.changed, taken.read) == (0, 0, 5 + (3 << 20))
+    assert taker.contents() == {"small": b"small", "big": noise(3 << 20)}
+    assert taker.entries()["big"].mtime == 12345
+
+
+def test_paranoid_finds_a_change_that_lstat_does_not_show(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker.write("small", b"small")
+    taker.take()
+    monkeypatch.setattr("os.pread", lambda *_: b"SMALL")
+    assert taker.take().changed == 0
+    assert taker.take(paranoid=True).changed == 1
+    assert taker.contents() == {"small": b"SMALL"}
+
+
+def test_a_sparse_file_stays_sparse(taker: Taker) -> None:
+    path = taker.root / "sparse"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+        file.seek(70 << 20)
+        file.write(noise(100_000))
+        file.write(bytes(1 << 20))
+        file.write(b"end")
+    taken = taker.take()
+    entry = taker.entries()["sparse"]
+    assert taken.bytes == entry.size == 100 << 20
+    assert taken.read < 4 << 20
+    assert sum(one.length for one in entry.extents) <= 100_000 + 2 * BLOCK
+    assert entry.digest == blake3().update_mmap(path).hexdigest()
+    rewrite(path, 3, b"in the hole")
+    os.truncate(path, (70 << 20) + 50_000)
+    taker.take()
+    assert taker.contents()["sparse"] == path.read_bytes()
+
+
+def test_many_small_files_share_packs_and_keep_their_order(taker: Taker) -> None:
+    names = [f"{number % 10}/{number:05}" for number in range(3000)]
+    for name in names:
+        taker.write(name, name.encode())
+    taken = taker.take()
+    assert taker.repository.requests["write"] == 3  # a pack, the map and the manifest
+    assert taker.contents() == {name: name.encode() for name in names}
+    assert taken.files == taker.trailer.files
+
+
+# --- files that do not hold still ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20])
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    taker: Taker, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = taker.write("busy", noise(size))
+    rest = 1
+
+    def change() -> None:
+        nonlocal rest
+        if rest:
+            rest -= 1
+            rewrite(path, 0, b"changed")
+
+    _while_reading(monkeypatch, change)
+    taken = taker.take()
+    assert (taken.unsettled, taker.problems) == (0, {})
+    assert taker.contents()["busy"] == b"changed" + noise(size)[7:]
+    assert taken.stored <= size + 2 * BLOCK  # Not twice.
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20])
+def test_a_file_that_never_holds_still_is_told_and_read_again_the_next_time(
+    taker: Taker, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = taker.write("busy", noise(size))
+    with monkeypatch.context() as patch:
+        _while_reading(patch, lambda: rewrite(path, size, b"more and more"))
+        taken = taker.take()
+    assert (taken.unsettled, taken.exit_code) == (1, 0)
+    assert taker.problems == {str(path): "it changed as often as it was read"}
+    assert taker.entries()["busy"].unsettled
+    assert taker.trailer.unsettled == 1
+    assert taker.contents()["busy"][:size] == noise(size)
+    taken = taker.take()
+    assert taken.read >= size
+    assert not taker.entries()["busy"].unsettled
+    assert taker.contents()["busy"] == path.read_bytes()
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_has_what_was_read(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = taker.write("busy", noise(12 << 20))
+    sizes = iter([9 << 20, 6 << 20, (3 << 20) + 5])
+    _while_reading(monkeypatch, lambda: os.truncate(path, next(sizes)))
+    assert taker.take().unsettled == 1
+    assert taker.contents()["busy"] == noise(12 << 20)[: (3 << 20) + 5]
+
+
+def _while_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Changes a file between the look at it and the reading."""
+    wait = changed_file._let_the_clock_pass
+
+    def changing(status: os.stat_result) -> None:
+        wait(status)
+        change()
+
+    monkeypatch.setattr(changed_file, "_let_the_clock_pass", changing)
+
+
+# --- what cannot be read -------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_taken(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good", "vanished"):
+        taker.write(name, b"content")
+    taker.take()
+    for name in ("bad", "good", "vanished"):
+        taker.write(name, b"new content")
+    real = os.pread
+
+    def failing(fd: int, size: int, offset: int) -> bytes:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        if name == "bad":
+            (taker.root / "vanished").unlink()
+            raise OSError(5, "Input/output error")
+        return real(fd, size, offset)
+
+    monkeypatch.setattr("os.pread", failing)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(taker.root / "socket"))
+        taken = taker.take()
+    assert (taken.unreadable, taken.skipped, taken.exit_code) == (1, 2, 7)
+    assert taker.problems == {
+        str(taker.root / "bad"): "Input/output error",
+        str(taker.root / "socket"): "sockets and devices are not taken",
+    }
+    assert taker.contents() == {"good": b"new content"}
+    assert taker.trailer.skipped == 2
+
+
+def test_a_set_of_which_nothing_is_there_is_an_error_and_one_path_of_two_is_told(
+    taker: Taker,
+) -> None:
+    taker.set = SnapshotSet("s", ("/no/where",))
+    with pytest.raises(SourceError, match="/no/where: No such file"):
+        taker.take()
+    taker.set = SnapshotSet("s", ("/no/where", str(taker.root)))
+    assert taker.take().exit_code == 7
+    assert taker.problems == {"/no": "No such file or directory"}
+
+
+def test_a_set_whose_files_are_all_gone_gets_no_version_but_by_full(taker: Taker) -> None:
+    taker.write("file", b"content")
+    first = taker.take()
+    (taker.root / "file").unlink()
+    with pytest.raises(SourceError, match="its directories are empty"):
+        taker.take()
+    assert taker.contents() == {"file": b"content"}
+    assert taker.take(full=True).files == first.files - 1
+    assert taker.take().files == first.files - 1
+
+
+# --- chains, copies and faults -------------------------------------------------------------------
+
+
+def test_a_version_is_full_when_asked_when_the_chain_is_old_and_when_a_pack_is_lost(
+    taker: Taker,
+) -> None:
+    taker.write("file", noise(100))
+    assert taker.take().parent == ""
+    assert taker.take().parent
+    assert taker.take(full=True).parent == ""
+    assert taker.contents() == {"file": noise(100)}
+    taker.now += taker.set.full_every
+    last = taker.take()
+    assert last.parent == ""
+    del taker.repository.files[f"s/{last.version}/pack-00001"]
+    assert taker.take().parent == ""
+    told = "it is damaged or not whole, so this one is full; see ntt-backup-remote snapshot verify"
+    assert taker.problems == {f"version {last.version}": told}
+    assert taker.contents() == {"file": noise(100)}
+
+
+@pytest.mark.parametrize("left", [None, 60_000])
+def test_a_version_is_full_when_a_pack_of_an_older_one_of_its_chain_is_lost_or_cut(
+    taker: Taker, left: int | None
+) -> None:
+    taker.write("file", noise(70_000))
+    first = taker.take()
+    taker.write("other", noise(70_000, 2))
+    taker.take()
+    name = f"s/{first.version}/pack-00001"
+    if left is None:
+        del taker.repository.files[name]
+    else:
+        taker.repository.files[name] = taker.repository.files[name][:left]
+    taken = taker.take()
+    assert taken.parent == ""
+    assert len(taker.problems) == 1
+    assert taker.contents(taken.version) == {"file": noise(70_000), "other": noise(70_000, 2)}
+
+
+def test_another_host_goes_on_from_what_the_repository_has(taker: Taker, tmp_path: Path) -> None:
+    path = taker.write("big", noise(3 << 20))
+    first = taker.take()
+    taker.copies = Copies(tmp_path / "another-host")
+    (tmp_path / "another-host").mkdir()
+    rewrite(path, 0, b"!")
+    second = taker.take()
+    assert second.parent == first.version
+    assert second.stored < 2 * BLOCK
+    assert taker.contents() == {"big": path.read_bytes()}
+
+
+def test_with_its_own_copies_a_take_fetches_nothing_and_a_bad_copy_is_fetched_anew(
+    taker: Taker, tmp_path: Path
+) -> None:
+    taker.write("big", noise(3 << 20))
+    taker.take()
+    fetched = taker.repository.requests["read"]
+    last = taker.take()
+    assert taker.repository.requests["read"] == fetched
+    copies = taker.copies.paths(last.version)
+    assert set((tmp_path / "cache").iterdir()) == set(copies)
+    for number in range(2):  # The manifest, and the map.
+        spoilt = taker.copies.paths(last.version)[number]
+        rewrite(spoilt, spoilt.stat().st_size - 15, b"spoilt")
+        taken = taker.take()
+        assert (taken.parent, taken.read, taker.problems) == (last.version, 0, {})
+        last = taken
+
+
+def test_a_damaged_last_version_is_told_and_a_full_one_is_taken(taker: Taker) -> None:
+    taker.write("file", b"content")
+    taken = taker.take()
+    name = f"s/{taken.version}/{MANIFEST}"
+    taker.repository.files[name] = taker.repository.files[name][:-20]
+    taker.copies.drop(taken.version)
+    assert taker.take().parent == ""
+    assert f"version {taken.version}" in taker.problems
+    assert taker.contents() == {"file": b"content"}
+
+
+@pytest.mark.parametrize("error", [RemoteDenied("no get"), ConfigError("no identity")])
+def test_where_the_last_version_may_not_be_read_a_full_one_is_taken_and_told(
+    taker: Taker, error: BackupError
+) -> None:
+    taker.write("file", b"content")
+    first = taker.take()
+
+    def deny(verb: str, name: str) -> None:
+        if verb == "read":
+            raise error
+
+    taker.repository.before = deny
+    second = taker.take()
+    assert (second.parent, taker.problems) == (first.version, {})
+    taker.copies.drop(second.version)
+    assert taker.take().parent == ""
+    assert str(error) in taker.problems[f"version {second.version}"]
+
+
+@pytest.mark.parametrize("file", ["pack-00001", "map", "manifest"])
+@pytest.mark.parametrize("error", [RemoteUnreachable("away"), RemoteCannotStore("full")])
+def test_a_fault_of_the_repository_leaves_no_version(
+    taker: Taker, file: str, error: Exception
+) -> None:
+    taker.write("big", noise(3 << 20))
+    taker.take()
+    taker.write("big", noise(3 << 20, 2))
+
+    def fail(verb: str, name: str) -> None:
+        if verb == "finish" and name.endswith(file):
+            raise error
+
+    taker.repository.before = fail
+    with pytest.raises(type(error)):
+        taker.take()
+    taker.repository.before = lambda verb, name: None
+    assert taker.contents() == {"big": noise(3 << 20)}
+    assert taker.take().parent
+    assert taker.contents() == {"big": noise(3 << 20, 2)}
+
+
+def test_versions_sort_as_they_were_taken_whatever_the_clock_says(taker: Taker) -> None:
+    taker.write("file", b"1")
+    taken = []
+    for _ in range(3):
+        taken.append(taker.take().version)
+        taker.now -= timedelta(hours=1)
+    assert taken == sorted(taken)
+
+
+def test_a_take_whose_parent_is_removed_meanwhile_needs_it_no_more(taker: Taker) -> None:
+    taker.write("file", noise(70_000))
+    first = taker.take()
+    taker.write("other", noise(70_000, 2))
+
+    def forget(verb: str, name: str) -> None:
+        if verb == "write" and "/pack-" in name:  # As by another host, which has a newer version.
+            for one in [one for one in taker.repository.files if first.version in one]:
+                del taker.repository.files[one]
+
+    taker.repository.before = forget
+    taken = taker.take()
+    assert taken.parent == ""
+    assert taker.contents(taken.version) == {"file": noise(70_000), "other": noise(70_000, 2)}
+
+
+def test_a_take_whose_packs_are_removed_meanwhile_makes_no_version(taker: Taker) -> None:
+    taker.write("file", noise(70_000))
+
+    def forget(verb: str, name: str) -> None:
+        if verb == "write" and name.endswith("/map"):
+            taker.repository.files.clear()
+
+    taker.repository.before = forget
+    with pytest.raises(RemoteCannotStore, match="pack-00001"):
+        taker.take()
+    assert not [one for one in versions(taker.repository, "s") if one.whole]
+
+
+def test_a_version_of_the_last_of_days_does_not_stop_takes(taker: Taker) -> None:
+    taker.write("file", b"content")
+    taker.repository.files["s/99991231T235959Z-0123abcd/manifest"] = b"of an enemy"
+    with pytest.raises(RemoteError, match="99991231T235959Z"):
+        taker.take()

@@ -1,0 +1,213 @@
+"""Whatever paths a manifest has, nothing is written elsewhere, nor over another file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.snapshot import landlock
+from ntt_backup.snapshot.entry import FIFO, HARD_LINK, SYMLINK, Entry
+from tests.files import tree as files_of
+from tests.memory_repository import MemoryRepository
+from tests.snapshots import Made, directory, file, put_version, restore
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory beside the destination, with one file."""
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "secret").write_bytes(b"secret")
+    return path
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    return tmp_path / "to"
+
+
+def symlink(path: str, target: Path | str) -> Made:
+    return Entry(path, SYMLINK, 0o777, mtime=1, target=str(target)), ()
+
+
+def hard_link(path: str, target: str) -> Made:
+    return Entry(path, HARD_LINK, 0o644, mtime=1, target=target), ()
+
+
+def fifo(path: str) -> Made:
+    return Entry(path, FIFO, 0o644, mtime=1), ()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/x",
+        "//x",
+        "../x",
+        "a/../../outside/x",
+        "a/./x",
+        "a//x",
+        "a/x/",
+        ".",
+        "..",
+        "a/..",
+        "n" * 256,
+        f"{'n' * 256}/x",
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "large", "directory", "symlink", "fifo", "link", "to"])
+def test_a_path_that_is_none_is_told_and_the_rest_is_restored(
+    tmp_path: Path, to: Path, outside: Path, path: str, kind: str
+) -> None:
+    made: dict[str, Made] = {
+        "file": file(path),
+        "large": file(path, bytes(range(256)) * 20_000),
+        "directory": directory(path),
+        "symlink": symlink(path, outside),
+        "fifo": fifo(path),
+        "link": hard_link(path, "!"),
+        "to": hard_link("~link", path),
+    }
+    good = [file("!"), file("~")]
+    both = [good[0], good[1], made[kind]] if kind == "to" else [good[0], made[kind], good[1]]
+    repository = MemoryRepository()
+    put_version(repository, both)
+    done = restore(repository, to)
+    assert (done.wrong, done.exit_code) == (1, 7)
+    assert done.problems[0][0] == ("~link" if kind == "to" else path)
+    assert files_of(to) == {"!": b"content", "~": b"content"}
+    assert files_of(outside) == {"secret": b"secret"}
+    assert sorted(os.listdir(tmp_path)) == ["outside", "to"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one version", "two restores"])
+def test_nothing_is_written_or_linked_through_a_symlink(
+    to: Path, outside: Path, again: bool
+) -> None:
+    link = symlink("d", outside)
+    through: list[Made] = [
+        file("d/new"),
+        file("d/secret", b"overwritten"),
+        directory("d/sub"),
+        file("d/sub/new"),
+        symlink("d/symlink", "x"),
+        hard_link("e", "d/secret"),
+    ]
+    repository = MemoryRepository()
+    if again:
+        put_version(repository, [link])
+        restore(repository, to)
+        repository.files.clear()
+        put_version(repository, [directory("d"), *through])
+    else:
+        put_version(repository, [link, *through])
+    done = restore(repository, to)
+    assert done.wrong == len(through) + again
+    assert "a symbolic link stands where d should be" in {why for _, why in done.problems}
+    assert files_of(outside) == {"secret": b"secret"}
+    assert os.listdir(outside) == ["secret"]
+    assert os.listdir(to) == ["d"]
+
+
+def test_two_names_that_the_file_system_takes_for_one_do_not_overwrite_each_other(
+    to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that folds cases lists `README`, and opens that for `readme`."""
+    to.mkdir()
+    for name in ("file", "fifo", "symlink", "link"):
+        (to / name).write_bytes(b"of another name")
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+    repository = MemoryRepository()
+    entries: list[Made] = [
+        fifo("fifo"),
+        file("file"),
+        hard_link("link", "file"),
+        symlink("symlink", "x"),
+    ]
+    put_version(repository, entries)
+    done = restore(repository, to)
+    assert done.wrong == 4
+    monkeypatch.undo()
+    assert set(files_of(to).values()) == {b"of another name"}
+    assert len(os.listdir(to)) == 4
+
+
+def test_what_stands_in_the_place_of_a_file_is_replaced_and_a_directory_is_not(
+    to: Path, outside: Path
+) -> None:
+    to.mkdir()
+    (to / "a").symlink_to(outside / "secret")
+    os.mkfifo(to / "b")
+    (to / "c").mkdir()
+    (to / "d").write_bytes(b"no directory")
+    os.link(outside / "secret", to / "e")
+    repository = MemoryRepository()
+    put_version(
+        repository, [file("a"), file("b"), file("c"), directory("d"), file("d/x"), file("e")]
+    )
+    done = restore(repository, to)
+    assert {path for path, _ in done.problems} == {"c", "d", "d/x"}
+    assert files_of(to) == dict.fromkeys("abe", b"content") | {"d": b"no directory"}
+    assert not (to / "a").is_symlink()
+    assert files_of(outside) == {"secret": b"secret"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can set other owners")
+def test_no_file_runs_as_an_owner_that_it_did_not_get(
+    to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, others = file("mine", mode=0o6755), file("others", mode=0o6755)
+    others[0].uid = 12345
+    repository = MemoryRepository()
+    put_version(repository, [mine, others])
+    restore(repository, to)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in to.iterdir()} == {0o6755}
+    assert (to / "others").stat().st_uid == 12345
+    for path in to.iterdir():
+        path.unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "no")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    done = restore(repository, to)
+    assert (done.wrong, len(done.notes)) == (0, 1)
+    assert stat.S_IMODE((to / "others").stat().st_mode) == 0o755
+    assert stat.S_IMODE((to / "mine").stat().st_mode) == 0o6755
+
+
+def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:
+    to.mkdir()
+    script = (
+        "import os, sys\n"
+        "from ntt_backup.snapshot.landlock import confine\n"
+        "to, outside = sys.argv[1:]\n"
+        "if not confine([to]): sys.exit(77)\n"
+        "open(to + '/x', 'w').write('y'); os.rename(to + '/x', to + '/z')\n"
+        "open(os.devnull, 'w').write('y'); open(outside + '/secret').read()\n"
+        "for what in (lambda: open(outside + '/x', 'w'), lambda: open(outside + '/secret', 'a'),\n"
+        "             lambda: os.unlink(outside + '/secret'), lambda: os.mkdir(outside + '/d'),\n"
+        "             lambda: os.rename(to + '/z', outside + '/z')):\n"
+        "    try: what()\n"
+        "    except OSError: continue\n"
+        "    sys.exit(1)\n"
+    )
+    status = subprocess.run([sys.executable, "-c", script, to, outside]).returncode
+    if status == 77:
+        pytest.skip("this kernel has no Landlock")
+    assert status == 0
+    assert files_of(outside) == {"secret": b"secret"}
+
+
+def test_a_kernel_without_landlock_confines_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel:
+        def syscall(self, *_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(landlock, "_libc", Kernel())
+    assert not landlock.confine(["/"])

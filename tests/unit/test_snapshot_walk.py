@@ -1,0 +1,177 @@
+"""The walk of a set: the order of a manifest, no symlink followed below what is named, patterns."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.errors import ConfigError
+from ntt_backup.snapshot.entry import order
+from ntt_backup.snapshot.walk import excluder, walk
+
+
+def found(*paths: Path | str, exclude: list[str] | None = None) -> tuple[list[str], list[str]]:
+    """The paths of a walk that lie below the first one's parent, and those of its problems."""
+    problems: list[str] = []
+    names = [
+        one.path
+        for one in walk([*map(str, paths)], exclude or [], lambda *p: problems.append(p[0]))
+    ]
+    below = str(Path(paths[0]).parent)[1:]
+    return [one[len(below) + 1 :] for one in names if one.startswith(f"{below}/")], problems
+
+
+def test_nasty_names_come_in_the_order_of_a_manifest(tmp_path: Path) -> None:
+    nasty = [
+        b"a",
+        b"a-b",
+        b"a\x01",
+        b"a.d",
+        b"A",
+        b"\xff",
+        b"\xc3\xa4",
+        b"\xf0\x9f\x98\x80",
+        b'"',
+        b"\n",
+    ]
+    root = os.fsencode(tmp_path / "root")
+    for one in nasty:
+        os.makedirs(os.path.join(root, one, one))
+        for other in nasty:
+            Path(os.fsdecode(os.path.join(root, one, b"f" + other))).touch()
+    names = [one.path for one in walk([str(tmp_path / "root")], [], print)]
+    assert len(names) == len(set(names)) > 10 * 12
+    assert names == sorted(names, key=order)
+
+
+def test_parents_are_entries_and_a_path_within_another_is_walked_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "beside").touch()
+    (tmp_path / "z").touch()
+    roots = [f"{tmp_path}/{one}" for one in ("a/b/c/", "z", "a/b")]
+    names = [one.path for one in walk(roots, [], print)]
+    here = str(tmp_path)[1:]
+    parents = [str(one)[1:] for one in reversed(tmp_path.parents)][1:]
+    assert names == [*parents, here, *(f"{here}/{one}" for one in ("a", "a/b", "a/b/c", "z"))]
+
+
+def test_a_symlink_is_followed_where_it_is_named_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "real" / "d").mkdir(parents=True)
+    (tmp_path / "real" / "file").touch()
+    (tmp_path / "real" / "link").symlink_to("d")
+    (tmp_path / "named").symlink_to("real")
+    assert found(tmp_path / "named") == (
+        ["named", "named/d", "named/file", "named/link"],
+        [],
+    )
+    names, _ = found(tmp_path / "named" / "link")
+    assert names == ["link"]
+
+
+def test_a_named_path_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    _, problems = found(tmp_path / "file" / "below", tmp_path / "none", tmp_path / "x" / "y")
+    assert problems == [f"{tmp_path}/{one}"[1:] for one in ("file", "none", "x")]
+
+
+def test_a_directory_that_goes_while_it_is_walked_is_told_and_left(tmp_path: Path) -> None:
+    for one in "abc":
+        (tmp_path / one).mkdir()
+        (tmp_path / one / "file").touch()
+    names, problems = [], []
+    for found_ in walk([str(tmp_path)], [], lambda path, _: problems.append(path)):
+        names.append(found_.path)
+        if found_.name == "a":
+            (tmp_path / "b" / "file").unlink()
+            (tmp_path / "b").rmdir()
+            (tmp_path / "c").rename(tmp_path / "d")
+            (tmp_path / "c").symlink_to("d")
+    assert [one for one in names if one.endswith("file")] == [f"{tmp_path}/a/file"[1:]]
+    assert problems == []
+
+
+def test_a_directory_that_cannot_be_opened_is_told_and_is_still_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").touch()
+    real = os.open
+
+    def failing(path: str, flags: int, *more: int, dir_fd: int | None = None) -> int:
+        if path == "a":
+            raise OSError(13, "Permission denied")
+        return real(path, flags, *more, dir_fd=dir_fd)
+
+    monkeypatch.setattr("os.open", failing)
+    assert found(tmp_path) == (
+        [tmp_path.name, f"{tmp_path.name}/a", f"{tmp_path.name}/b"],
+        [f"{tmp_path}/a"[1:]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        ("*.tmp", ["a.tmp", "x/y/a.tmp", ".tmp"], ["a.tmp/b", "a.tmpx", "tmp"]),
+        ("/srv/*", ["srv/a"], ["srv", "srv/a/b", "x/srv/a"]),
+        ("/srv/**", ["srv/a", "srv/a/b"], ["srv", "srvx/a"]),
+        ("/srv/**/cache", ["srv/cache", "srv/a/b/cache"], ["srv/acache", "cache"]),
+        ("cache/", ["cache", "x/cache"], ["cache/x", "xcache"]),
+        ("a?c", ["abc", "x/a\nc"], ["a/c", "ac"]),
+        ("[a-c]x[!0-9]", ["bxy", "d/cx_"], ["dxy", "ax5", "ax/"]),
+        ("a[.]b(+|$", ["a.b(+|$"], ["aXb(+|$"]),
+        ("[", ["["], ["x"]),
+    ],
+)
+def test_a_pattern_fits(pattern: str, fitting: list[str], others: list[str]) -> None:
+    fits = excluder([pattern])
+    assert fits is not None
+    assert [one for one in [*fitting, *others] if fits(one)] == fitting
+
+
+@given(st.text(alphabet="[]!*?/ab-z\\^&~|().{}+$\n", max_size=12))
+def test_any_pattern_is_read_or_refused(pattern: str) -> None:
+    try:
+        fits = excluder([pattern])
+    except ConfigError:
+        return
+    assert fits is not None
+    fits("a/b")
+
+
+def test_nothing_of_an_excluded_directory_is_walked_but_what_is_named(tmp_path: Path) -> None:
+    for one in ("keep/cache/x", "cache/y"):
+        (tmp_path / one).mkdir(parents=True)
+    names, _ = found(tmp_path / "cache", tmp_path / "keep", exclude=["cache"])
+    assert names == ["cache", "cache/y", "keep"]
+
+
+def test_what_lies_too_deep_is_told_and_left_out(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1000):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    problems: list[tuple[str, str]] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        deepest = max(
+            one.path.count("/")
+            for one in walk([str(tmp_path)], [], lambda *said: problems.append(said))
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+    assert deepest == 999
+    assert [(path.count("/"), why) for path, why in problems] == [
+        (1000, "it lies below more than 1,000 directories")
+    ]
