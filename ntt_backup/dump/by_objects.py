@@ -20,21 +20,18 @@ from typing import Final
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.dump.age_stream import Sealing, opened
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
-from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
+from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import (
     DEAD_SECONDS,
     Bucket,
     ObjectArchived,
     ObjectExists,
-    ObjectInfo,
     ObjectMissing,
-    Part,
-    UploadGone,
-    composite,
     sweep,
 )
 from ntt_backup.objects.keys import DUMPS
+from ntt_backup.objects.upload import ObjectUpload
 from ntt_backup.wire.dump_messages import MAX_RECORD, is_name
 
 _RECORD: Final = ".json"
@@ -120,88 +117,41 @@ class UploadByObjects:
         self._bucket = bucket
         self._sealing = Sealing(recipients) if recipients else None
         self._record = key + _RECORD
-        self._key = key + (_SEALED if recipients else "")
-        self._part_size = part_size
-        self._upload_id = bucket.create_upload(self._key)
-        self._held = bytearray()
-        self._parts: list[Part] = []
-        self._sent, self._given = sha256(), sha256()
+        self._upload = ObjectUpload(
+            bucket, key + (_SEALED if recipients else ""), part_size, "a dump"
+        )
+        self._given = sha256()
         self._bytes = 0
+        self.poll = self._upload.poll
 
     def send(self, data: bytes) -> None:
         self._given.update(data)
         self._bytes += len(data)
-        self._held += data if self._sealing is None else self._sealing.add(data)
-        self._put_full()
-
-    def _put_full(self) -> None:
-        while len(self._held) >= self._part_size:
-            self._put(bytes(self._held[: self._part_size]))
-            del self._held[: self._part_size]
-
-    def poll(self) -> None:
-        """Does nothing: a bucket says nothing unasked."""
+        self._upload.add(data if self._sealing is None else self._sealing.add(data))
 
     def finish(self) -> tuple[int, str]:
         """Sends what is left; returns the size and the SHA-256 of what the bucket has taken, before
         it was sealed.
         """
         if self._sealing is not None:
-            self._held += self._sealing.end()
-            self._put_full()
-        if self._held or not self._parts:
-            self._put(bytes(self._held))
+            self._upload.add(self._sealing.end())
+        self._upload.flush()
         return self._bytes, self._given.hexdigest()
 
     def name(self, record: DumpRecord) -> None:
         """Gives the dump its name. The record comes first: a dump without one would stay."""
-        size = sum(part.size for part in self._parts)
         if self._sealing is not None:
-            record = replace(record, sealed=size)
+            record = replace(record, sealed=self._upload.size)
         text = record.to_json().encode()
         with suppress(ObjectExists):  # The answer to the first request for it was lost.
             self._bucket.put(self._record, text, sha256(text).digest())
-        with suppress(ObjectExists, UploadGone):
-            self._bucket.complete(self._key, self._upload_id, self._parts)
-        found = self._bucket.head(self._key)
-        if found is None or found.size != size or not self._is_ours(found):
-            raise RemoteCannotStore(
-                "the dump in the bucket is not what was sent",
-                detail=f"{self._key}: {found}",
-                hint="something in the object store damages content: do not rely on it",
-            )
-
-    def _is_ours(self, found: ObjectInfo) -> bool:
-        """Returns whether the content is what was sent. Where the server keeps no sum, that is
-        proved by reading it.
-        """
-        if found.checksum:
-            return found.checksum == composite(self._parts)
-        read_back = sha256()
-        for piece in _pieces(self._bucket, self._key):
-            read_back.update(piece)
-        return read_back.digest() == self._sent.digest()
+        self._upload.finish()
 
     def give_up(self) -> None:
         """Drops the parts. Never raises."""
         if self._sealing is not None:
             self._sealing.close()
-        with suppress(BackupError):
-            self._bucket.abort(self._key, self._upload_id)
-
-    def _put(self, data: bytes) -> None:
-        number = len(self._parts) + 1
-        digest = sha256(data).digest()
-        try:
-            part = self._bucket.put_part(self._key, self._upload_id, number, data, digest)
-        except UploadGone as error:
-            raise RemoteUnreachable(
-                "the upload of a dump was aborted",
-                detail=self._key,
-                hint="does a lifecycle rule of the bucket remove uploads too early?",
-            ) from error
-        self._parts.append(part)
-        self._sent.update(data)
+        self._upload.give_up()
 
 
 def _pieces(bucket: Bucket, key: str) -> Iterator[bytes]:

@@ -6,14 +6,12 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.question_session import QuestionSession
+from ntt_backup.client.question_session import SLOW, QuestionSession
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import DumpImpossible
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
 
-# A slow disk reads this many bytes a second when it is asked for a sum.
-SLOW: Final = 5_000_000
 # The receiver names fewer; what else lies in the directory has not come through it.
 _MOST: Final = 10 * dump_messages.MAX_DUMPS
 

@@ -10,10 +10,8 @@ from ntt_backup.events import Amount, Event, Seconds, explain, one_of
 from ntt_backup.format import duration, size
 from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
 
-DumpName = Annotated[
-    str,
-    Field(pattern=r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$", description="below pgdump/ on the remote"),
-]
+_NAME: Final = r"^\d{8}T\d{6}Z-[0-9a-f]{8}\.dump$"
+DumpName = Annotated[str, Field(pattern=_NAME, description="below pgdump/ on the remote")]
 _REASONS: Final = {
     "first": "there is none yet",
     "changed": "it may have changed since the last time",
@@ -38,6 +36,10 @@ class DumpComplete(Event):
     name: DumpName
     bytes: Count
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    base: Annotated[
+        str, Field(pattern=_NAME + "|^$", description="the dump that it is an increment on, if any")
+    ]
+    text_bytes: Annotated[Count, doc("of what pg_dump wrote")]
     duration_s: Seconds
     mb_per_s: Annotated[Amount, doc("10^6 bytes a second")]
     kept: Annotated[Positive, doc("dumps of this catalog on the remote now")]
@@ -45,9 +47,13 @@ class DumpComplete(Event):
 
     def _text(self) -> str:
         return (
-            f"dumped the catalog: {self.name}, {size(self.bytes)} in"
+            f"dumped the catalog: {self.name}, {size(self.bytes)}{self._of} in"
             f" {duration(self.duration_s)}; {self.kept} kept, {self.pruned} removed"
         )
+
+    @property
+    def _of(self) -> str:
+        return f" of {size(self.text_bytes)}, an increment," if self.base else ""
 
 
 class DumpSkipped(Event):

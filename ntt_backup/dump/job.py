@@ -15,7 +15,6 @@ and the catalog is one large table.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import socket
@@ -32,7 +31,9 @@ from ntt_backup.catalog.dump_history import DatabaseState
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs, record, retention
+from ntt_backup.dump.chain import restorable, with_bases
 from ntt_backup.dump.events import DumpComplete, DumpSkipped, DumpStart
+from ntt_backup.dump.form import Form
 from ntt_backup.dump.pg_programs import Programs
 from ntt_backup.dump.record import DumpRecord, Stored
 from ntt_backup.dump.remote_dir import RemoteDir, Upload, open_remote_dir
@@ -46,15 +47,16 @@ _BLOBS: Final = re.compile(rb"^\d+; \d+ \d+ TABLE DATA \S+ blobs ", re.MULTILINE
 Emit = Callable[[events.Event], None]
 
 
-def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False) -> None:
+def dump(settings: RemoteConfig, emit: Emit, *, force: bool = False, whole: bool = False) -> None:
     """Makes a dump if it is time to, and not where the last one is as good as a new one.
 
-    emit takes each event. force: whether or not anything has changed. Raises BackupError, after it
-    was noted for `status`; DumpImpossible where this machine or this key cannot make any.
+    emit takes each event. force: whether or not anything has changed. whole: not as an increment.
+    Raises BackupError, after it was noted for `status`; DumpImpossible where this machine or this
+    key cannot make any.
     """
     job = _Job(settings, emit)
     try:
-        job.run(force=force)
+        job.run(force=force or whole, whole=whole)
     except BackupError as error:
         job.note("", None, str(error))
         raise
@@ -66,7 +68,7 @@ def due(
     """Returns why a dump should be made now: "first", "asked", "changed" or "old"; "" where it need
     not.
 
-    known: the whole dumps of this database for this target, oldest first. Pure.
+    known: the dumps of this database for this target that can be restored, oldest first. Pure.
     """
     if not known:
         return "first"
@@ -90,31 +92,42 @@ class _Job:
         self._begun = datetime.now(UTC)
         self._clock = time.monotonic()
 
-    def run(self, *, force: bool) -> None:
+    def run(self, *, force: bool, whole: bool) -> None:
         settings = self._settings
         with self._connect() as conn:
             state = dump_history.database_state(conn)
         found = pg_programs.find(settings.dump.bin, state.server_version)
         with closing(open_remote_dir(settings)) as remote_dir:
-            self._dump(remote_dir, found, state, force=force)
+            self._dump(remote_dir, found, state, force=force, whole=whole)
 
     def _dump(
-        self, remote_dir: RemoteDir, found: Programs, state: DatabaseState, *, force: bool
+        self,
+        remote_dir: RemoteDir,
+        found: Programs,
+        state: DatabaseState,
+        *,
+        force: bool,
+        whole: bool,
     ) -> None:
         settings = self._settings
         contents = remote_dir.contents()
         if not contents.placed:
             self._require_nothing_copied()
-        ours = [one for one in contents.dumps if _is_of(one, settings.target, state.database)]
-        known = [one for one in ours if one.whole]
+        ours = record.of_catalog(contents.dumps, settings.target, state.database)
+        known = restorable(ours)
         reason = due(known, state.fingerprint, self._begun, settings.dump.max_age, force=force)
         if not reason:
             self._emit(DumpSkipped(name=known[-1].name))
             return
         self._emit(DumpStart(reason=reason, program=found.version))
         number = 1 + max((one.number for one in contents.dumps), default=0)
-        name, made = self._make(remote_dir, found, state, number)
-        self._prune(remote_dir, name, made, ours)
+        form = Form.of(settings, state.database, known, whole=whole)
+        try:
+            name, made = self._make(remote_dir, found, state, number, form)
+            form.keep(name, made)
+        finally:
+            form.close()
+        self._prune(remote_dir, name, made, ours, known)
 
     def _require_nothing_copied(self) -> None:
         """Raises RemoteUnreachable where blobs were copied. by-hash is missing at the start of a
@@ -131,12 +144,18 @@ class _Job:
         return connection.connect(self._settings.catalog.url, self._application)
 
     def _make(
-        self, remote_dir: RemoteDir, found: Programs, state: DatabaseState, number: int
+        self,
+        remote_dir: RemoteDir,
+        found: Programs,
+        state: DatabaseState,
+        number: int,
+        form: Form,
     ) -> tuple[str, DumpRecord]:
         name = record.name_of(self._begun, secrets.token_hex(4))
         upload = remote_dir.upload(name)
         try:
-            size, digest, head = self._pour(found.pg_dump, upload)
+            head = self._pour(found.pg_dump, upload, form)
+            size, digest = form.sent.size, form.sent.sha256
             stored = upload.finish()
             if stored != (size, digest):
                 raise RemoteCannotStore(
@@ -151,7 +170,7 @@ class _Job:
                     hint="does the user of catalog.url see the table that the backup uses?",
                 )
             made = DumpRecord(
-                format=record.FORMAT,
+                format=form.format,
                 number=number,
                 target=self._settings.target,
                 database=state.database,
@@ -162,6 +181,9 @@ class _Job:
                 sha256=digest,
                 fingerprint=state.fingerprint,
                 duration_s=round(time.monotonic() - self._clock, 3),
+                base=form.base,
+                text_bytes=form.text.size,
+                text_sha256=form.text.sha256,
             )
             upload.name(made)
         except BaseException:
@@ -169,10 +191,10 @@ class _Job:
             raise
         return name, made
 
-    def _pour(self, pg_dump: Path, upload: Upload) -> tuple[int, str, bytes]:
-        """Sends pg_dump's output; returns how many bytes, their SHA-256, and the first of them."""
-        child = pg_programs.start_pg_dump(pg_dump, self._settings.catalog.url, self._application)
-        digest, size, head = hashlib.sha256(), 0, bytearray()
+    def _pour(self, pg_dump: Path, upload: Upload, form: Form) -> bytes:
+        """Sends what form makes of pg_dump's output; returns the beginning of that."""
+        url, head = self._settings.catalog.url, bytearray()
+        child = pg_programs.start_pg_dump(pg_dump, url, self._application, *form.options)
         patience = self._settings.run.receipt_timeout
         deadline = time.monotonic() + patience
         try:
@@ -189,27 +211,38 @@ class _Job:
                     upload.poll()
                     wait_for(reading=child.fds, timeout=1.0)
                     continue
-                digest.update(data)
-                size += len(data)
                 head += data[: max(0, pg_programs.HEAD_BYTES - len(head))]
-                upload.send(data)
+                self._send(upload, form.add(data))
                 deadline = time.monotonic() + patience
             status = child.wait(patience)
         finally:
             child.kill()
         if status != 0:
             raise pg_programs.pg_dump_failed(status, child.stderr.text)
-        return size, digest.hexdigest(), bytes(head)
+        self._send(upload, form.end())
+        return bytes(head)
+
+    @staticmethod
+    def _send(upload: Upload, data: bytes) -> None:
+        if data:
+            upload.send(data)
 
     def _prune(
-        self, remote_dir: RemoteDir, name: str, made: DumpRecord, ours: list[Stored]
+        self,
+        remote_dir: RemoteDir,
+        name: str,
+        made: DumpRecord,
+        ours: list[Stored],
+        good: list[Stored],
     ) -> None:
         """Removes dumps past retention, and records the new one, which is good in any case."""
-        wanted = self._settings.dump
-        rule = Retention(wanted.keep_last, wanted.keep_daily, wanted.keep_weekly)
-        whole = {**{one.name: one.begun for one in ours if one.whole}, name: self._begun}
-        kept = retention.kept(whole, rule)
-        past = [one.name for one in ours if one.name not in kept]
+        rule = Retention.of(self._settings.dump)
+        begun = {**{one.name: one.begun for one in good}, name: self._begun}
+        known = {one.name: one for one in ours}
+        # The new one as well: it needs the others of its chain.
+        kept = with_bases([*retention.kept(begun, rule), made.base], known)
+        # The newest first: no moment has an increment without what it needs.
+        past = [one.name for one in reversed(ours) if one.name not in kept]
         try:
             pruned = remote_dir.drop(past)
         except BackupError as error:
@@ -223,6 +256,8 @@ class _Job:
                 name=name,
                 bytes=made.bytes,
                 sha256=made.sha256,
+                base=made.base,
+                text_bytes=made.text[0],
                 duration_s=took,
                 mb_per_s=made.bytes / 1e6 / max(took, 1e-3),
                 kept=len(ours) + 1 - pruned,
@@ -242,8 +277,3 @@ class _Job:
                 sha256=made.sha256 if made is not None else "",
                 error=error,
             )
-
-
-def _is_of(one: Stored, target: str, database: str) -> bool:
-    """Returns whether it is of this catalog: others may lie beside it."""
-    return one.record is not None and (one.record.target, one.record.database) == (target, database)

@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Final
 
-from ntt_backup.wire.dump_messages import STAMP, begun, read_record
+from ntt_backup.wire.dump_messages import begun, read_record
+from ntt_backup.wire.snapshot_names import STAMP
 
-FORMAT: Final = 1
+# A dump as pg_dump wrote it; one of a series, which older programs cannot read.
+PLAIN: Final = 1
+SERIES: Final = 2
 _NUMBERS: Final = 1 << 53
 _KINDS: Final[Mapping[str, type]] = {
     "format": int,
@@ -26,6 +29,7 @@ _KINDS: Final[Mapping[str, type]] = {
     "bytes": int,
     "duration_s": float,
     "sealed": int,
+    "text_bytes": int,
 }
 
 
@@ -33,7 +37,8 @@ _KINDS: Final[Mapping[str, type]] = {
 class DumpRecord:
     """One dump. number: one more than the highest that was there. fingerprint: what the database's
     counters said just before, if it has any. bytes and sha256: of the dump itself; sealed: how many
-    bytes it has once it is sealed, 0 where it is not.
+    bytes it has once it is sealed, 0 where it is not. Of one of a series, base: the dump that it is
+    an increment on, "" where it is a full one; text_bytes and text_sha256: of what pg_dump wrote.
     """
 
     format: int
@@ -48,6 +53,19 @@ class DumpRecord:
     fingerprint: str
     duration_s: float
     sealed: int = 0
+    base: str = ""
+    text_bytes: int = 0
+    text_sha256: str = ""
+
+    @property
+    def series(self) -> bool:
+        """Whether it is one of a series."""
+        return self.format == SERIES
+
+    @property
+    def text(self) -> tuple[int, str]:
+        """Size and SHA-256 of what pg_dump wrote."""
+        return (self.text_bytes, self.text_sha256) if self.series else (self.bytes, self.sha256)
 
     def to_json(self) -> str:
         """Returns the record as one line."""
@@ -75,9 +93,14 @@ class Stored:
         return self.record.number if self.record is not None else 0
 
     @property
-    def age_key(self) -> tuple[int, str]:
-        """Sorts dumps by age, oldest first."""
-        return (self.number, self.name)
+    def text(self) -> tuple[int, str]:
+        """Size and SHA-256 of what pg_dump wrote; nothing where the record cannot be read."""
+        return self.record.text if self.record is not None else (0, "")
+
+    @property
+    def base(self) -> str:
+        """The dump that it is an increment on; "" where it needs none."""
+        return self.record.base if self.record is not None else ""
 
     @property
     def whole(self) -> bool:
@@ -95,7 +118,32 @@ class Contents:
 
     @staticmethod
     def of(dumps: Iterable[Stored], *, placed: bool) -> Contents:
-        return Contents(tuple(sorted(dumps, key=lambda one: one.age_key)), placed)
+        return Contents(tuple(by_age(dumps)), placed)
+
+
+def by_age(dumps: Iterable[Stored]) -> list[Stored]:
+    """Returns dumps in the order in which they were made: by number, then by name.
+
+    Programs that knew no series saw none of its dumps, and gave theirs lower numbers: of these the
+    names tell what is newer. They noted no `text_sha256`.
+    """
+    known = list(dumps)
+    series = [one for one in known if one.record is not None and one.record.series]
+
+    def age(one: Stored) -> tuple[int, str]:
+        unseen = series if one.record is not None and not one.record.text_sha256 else []
+        return max([one.number, *(n.number for n in unseen if n.name < one.name)]), one.name
+
+    return sorted(known, key=age)
+
+
+def of_catalog(dumps: Iterable[Stored], target: str, database: str) -> list[Stored]:
+    """Returns the dumps of one catalog: others may lie beside them."""
+    return [
+        one
+        for one in dumps
+        if one.record is not None and (one.record.target, one.record.database) == (target, database)
+    ]
 
 
 def name_of(moment: datetime, token: str) -> str:
@@ -108,9 +156,10 @@ def name_of(moment: datetime, token: str) -> str:
 def read(text: str) -> DumpRecord | None:
     """Returns the record in a JSON text; None for anything else."""
     values = read_record(text)
-    if values.get("format") != FORMAT:
+    if values.get("format") not in (PLAIN, SERIES):
         return None
-    values = {"number": 0, "sealed": 0, **values}  # Records had none at first.
+    # Records had none at first.
+    values = {"number": 0, "sealed": 0, "base": "", "text_bytes": 0, "text_sha256": "", **values}
     names = [field.name for field in fields(DumpRecord)]
     if any(not isinstance(values.get(name), _KINDS.get(name, str)) for name in names):
         return None

@@ -9,30 +9,39 @@ only the rows would show, privileges and policies, the catalog is asked in one q
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 from ntt_backup.catalog import connection, dump_history, privileges
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
+from ntt_backup.dump.chain import restorable
+from ntt_backup.dump.form import last_text
 from ntt_backup.dump.pg_programs import Programs
+from ntt_backup.dump.record import Stored, of_catalog
 from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.errors import BackupError, CatalogError, DumpFailed, DumpImpossible
+from ntt_backup.format import size
 
 
-def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
-    """Returns the programs that will make a dump, if one can be made.
+def rehearse(settings: RemoteConfig, *, remote_too: bool) -> str:
+    """Returns what will make a dump, if one can be made, and how large it may be.
 
     Raises DumpFailed where a run would end with its exit code, CatalogError where the catalog does
     not answer, and DumpImpossible where none can be made and nobody relies on them.
     """
     application = identity.application("check")
+    said = ""
     try:
         with connection.connect(settings.catalog.url, application) as conn:
             found = pg_programs.find(settings.dump.bin, conn.info.server_version)
             privileges.require_dumpable(conn)
+            database = conn.info.dbname
         _dump_no_rows(settings, found, application)
         if remote_too:
             with closing(open_remote_dir(settings)) as remote_dir:
+                dumps = of_catalog(remote_dir.contents().dumps, settings.target, database)
+                said = _outlook(settings, database, restorable(dumps))
                 remote_dir.try_out()
     except CatalogError:
         raise
@@ -42,7 +51,26 @@ def rehearse(settings: RemoteConfig, *, remote_too: bool) -> Programs:
         raise DumpFailed(
             f"the catalog cannot be dumped: {error.message}", detail=error.detail, hint=error.hint
         ) from error
-    return found
+    return f"{found.pg_dump}, version {found.version}{said}"
+
+
+def _outlook(settings: RemoteConfig, database: str, known: list[Stored]) -> str:
+    """Returns what either mode of dumps would send, by the last dump of each kind."""
+
+    def last(kind: Sequence[Stored]) -> str:
+        return size(kind[-1].size or 0) if kind else "not known yet"
+
+    if not known:
+        return ""
+    whole = last([one for one in known if not one.base])
+    part = last([one for one in known if one.base])
+    said = f"; dump.mode full sends {whole} a dump, series {part}, by what was sent last"
+    if settings.dump.mode == "series":
+        base, text = last_text(settings, database, known)
+        said += f"; the next one is {f'an increment on {base}' if base else 'whole'}"
+        if text is not None:
+            text.close()
+    return said
 
 
 def relied_on(settings: RemoteConfig) -> bool:

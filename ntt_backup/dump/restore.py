@@ -24,8 +24,9 @@ from typing import Final
 from ntt_backup.catalog import connection
 from ntt_backup.config import RemoteConfig, identity
 from ntt_backup.dump import pg_programs
+from ntt_backup.dump.chain import ChainBroken, DumpText, chain_of
 from ntt_backup.dump.record import Stored
-from ntt_backup.dump.remote_dir import RemoteDir, open_remote_dir
+from ntt_backup.dump.remote_dir import open_remote_dir
 from ntt_backup.errors import DumpFailed
 from ntt_backup.format import many
 from ntt_backup.process.pipeline import Child, start, wait_for, write
@@ -48,8 +49,11 @@ class Recalled:
     rights: tuple[str, ...]
 
 
-def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Recalled:
-    """Fills the database of catalog.url from the newest dump of the target that is whole.
+def restore_catalog(
+    settings: RemoteConfig, warn: Callable[[str], None], *, name: str | None = None
+) -> Recalled:
+    """Fills the database of catalog.url from the newest dump of the target that is good; from the
+    one called name, where that is given.
 
     warn is told of each that is damaged. Raises BackupError; the database is as it was then.
     """
@@ -64,13 +68,33 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
             for one in remote_dir.contents().dumps
             if one.record is not None and one.record.target == settings.target
         ]
-        for one in reversed(ours):
+        known, damaged = {one.name: one for one in ours}, ""
+        tried = [one for one in reversed(ours) if name in (None, one.name)]
+        for one in tried:
             if not one.whole:
                 warn(f"{one.name} is not complete: it has {one.size} bytes")
-            elif (head := _pour(remote_dir, one, pg_restore, url, secret)) is not None:
+                continue
+            try:
+                chain = chain_of(one, known)
+            except ChainBroken as error:
+                warn(f"{one.name} cannot be read: {error}")
+                continue
+            if damaged in (member.name for member in chain):
+                warn(f"{one.name} cannot be read: {damaged} is damaged")
+                continue
+            text = DumpText(remote_dir, chain)
+            head = _pour(text, one, pg_restore, url, secret)
+            if head is not None:
                 return Recalled(one, user, _rights(pg_restore, head, user, warn))
-            else:
-                warn(f"{one.name} is damaged: its SHA-256 is another")
+            damaged = text.damaged or one.name
+            of = "" if damaged == one.name else f" cannot be read: {damaged}"
+            warn(f"{one.name}{of} is damaged: its SHA-256 is another")
+    if name is not None:
+        raise DumpFailed(
+            f"the dump {name} is damaged" if tried else f"there is no dump {name} on the remote",
+            detail=f"there are {', '.join(known) or 'none'}",
+            hint="restore another one; without --dump it is the newest that is good",
+        )
     raise DumpFailed(
         "there is no good dump of the catalog on the remote",
         detail=f"looked at {many(len(ours), 'dump')} of target {settings.target} in"
@@ -81,14 +105,14 @@ def restore_catalog(settings: RemoteConfig, warn: Callable[[str], None]) -> Reca
 
 
 def _pour(
-    remote_dir: RemoteDir, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
+    text: DumpText, one: Stored, pg_restore: Path, url: str, secret: dict[str, str]
 ) -> bytes | None:
     """Restores the dump into the database; returns its beginning, or None, and nothing done, where
     its content is not right.
     """
     argv = [str(pg_restore), "--single-transaction", "--exit-on-error", "--no-password"]
     argv += ["--no-owner", "--no-privileges", f"--dbname={url}"]
-    pieces = remote_dir.fetch(one.name)
+    pieces = iter(text)
     child = start(argv, env={**os.environ, **secret, "LC_ALL": "C"})
     try:
         held, failure, head = b"", None, bytearray()
@@ -141,7 +165,7 @@ def _proved(pieces: Iterator[bytes], one: Stored) -> Iterator[bytes | None]:
         digest.update(piece)
         size += len(piece)
         yield piece
-    if one.record is None or (size, digest.hexdigest()) != (one.record.bytes, one.record.sha256):
+    if (size, digest.hexdigest()) != one.text:
         yield None
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from ntt_backup.config.sections import DumpSettings, SnapshotSettings
+
 T = TypeVar("T")
 
 
@@ -22,6 +24,11 @@ class Retention:
     last: int
     daily: int
     weekly: int
+
+    @staticmethod
+    def of(settings: DumpSettings | SnapshotSettings) -> Retention:
+        """Returns what the settings say."""
+        return Retention(settings.keep_last, settings.keep_daily, settings.keep_weekly)
 
 
 def kept(dumps: Mapping[T, datetime], rule: Retention) -> frozenset[T]:

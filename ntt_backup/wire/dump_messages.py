@@ -14,8 +14,8 @@ from typing import Any
 
 from ntt_backup.wire import framing, read_messages
 from ntt_backup.wire.framing import DIGEST_BYTES, MAX_CHUNK, Buffer, ProtocolError, frame
+from ntt_backup.wire.snapshot_names import STAMP
 
-STAMP = "%Y%m%dT%H%M%SZ"
 # As many dumps may lie in `pgdump/` when one more gets its name.
 MAX_DUMPS = 10_000
 MAX_RECORD = 4096

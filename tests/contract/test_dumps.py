@@ -12,8 +12,8 @@ import pyrage
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.config.models import RunSettings
 from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.by_objects import DumpsByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell
@@ -196,8 +196,6 @@ def test_a_dump_whose_last_answer_was_lost_has_its_name() -> None:
     upload.send(b"content")
     upload.finish()
     bucket.after = lose
-    with pytest.raises(RemoteUnreachable):
-        upload.name(record_of(b"content"))
     upload.name(record_of(b"content"))
     assert place.contents().dumps[0].whole
 
@@ -242,8 +240,12 @@ def test_a_dump_that_was_killed_leaves_its_parts_for_a_day() -> None:
 def test_a_dump_whose_upload_somebody_aborts_is_an_outage() -> None:
     bucket = FakeBucket()
     upload = DumpsByObjects(bucket, SMALLEST_PART).upload(NAME)
-    (begun,) = bucket.uploads("")
-    bucket.abort(begun.key, begun.upload_id)
+
+    def abort(verb: str, key: str) -> None:
+        for begun in bucket.uploads("") if verb == "put_part" else ():
+            bucket.abort(begun.key, begun.upload_id)
+
+    bucket.before = abort
     upload.send(b"content")
     with pytest.raises(RemoteUnreachable, match="aborted"):
         upload.finish()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.dump import record
 from ntt_backup.dump.job import due
-from ntt_backup.dump.record import DumpRecord, Stored
+from ntt_backup.dump.record import SERIES, DumpRecord, Stored
 from ntt_backup.dump.retention import Retention, kept
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
@@ -120,14 +120,32 @@ def test_a_dump_is_due_when_it_is_the_first_old_changed_or_asked_for(
 def test_dumps_sort_by_number_and_then_by_name() -> None:
     first, ahead, now = a_dump(), a_dump(NOON + timedelta(days=99), number=2), a_dump(number=3)
     unread = replace(ahead, record=None)
-    shelf = sorted([ahead, unread, now, first], key=lambda one: one.age_key)
+    shelf = record.by_age([ahead, unread, now, first])
     assert shelf == [unread, first, ahead, now]
+
+
+def test_a_dump_of_a_program_that_saw_no_series_is_newer_than_what_it_did_not_see() -> None:
+    def at(hour: int, **changes: object) -> Stored:
+        return a_dump(NOON + timedelta(hours=hour), **changes)
+
+    made = [
+        at(0, number=1),
+        at(1, number=2, format=SERIES, text_sha256="ab"),
+        at(2, number=3, format=SERIES, text_sha256="ab"),
+        at(3, number=2),
+        at(4, number=3),
+        at(5, number=4, text_sha256="ab"),
+    ]
+    assert record.by_age(made[::-1]) == made
+    # A clock that is wrong is of no account where all were seen.
+    ahead = at(9, number=2, text_sha256="ab")
+    assert record.by_age([made[2], ahead]) == [ahead, made[2]]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2},
+        {"format": 3},
         {"bytes": "many"},
         {"sha256": None},
         {"fingerprint": 5},

@@ -1,0 +1,130 @@
+"""Dumps that need others: an increment of a series and all before it, back to a full dump.
+
+A dump comes back as what pg_dump wrote. The increments it needs are fetched first, and proved,
+before anything is done with them: into temporary files, since a chain is replayed in one go. Only
+the full dump, which is far larger, is read as it comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import IO, Final
+
+from ntt_backup.dump.record import Stored
+from ntt_backup.dump.remote_dir import RemoteDir
+from ntt_backup.dump.series import SeriesDamaged, replay
+from ntt_backup.errors import DumpFailed
+
+_PIECE: Final = 1 << 20
+
+
+class ChainBroken(Exception):
+    """A dump cannot come back. name: of the dump that is at fault."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.name = name
+
+
+def chain_of(one: Stored, known: Mapping[str, Stored]) -> list[Stored]:
+    """Returns the dumps that one needs, the full one first and itself last. Raises ChainBroken."""
+    chain = [one]
+    while base := chain[-1].base:
+        before = known.get(base)
+        if before is None or before.number >= chain[-1].number:
+            raise ChainBroken(base, "is missing")
+        if not before.whole:
+            raise ChainBroken(base, f"is not complete: it has {before.size} bytes")
+        chain.append(before)
+    return chain[::-1]
+
+
+def restorable(dumps: Iterable[Stored]) -> list[Stored]:
+    """Returns those of dumps that are complete, with all that they need; in their order."""
+    ours = list(dumps)
+    known = {one.name: one for one in ours}
+    found = []
+    for one in ours:
+        with suppress(ChainBroken):
+            if one.whole and chain_of(one, known):
+                found.append(one)
+    return found
+
+
+def with_bases(names: Iterable[str], known: Mapping[str, Stored]) -> frozenset[str]:
+    """Returns the dumps of these names, and all that they need."""
+    found: set[str] = set()
+    for name in names:
+        base = name
+        while base and base not in found:
+            found.add(base)
+            base = known[base].base if base in known else ""
+    return frozenset(found)
+
+
+class DumpText:
+    """What pg_dump wrote, of the last one of a chain; read once. damaged: after less than all of it
+    the dump that is at fault.
+    """
+
+    def __init__(self, remote_dir: RemoteDir, chain: Sequence[Stored]) -> None:
+        self._remote_dir = remote_dir
+        self._chain = chain
+        self.damaged = ""
+
+    def __iter__(self) -> Generator[bytes, None, None]:
+        last, first = self._chain[-1], self._chain[0]
+        if last.record is None or not last.record.series:
+            yield from self._proved(last)
+            return
+        with ExitStack() as files:
+            increments = []
+            for one in self._chain[1:]:
+                file = files.enter_context(tempfile.TemporaryFile())
+                self._save(one, file)
+                if self.damaged:
+                    return
+                increments.append(_pieces(file))
+            stored = self._proved(first)
+            segments = replay(stored)
+            for increment in increments:
+                segments = replay(increment, segments)
+            try:
+                yield from segments
+            except SeriesDamaged:
+                self.damaged = self.damaged or last.name
+            # The session gives nothing else before the end of this; and it is proved there.
+            for _ in stored:
+                continue
+
+    def _proved(self, one: Stored) -> Iterator[bytes]:
+        """Yields a dump as it is stored; notes afterwards whether it is what was stored once."""
+        digest, size = hashlib.sha256(), 0
+        for piece in self._remote_dir.fetch(one.name):
+            digest.update(piece)
+            size += len(piece)
+            yield piece
+        record = one.record
+        if record is None or (record.bytes, record.sha256) != (size, digest.hexdigest()):
+            self.damaged = one.name
+
+    def _save(self, one: Stored, file: IO[bytes]) -> None:
+        try:
+            for piece in self._proved(one):
+                file.write(piece)
+            file.flush()
+        except OSError as error:
+            raise DumpFailed(
+                "the increments of a dump cannot be kept on this machine",
+                detail=f"in {tempfile.gettempdir()}: {error.strerror or error}",
+                hint="free space there, or set TMPDIR",
+            ) from error
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while data := file.read(_PIECE):
+        yield data

@@ -1,0 +1,242 @@
+"""A dump as one of a series: a full one is all segments, an increment what changed in them.
+
+The file is one frame of zstd after the other. Each is preceded by a skippable one, which says what
+becomes of it: a segment of its own, or a patch of some segments of the dump before. Segments that
+are the same as there have no frame. So `zstd -dc` makes a full one what pg_dump wrote.
+
+What refers to the dump before does so from its beginning to its end and never backwards. So a
+chain of increments is replayed in one go, and each of them holds a few segments.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+from zlib import crc32
+
+import zstandard
+from blake3 import blake3
+
+from ntt_backup.dump import patch
+from ntt_backup.dump.segments import MOST, Cutter
+
+K = TypeVar("K")
+
+# Magic number of a skippable frame and its length; then the first segment of the dump before and
+# how many, the bytes of the frame that follows, and of the segment.
+_HEAD: Final = struct.Struct("<6I")
+_MAGIC: Final = 0x184D2A5D
+_REST: Final = 16
+# Of random hex digits level 1 makes less than higher ones do.
+_LEVEL: Final = 1
+# So many segments of the dump before may go into one patch.
+_NEAR: Final = 4
+_VAIN: Final = 4
+_NOWHERE: Final = -_NEAR
+
+
+class SeriesDamaged(Exception):
+    """What should be a dump of a series is none, or does not fit the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment of a dump. digest: its BLAKE3; mark: a checksum of its last line; frame: the
+    segment, compressed.
+    """
+
+    digest: bytes
+    mark: int
+    size: int
+    frame: bytes
+
+
+class Before(Protocol):
+    """The dump before, by its segments. text is None where it is not what it was."""
+
+    digests: list[bytes]
+    marks: list[int]
+
+    def text(self, number: int) -> bytes | None: ...
+    def segment(self, number: int) -> Segment | None: ...
+
+
+class Known(Protocol):
+    """Keeps the segments of this dump for the next one."""
+
+    def add(self, segment: Segment) -> None: ...
+
+
+class Writer:
+    """Turns the output of pg_dump into a dump of a series: full, or an increment on before."""
+
+    def __init__(self, before: Before | None, known: Known, cutter: Cutter | None = None) -> None:
+        self._before = before
+        self._known = known
+        self._cutter = cutter or Cutter()
+        self._places = _places(before.digests if before is not None else [])
+        self._marks = _places(before.marks if before is not None else [])
+        self._at = 0
+        self._far = _NOWHERE
+        self._run = (0, 0)
+        self._vain = 0
+
+    def add(self, data: bytes) -> bytes:
+        """Returns what is to be sent now; may be nothing."""
+        return b"".join(map(self._put, self._cutter.add(data)))
+
+    def end(self) -> bytes:
+        """Returns the rest."""
+        return b"".join(map(self._put, self._cutter.end())) + self._same(0, 0)
+
+    def _put(self, text: bytes) -> bytes:
+        digest = blake3(text).digest()
+        same = _next(self._places.get(digest), self._at)
+        kept = self._before.segment(same) if self._before is not None and same >= 0 else None
+        if kept is not None:
+            self._known.add(kept)
+            self._at = same + 1
+            return self._same(same, 1)
+        mark = crc32(text[text.rfind(b"\n", 0, -1) + 1 :])
+        frame = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
+        self._known.add(Segment(digest, mark, len(text), frame))
+        first, count = self._beside(mark)
+        if count and (changed := self._patch(first, count, text, len(frame))):
+            frame = changed
+        else:
+            first = count = 0
+        return (
+            self._same(0, 0)
+            + _HEAD.pack(_MAGIC, _REST, first, count, len(frame), len(text))
+            + frame
+        )
+
+    def _same(self, first: int, count: int) -> bytes:
+        """Returns the run of segments that are the same, once it ends; another one begins."""
+        begun, so_far = self._run
+        if count and so_far and begun + so_far == first:
+            self._run = (begun, so_far + count)
+            return b""
+        self._run = (first, count)
+        return _HEAD.pack(_MAGIC, _REST, begun, so_far, 0, 0) if so_far else b""
+
+    def _beside(self, mark: int) -> tuple[int, int]:
+        """Returns which segments of the dump before lie where a new one does: first, and how many.
+
+        Both end in the same line, mostly. One that is far ahead is believed only where the last
+        new segment was found there, too: a line may have moved by itself.
+        """
+        if self._before is None:
+            return 0, 0
+        first, found = self._at, _next(self._marks.get(mark), self._at)
+        if found >= first + _NEAR and 0 < found - self._far <= _NEAR:
+            first = self._far + 1
+        self._far = found if found >= 0 else _NOWHERE
+        if first <= found < first + _NEAR:
+            self._at = found + 1
+            return first, found + 1 - first
+        return first, min(2, len(self._before.marks) - first)
+
+    def _patch(self, first: int, count: int, text: bytes, most: int) -> bytes:
+        """Returns a patch that was proved to make text, and is smaller than most; else nothing."""
+        # Rows that stand in another order have little beside them: one in eight is tried.
+        self._vain += 1
+        if self._vain > _VAIN and self._vain % 8:
+            return b""
+        texts = [self._before.text(first + n) for n in range(count)] if self._before else []
+        old = b"".join(one for one in texts if one is not None)
+        made = patch.make(old, text) if None not in texts else b""
+        if not made or len(made) >= most or patch.apply(old, made, len(text)) != text:
+            return b""
+        if len(made) < most * 3 // 4:
+            self._vain = 0
+        return made
+
+
+def replay(pieces: Iterable[bytes], before: Iterable[bytes] = ()) -> Iterator[bytes]:
+    """Yields the segments of a dump. pieces: its file; before: the segments of the dump before.
+    Raises SeriesDamaged, and what they raise.
+    """
+    stream, window = _Stream(pieces), _Window(before)
+    while head := stream.take(_HEAD.size):
+        magic, rest, first, count, stored, size = _HEAD.unpack(head)
+        if (magic, rest) != (_MAGIC, _REST) or max(size, stored) > 2 * MOST:
+            raise SeriesDamaged("it is no dump of a series")
+        if not stored:
+            for number in range(first, first + count):
+                yield window.of(number, 1)
+            continue
+        frame = stream.take(stored)
+        if count > _NEAR:
+            raise SeriesDamaged("it is no dump of a series")
+        try:
+            if count:
+                text = patch.apply(window.of(first, count), frame, size)
+            else:
+                text = patch.plain(zstandard.ZstdDecompressor(), frame, size)
+        except (patch.PatchDamaged, zstandard.ZstdError, ValueError) as error:
+            raise SeriesDamaged(str(error)) from error
+        if len(text) != size:
+            raise SeriesDamaged("a segment has another length")
+        yield text
+
+
+class _Stream:
+    """Gives pieces in the lengths that are asked for."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._held = bytearray()
+
+    def take(self, size: int) -> bytes:
+        """Returns size bytes; nothing at the end. Raises SeriesDamaged where it ends within."""
+        while len(self._held) < size and (piece := next(self._pieces, None)) is not None:
+            self._held += piece
+        if self._held and len(self._held) < size:
+            raise SeriesDamaged("its end is missing")
+        data = bytes(self._held[:size])
+        del self._held[:size]
+        return data
+
+
+class _Window:
+    """The segments of the dump before that are near those that were asked for last."""
+
+    def __init__(self, segments: Iterable[bytes]) -> None:
+        self._segments = iter(segments)
+        self._held: deque[bytes] = deque()
+        self._first = 0
+
+    def of(self, first: int, count: int) -> bytes:
+        """Returns some segments, joined. first is never lower than before."""
+        if first < self._first:
+            raise SeriesDamaged("it goes back in the dump before")
+        while self._first < first and self._held:
+            self._held.popleft()
+            self._first += 1
+        while self._first + len(self._held) < first + count:
+            segment = next(self._segments, None)
+            if segment is None:
+                raise SeriesDamaged("the dump before has fewer segments")
+            if self._first < first:
+                self._first += 1
+            else:
+                self._held.append(segment)
+        return b"".join(list(self._held)[:count])
+
+
+def _places(keys: Iterable[K]) -> dict[K, list[int]]:
+    places: dict[K, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
+
+
+def _next(places: list[int] | None, least: int) -> int:
+    """Returns the first of sorted places that is not below least; -1 where there is none."""
+    at = bisect_left(places, least) if places else 0
+    return places[at] if places and at < len(places) else -1

@@ -1,0 +1,276 @@
+"""Dumps as a series: cut by content, patched, replayed, and what a chain of them needs."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntt_backup.dump import patch
+from ntt_backup.dump.chain import ChainBroken, chain_of, with_bases
+from ntt_backup.dump.form import base_of
+from ntt_backup.dump.last_text import LastText, NewText
+from ntt_backup.dump.record import SERIES, Stored
+from ntt_backup.dump.segments import Cutter
+from ntt_backup.dump.series import SeriesDamaged, Writer, replay
+from tests.unit.test_dump_rules import a_dump
+
+SMALL = {"size": 128, "most": 512}
+lines = st.binary(max_size=60) | st.sampled_from([b"row", b"", b"x" * 700, b"\r"])
+texts = st.lists(lines, max_size=60).map(b"\n".join)
+
+
+def rows(count: int, seed: int = 1) -> list[bytes]:
+    """Rows of a catalog: names that do not compress, then what is alike."""
+    values = random.Random(seed)
+    return [b"%064x\t2026-03-04 12:00:00\tt\n" % values.getrandbits(256) for _ in range(count)]
+
+
+class Series:
+    """The dumps of one text after the other, as they lie on the remote."""
+
+    def __init__(self, directory: Path, **cutter: int) -> None:
+        self.files: list[bytes] = []
+        self._directory = directory
+        self._cutter = cutter
+        self._last = ("", "")
+
+    def add(self, text: bytes, *, piece: int = 1000) -> int:
+        """The size of one more dump."""
+        before, new = LastText.find(self._directory, *self._last), NewText(self._directory)
+        writer = Writer(before, new, Cutter(**self._cutter))
+        parts = [writer.add(text[at : at + piece]) for at in range(0, len(text), piece)]
+        self.files.append(b"".join([*parts, writer.end()]))
+        self._last = (str(len(self.files)), hashlib.sha256(text).hexdigest())
+        new.keep(*self._last)
+        if before is not None:
+            before.close()
+        return len(self.files[-1])
+
+    def text(self, number: int) -> bytes:
+        """What dump number is a dump of."""
+        segments: Iterator[bytes] = iter(())
+        for file in self.files[: number + 1]:
+            segments = replay([file[:7], file[7:]], segments)
+        return b"".join(segments)
+
+
+# --- cutting --------------------------------------------------------------------------------------
+
+
+@given(texts, st.lists(st.integers(1, 300), min_size=1, max_size=20))
+def test_a_text_is_cut_in_the_same_places_however_it_comes(text: bytes, sizes: list[int]) -> None:
+    def cut(pieces: Sequence[bytes]) -> list[bytes]:
+        cutter = Cutter(**SMALL)
+        return [*(one for piece in pieces for one in cutter.add(piece)), *cutter.end()]
+
+    at, pieces = 0, list[bytes]()
+    while at < len(text):
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(text[at : at + size])
+        at += size
+    segments = cut(pieces)
+    assert b"".join(segments) == text
+    assert all(0 < len(one) <= SMALL["most"] for one in segments)
+    assert segments == cut([text])
+
+
+# --- patches and chains ---------------------------------------------------------------------------
+
+
+@given(texts, texts, st.binary(max_size=200))
+def test_a_patch_makes_the_new_text_and_nonsense_is_refused(
+    old: bytes, new: bytes, nonsense: bytes
+) -> None:
+    made = patch.make(old, new)
+    assert patch.apply(old, made, len(new)) == new
+    for damaged in (nonsense, made[:-3], bytes([made[0] ^ 1]) + made[1:]):
+        try:
+            assert len(patch.apply(old, damaged, 1000)) <= 1001
+        except patch.PatchDamaged:
+            continue
+
+
+edits = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(lines, max_size=5)))
+
+
+@given(texts, st.lists(edits, max_size=6))
+def test_every_dump_of_a_history_comes_back_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory,
+    text: bytes,
+    history: list[list[tuple[int, int, list[bytes]]]],
+) -> None:
+    series, known = Series(tmp_path_factory.mktemp("cache"), **SMALL), [text]
+    series.add(text)
+    for changes in history:
+        now = known[-1].split(b"\n")
+        for where, removed, added in changes:
+            at = where * len(now) // 100
+            now[at : at + removed] = added
+        known.append(b"\n".join(now))
+        series.add(known[-1])
+    assert [series.text(number) for number in range(len(known))] == known
+    assert (
+        zstandard.ZstdDecompressor().stream_reader(series.files[0], read_across_frames=True).read()
+        == text
+    )
+
+
+def one_percent_updated(old: list[bytes], at: set[int]) -> list[bytes]:
+    return [row.replace(b"\tt", b"\tf") if n in at else row for n, row in enumerate(old)]
+
+
+def one_percent_deleted(old: list[bytes], at: set[int]) -> list[bytes]:
+    return [row for n, row in enumerate(old) if n not in at]
+
+
+def one_percent_moved_near(old: list[bytes], at: set[int]) -> list[bytes]:
+    rows = list(old)
+    for n in at:
+        rows[n : n + 40] = [*rows[n + 1 : n + 40], *rows[n : n + 1]]
+    return rows
+
+
+def a_third_deleted_and_some(old: list[bytes], at: set[int]) -> list[bytes]:
+    return one_percent_deleted(old[: len(old) // 3] + old[2 * len(old) // 3 :], at)
+
+
+def half_as_much_inserted(old: list[bytes], at: set[int]) -> list[bytes]:
+    return [*old[: len(old) // 2], *[b"the same\n"] * (len(old) // 2), *old[len(old) // 2 :]]
+
+
+@pytest.mark.parametrize(
+    ("change", "share"),
+    [
+        (one_percent_updated, 0.01),
+        (one_percent_deleted, 0.01),
+        (one_percent_moved_near, 0.01),
+        # Some segments of the hundred until the places are found again.
+        (a_third_deleted_and_some, 0.05),
+        (half_as_much_inserted, 0.01),
+    ],
+)
+def test_what_has_changed_is_what_is_sent(
+    tmp_path: Path, change: Callable[[list[bytes], set[int]], list[bytes]], share: float
+) -> None:
+    old, series = rows(40_000), Series(tmp_path, size=1 << 15, most=1 << 17)
+    full = series.add(b"".join(old))
+    at = set(random.Random(2).sample(range(len(old)), len(old) // 100))
+    new = b"".join(change(old, at))
+    assert series.add(new) < full * share
+    assert series.add(new) < 100
+    assert series.text(2) == new
+
+
+def test_rows_in_another_order_ship_as_a_full_dump_does(tmp_path: Path) -> None:
+    old, series = rows(10_000), Series(tmp_path, size=1 << 15, most=1 << 17)
+    full = series.add(b"".join(old))
+    new = b"".join(sorted(old))
+    assert full * 0.9 < series.add(new) < full * 1.1
+    assert series.text(1) == new
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1), st.integers(1, 255))
+def test_damage_is_never_more_than_another_text(
+    tmp_path_factory: pytest.TempPathFactory, where: int, number: int, mask: int
+) -> None:
+    old, series = rows(200), Series(tmp_path_factory.mktemp("cache"), size=2048, most=8192)
+    series.add(b"".join(old))
+    series.add(b"".join(old[:50] + old[55:] + rows(3, 2)))
+    damaged = bytearray(series.files[number])
+    damaged[where % len(damaged)] ^= mask
+    series.files[number] = bytes(damaged)
+    try:
+        assert len(series.text(1)) < 100_000
+    except SeriesDamaged:
+        return
+
+
+# --- the last dump on this machine ----------------------------------------------------------------
+
+
+def test_a_last_dump_that_is_damaged_here_makes_the_next_one_larger_and_no_worse(
+    tmp_path: Path,
+) -> None:
+    old, series = b"".join(rows(20_000)), Series(tmp_path, size=1 << 15, most=1 << 17)
+    full = series.add(old)
+    path = tmp_path / "1"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    new = b"".join(one_percent_deleted(rows(20_000), set(range(0, 20_000, 100))))
+    assert full / 100 < series.add(new) < full / 10
+    assert series.text(1) == new
+
+
+def test_only_the_dump_that_is_asked_for_is_found_here(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    series.add(b"one\n")
+    series.add(b"two\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    right = hashlib.sha256(b"two\n").hexdigest()
+    found = LastText.find(tmp_path, "2", right)
+    assert found is not None
+    found.close()
+    assert LastText.find(tmp_path, "1", hashlib.sha256(b"one\n").hexdigest()) is None
+    assert LastText.find(tmp_path, "2", "00" * 32) is None
+    data = (tmp_path / "2").read_bytes()
+    (tmp_path / "2").write_bytes(data[:-40] + bytes(8) + data[-32:])
+    assert LastText.find(tmp_path, "2", right) is None
+
+
+def test_what_a_killed_dump_left_here_goes_when_the_next_one_begins(tmp_path: Path) -> None:
+    for name in (".new-1", ".new-2", "last"):
+        (tmp_path / name).write_bytes(b"left")
+    new = NewText(tmp_path)
+    assert len(list(tmp_path.glob(".new-*"))) == 1
+    new.give_up()
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]
+
+
+# --- what a chain needs ---------------------------------------------------------------------------
+
+
+def a_chain(*bases: int) -> list[Stored]:
+    """Dumps numbered from 1, each an increment on the one of that number; 0: a full one."""
+    return [
+        replace(a_dump(format=SERIES, number=n, base=str(base) if base else ""), name=str(n))
+        for n, base in enumerate(bases, 1)
+    ]
+
+
+def test_what_a_kept_dump_needs_is_kept() -> None:
+    known = {one.name: one for one in a_chain(0, 1, 2, 0, 4)}
+    assert with_bases(["3"], known) == {"1", "2", "3"}
+    assert with_bases(["5", "new"], known) == {"4", "5", "new"}
+    assert [one.name for one in chain_of(known["3"], known)] == ["1", "2", "3"]
+
+
+def test_a_chain_with_a_gap_is_named_and_ends_no_loop() -> None:
+    known = {one.name: one for one in a_chain(0, 1, 2)}
+    torn = {**known, "1": replace(known["1"], size=5)}
+    with pytest.raises(ChainBroken, match=r"^1 is not complete: it has 5 bytes"):
+        chain_of(known["3"], torn)
+    del torn["1"]
+    with pytest.raises(ChainBroken, match=r"^1 is missing"):
+        chain_of(known["3"], torn)
+    loop = {one.name: one for one in a_chain(2, 1)}
+    with pytest.raises(ChainBroken):
+        chain_of(loop["2"], loop)
+    assert with_bases(["2"], loop) == {"1", "2"}
+
+
+def test_a_full_dump_begins_a_chain_when_the_last_one_is_long_or_has_a_gap() -> None:
+    chain = a_chain(0, 1, 2)
+    assert base_of(chain, 4) == chain[-1]
+    assert base_of(chain, 3) is None
+    assert base_of([chain[0], chain[2]], 14) is None
+    assert base_of([*chain, a_dump(number=4)], 14) is None
+    assert base_of([], 14) is None
