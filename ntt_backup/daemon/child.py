@@ -1,4 +1,4 @@
-"""A child process that sends messages as lines of JSON on its stdout: a worker, or a dump."""
+"""A child process that sends messages as lines of JSON on its stdout: a worker, or a side job."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class EventChild:
         with suppress(BrokenPipeError):
             write(self._process.stdin_fd, data)
 
-    def terminate(self) -> None:
-        """Asks the process to clean up and end."""
+    def signal(self, signum: int) -> None:
+        """Sends it a signal, if it still runs."""
         if self._process.status is None:
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, signum)
 
     def kill(self) -> None:
         """Ends it, and all that it started, now; what it wrote can still be heard."""

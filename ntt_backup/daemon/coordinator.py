@@ -5,9 +5,9 @@ on the terminal reaches only the coordinator, and so that everything a worker ha
 ended with one signal. It is one thread around poll(2): the workers' events, signals and the clock.
 
 Signals: the first SIGINT or SIGTERM lets the workers finish what is in flight and then ends; a
-second one ends them now. SIGHUP reopens the log. A worker that dies is started again, with backoff,
-a bounded number of times. An error that waiting cannot mend ends the run with its exit code, again
-after what is in flight.
+second one ends them now. SIGHUP reads the settings again, and reopens the log. A worker that dies
+is started again, with backoff, a bounded number of times. An error that waiting cannot mend ends
+the run with its exit code, again after what is in flight.
 """
 
 from __future__ import annotations
@@ -15,89 +15,97 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
-
-import sdnotify
 
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
-from ntt_backup.daemon.pid_lock import pid_lock
-from ntt_backup.daemon.progress import Progress, Snapshot, View
+from ntt_backup.daemon.progress import Progress, ProgressEvents
+from ntt_backup.daemon.reload import Reload
+from ntt_backup.daemon.run_control import RunControl
+from ntt_backup.daemon.run_state import Listener, Listeners, RunState
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
 from ntt_backup.daemon.worker_pool import WorkerPool
 from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
-from ntt_backup.errors import SOME_FAILED, BackupError, SourceError, Stopped
+from ntt_backup.errors import BackupError, SourceError, Stopped
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.upload.outages import Outages
 
 if TYPE_CHECKING:
     from ntt_backup.daemon.preflight import Preflight
 
 _REFRESH_SECONDS: Final = 0.25
-_WATCHDOG_SECONDS: Final = 5.0
-# How often a run that has nothing to do says so.
-_IDLE_PROGRESS_SECONDS: Final = 3600.0
 
 
-def run(settings: Settings, *, watch: bool, view: View) -> int:
+def run(
+    settings: Settings,
+    *,
+    watch: bool,
+    listeners: Sequence[Listener],
+    systemd: Systemd | None = None,
+    reread: Callable[[], Settings] | None = None,
+) -> int:
     """Sends what is pending; returns the exit code of the contract.
 
-    watch: go on for ever, until a signal. Raises BackupError only for what is wrong before the run
-    has a log to say it in (lock, log file); everything later is logged, shown, and returned as the
-    code.
+    watch: go on for ever, until a signal. The log is written first, then the listeners hear what it
+    says. systemd: is told what systemd should know. reread: reads the settings anew, at SIGHUP.
+    Raises BackupError only for what is wrong before the run has a log to say it in (lock, log
+    file); everything later is logged, shown, and returned as the code.
     """
     run_id = str(uuid.uuid4())
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
-        log = EventLog(settings.log.jsonl, run_id)
+        log = EventLog(settings.log.jsonl, run_id, settings.target, settings.log.level)
+        control = RunControl(settings, run_id)
+        told = Listeners([log, control, *listeners])
         try:
-            return _Run(settings, watch, view, run_id, inbox, log).go()
+            reload = Reload(settings, reread, lambda new: log.reopen(new.log.jsonl, new.log.level))
+            return _Run(reload, watch, told, run_id, inbox, systemd or Systemd(), control).go()
         finally:
-            log.close()
-            view.close()
+            told.close()
 
 
 class _Run:
     def __init__(
         self,
-        settings: Settings,
+        reload: Reload,
         watch: bool,
-        view: View,
+        listeners: Listeners,
         run_id: str,
         inbox: SignalInbox,
-        log: EventLog,
+        systemd: Systemd,
+        control: RunControl,
     ) -> None:
-        self._settings = settings
+        self._reload = reload
+        self._settings = settings = reload.settings
         self._watch = watch
-        self._view = view
+        self._listeners = listeners
         self._run_id = run_id
         self._inbox = inbox
-        self._log = log
+        self._systemd = systemd
+        self._control = control
         self._started = time.monotonic()
         self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
         self._progress = Progress(self._started, settings.run.workers)
         self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
         self._connect_first()
         # What speaks to the catalog takes as long to load as the remote to answer.
-        from ntt_backup.daemon.dump_child import DumpChild
+        from ntt_backup.daemon import run_jobs
         from ntt_backup.daemon.run_history import RunHistory
 
         self._history = RunHistory(settings, run_id)
-        self._dump = DumpChild(settings)
+        self._jobs = run_jobs.jobs_of(settings).under(self._workers.limit)
         self._error: BackupError | None = None
         self._asked_to_stop = False
         self._killed = False
         self._failed_blobs = FailedBlobs()
         self._next_progress = self._started + settings.log.progress_interval
-        self._last_progress: Snapshot | None = None
-        self._next_idle_progress = 0.0
-        self._next_watchdog = 0.0
-        self._systemd = sdnotify.SystemdNotifier()
+        self._regular = ProgressEvents()
 
     def go(self) -> int:
         settings = self._settings
@@ -112,22 +120,25 @@ class _Run:
                 remote=settings.remote.where,
             )
         )
+        self._control.begin(self._workers, self._jobs, self._progress, self._inbox, self._emit)
         try:
             if (preflight := self._preflight()) is not None:
                 self._history.start(preflight.strategy or "", preflight.take_catalog())
                 self._history.note_pending(self._progress, preflight.estimate, time.monotonic())
-                self._systemd.notify("READY=1")
+                self._systemd.ready()
                 self._refresh()
-                self._dump_first()
+                self._finish_job("dump", "dumping the catalog")
                 pending = self._watch or preflight.pending or self._history.any_pending()
                 if pending and not self._inbox.stops:
                     self._work()
                 else:
                     self._dismiss()
+                if not self._watch and self._error is None and not self._inbox.stops:
+                    self._finish_job("snapshot", "taking snapshots")
         except BackupError as error:
             self._error = error
         finally:
-            self._dump.kill()
+            self._jobs.kill()
             self._workers.kill()
         return self._finish()
 
@@ -158,8 +169,8 @@ class _Run:
                     raise
                 wait_s = outages.away("preflight", error)
                 # Waiting for what is away at boot is a daemon's work, not a failed start.
-                self._systemd.notify("READY=1")
-                self._systemd.notify(f"STATUS=waiting: {error.message}")
+                self._systemd.ready()
+                self._systemd.status(f"waiting: {error.message}")
                 self._sit_out(wait_s)
         return None
 
@@ -208,7 +219,7 @@ class _Run:
     def _hear_first(self) -> Iterator[Message]:
         """Waits a while for the first worker, and yields its messages, or a stall."""
         worker = self._workers.first
-        self._wait(worker.fds, _WATCHDOG_SECONDS)
+        self._wait(worker.fds, WATCHDOG_SECONDS)
         yield from worker.hear()
         yield from worker.mind_silence(time.monotonic())
 
@@ -222,40 +233,33 @@ class _Run:
                     self._emit(message)
 
     def _sit_out(self, wait_s: float) -> None:
-        """Waits for some seconds; a stop ends that."""
-        until = time.monotonic() + wait_s
-        while not self._inbox.stops and (left := until - time.monotonic()) > 0:
-            self._wait([], min(left, _WATCHDOG_SECONDS))
+        """Waits for some seconds; a stop ends that, and so does somebody who is in a hurry."""
+        for left in self._control.time_left(wait_s):
+            self._wait([], min(left, WATCHDOG_SECONDS))
 
     def _wait(self, fds: Iterable[int], seconds: float) -> None:
         """Waits for one of fds or a signal. The watchdog is served, and a SIGHUP obeyed."""
         self._serve_watchdog()
-        wait_for(reading=[self._inbox.fd, *fds], timeout=seconds)
+        self._control.wait([self._inbox.fd, *fds], seconds)
         self._mind_hangup()
 
     def _serve_watchdog(self) -> bool:
-        """Tells systemd every few seconds that we live, and returns whether it did now. More often
-        would fill its socket, and we would wait for it.
-        """
+        """Feeds the watchdog, unless the run hangs; returns whether to tell a new status."""
         now = time.monotonic()
-        if due := now >= self._next_watchdog:
-            self._next_watchdog = now + _WATCHDOG_SECONDS
-            self._systemd.notify("WATCHDOG=1")
-        return due
+        alive = self._control.paused or self._jobs.alive(now) or not self._workers.hang(now)
+        return self._systemd.watchdog(alive=alive)
 
-    def _dump_first(self) -> None:
-        """Dumps the catalog before its blobs go; a stop ends that, a failure is only an event."""
-        self._dump.start_if_due(time.monotonic())
-        if self._dump.running:
-            self._systemd.notify("STATUS=dumping the catalog")
-        while self._dump.running and not self._inbox.stops:
-            self._wait(self._dump.fds, _REFRESH_SECONDS)
-            self._receive_from_dump()
+    def _finish_job(self, name: str, status: str) -> None:
+        """Does a side job while no worker works; a stop ends that, a failure is only an event."""
+        job = self._jobs[name]
+        job.start_if_due(time.monotonic())
+        if job.running:
+            self._systemd.status(status)
+        while job.running and not self._inbox.stops:
+            self._wait(job.fds, _REFRESH_SECONDS)
+            for event in self._jobs.hear(time.monotonic()):
+                self._emit(event)
             self._refresh()
-
-    def _receive_from_dump(self) -> None:
-        for event in self._dump.hear(time.monotonic()):
-            self._emit(event)
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -265,11 +269,12 @@ class _Run:
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now:
                     self._start(worker, now)
-            if self._watch and not self._asked_to_stop:
-                self._dump.start_if_due(now)
+            if self._watch and not self._asked_to_stop and not self._control.paused:
+                self._jobs.start_due(now)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
-            ready = wait_for(reading=[*fds, *self._dump.fds], timeout=_REFRESH_SECONDS)
-            self._receive_from_dump()
+            ready = self._control.wait([*fds, *self._jobs.fds], _REFRESH_SECONDS)
+            for event in self._jobs.hear(time.monotonic()):
+                self._emit(event)
             for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
                     self._receive(worker, worker.hear())
@@ -323,75 +328,72 @@ class _Run:
     def _stop_workers(self) -> None:
         if not self._asked_to_stop:
             self._asked_to_stop = True
-            self._systemd.notify("STOPPING=1")
+            self._systemd.stopping()
             self._workers.stop()
 
     def _mind_hangup(self) -> None:
         self._inbox.drain()
         if self._inbox.take_hangup():
-            self._log.close()
+            with self._systemd.reloading():
+                for event in self._reload.again():
+                    self._emit(event)
+                self._adopt(self._reload.settings)
+
+    def _adopt(self, settings: Settings) -> None:
+        """Goes on with settings that were read again."""
+        from ntt_backup.daemon import run_jobs
+
+        if settings.log != self._settings.log:
+            self._next_progress = time.monotonic() + settings.log.progress_interval
+        self._settings = settings
+        run_jobs.adopt(self._jobs, settings)
+        self._control.adopt(settings)
 
     def _mind_signals(self) -> None:
         self._mind_hangup()
         if self._inbox.stops and not self._asked_to_stop:
             self._emit(events.Stopping(signal=self._inbox.first_stop))
             self._stop_workers()
-        if self._inbox.stops > 1 and not self._killed:
+        # What is paused would never be finished.
+        if self._inbox.stops > (not self._control.paused) and not self._killed:
             self._killed = True
             self._workers.kill()
 
-    def _refresh(self) -> Snapshot:
+    def _refresh(self) -> RunState:
         """Counts what is pending, if that is due, and shows the run as it is now."""
         self._history.count_pending(self._progress, time.monotonic())
-        snapshot = self._progress.snapshot(time.monotonic())
-        self._view.refresh(snapshot)
-        return snapshot
+        state = self._progress.state(time.monotonic())
+        self._history.refresh(state)
+        self._listeners.refresh(state)
+        return state
 
     def _keep_time(self, now: float) -> None:
-        snapshot = self._refresh()
-        self._workers.start_reserve(snapshot.pending, now)
+        state = self._refresh()
+        self._workers.start_reserve(state.pending, now)
         if self._serve_watchdog():
-            self._systemd.notify(
-                f"STATUS=copied {snapshot.copied}, failed {snapshot.failed},"
-                f" {snapshot.mb_per_s:.1f} MB/s"
-            )
+            self._systemd.status(state.event().line or "")
         if now >= self._next_progress:
             self._next_progress = now + self._settings.log.progress_interval
-            self._history.update(snapshot)
+            self._history.update(state)
             self._emit_unlogged()
-            self._emit_progress(snapshot, now)
-
-    def _emit_progress(self, snapshot: Snapshot, now: float) -> None:
-        """Emits progress: regularly while there is work, once at its end, and then rarely."""
-        if snapshot.says_more_than(self._last_progress) or now >= self._next_idle_progress:
-            self._last_progress = snapshot
-            self._next_idle_progress = now + _IDLE_PROGRESS_SECONDS
-            self._emit(snapshot.event())
+            for event in self._regular.due(state, now):
+                self._emit(event)
 
     # --- the end ----------------------------------------------------------------------------------
 
     def _finish(self) -> int:
         if self._error is None and self._inbox.stops:
             self._error = Stopped(self._inbox.first_stop)
-        snapshot = self._progress.snapshot(time.monotonic())
-        if isinstance(self._error, Stopped):
-            outcome, code = "stopped", self._error.exit_code
-        elif self._error is not None:
-            outcome, code = "error", self._error.exit_code
+        state = self._progress.state(time.monotonic())
+        outcome, code = state.outcome(self._error, self._jobs.failed)
+        if self._error is not None and outcome == "error":
             self._emit(events.Error(**self._error.fields))
-        elif snapshot.failed:
-            outcome, code = "some_failed", SOME_FAILED
-        elif self._dump.failed:
-            outcome, code = "dump_failed", SOME_FAILED
-        else:
-            outcome, code = "done", 0
         if still_failed := self._history.still_failed():
             self._emit(events.StillFailed(blobs=still_failed))
-        self._history.end(snapshot, outcome, code)
+        self._history.end(state, outcome, code)
         self._emit_unlogged()
-        self._emit(snapshot.end(outcome, code))
+        self._emit(state.end(outcome, code))
         return code
 
     def _emit(self, event: events.Event) -> None:
-        self._log.emit(event)
-        self._view.event(event)
+        self._listeners.event(event)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from ntt_backup.daemon.run_state import RunState
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import BlobFailed, BlobsFailed, Event
 
@@ -37,15 +38,16 @@ finally:
 # The number of failed blobs of a run that have a line each.
 FAILURES_LOGGED: Final = 100
 
-_LEADING: Final = ("timestamp", "level", "event", "run_id", "host", "pid", "worker")
+_LEVELS: Final = ("info", "warning", "error")
+_LEADING: Final = ("timestamp", "level", "event", "run_id", "target", "host", "pid", "worker")
 
 
 class EventLog:
-    """Appends events to the JSONL file. Raises ConfigError where that cannot be opened. It is found
-    by its name, and each line is one write(2), so it stays whole.
+    """Appends events of a level and above to the JSONL file. Raises ConfigError where that cannot
+    be opened. It is found by its name, and each line is one write(2), so it stays whole.
     """
 
-    def __init__(self, path: Path, run_id: str) -> None:
+    def __init__(self, path: Path, run_id: str, target: str, level: str = "info") -> None:
         self._logger = structlog.wrap_logger(
             structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
             processors=[
@@ -56,27 +58,41 @@ class EventLog:
             wrapper_class=structlog.BoundLogger,
             context_class=dict,
             run_id=run_id,
+            target=target,
             host=socket.gethostname(),
         )
         self._path = path
         self._complained = False
         self._torn = False
         self._fd = -1
+        self.reopen(path, level)
+
+    def reopen(self, path: Path, level: str) -> None:
+        """Opens the file of this name for the lines to come, of this level and above. Raises
+        ConfigError where that cannot be, and goes on as before.
+        """
+        old, self._path = self._path, path
+        self.close()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return  # Each line tries again.
-            raise ConfigError(
-                f"the log {path} cannot be written",
-                detail=error.strerror or str(error),
-                hint="create its directory for this user, or set log.jsonl (NTT_LOG_JSON)",
-            ) from error
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # Else each line tries again.
+                self._path = old
+                raise ConfigError(
+                    f"the log {path} cannot be written",
+                    detail=error.strerror or str(error),
+                    hint="create its directory for this user, or set log.jsonl (NTT_LOG_JSON)",
+                ) from error
+        self._written = _LEVELS[_LEVELS.index(level) :]
 
-    def emit(self, event: Event) -> None:
-        """Appends the event's line."""
-        self._logger.info(event.kind, level=event.level, **event.fields)
+    def event(self, event: Event) -> None:
+        """Appends the event's line, unless its level is too low."""
+        if event.level in self._written:
+            self._logger.info(event.kind, level=event.level, **event.fields)
+
+    def refresh(self, state: RunState) -> None:
+        """Does nothing: the event `progress` tells it."""
 
     def write(self, line: str) -> None:
         """Appends a line. Where that fails, the line is dropped and the operator told once."""

@@ -17,11 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Final, Self
-
-import humanize
 
 from ntt_backup import __version__
 from ntt_backup.catalog import connection, privileges, selection, stats
@@ -31,20 +30,19 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, identity
 from ntt_backup.config.sealing import require_sealing
+from ntt_backup.config.timetable import describe
+from ntt_backup.daemon import metrics_process, notice_process, side_checks
 from ntt_backup.daemon.event_log import EventLog
-from ntt_backup.daemon.pid_lock import pid_lock
-from ntt_backup.dump.rehearsal import rehearse
 from ntt_backup.errors import (
     BackupError,
-    CatalogError,
     ConfigError,
-    DumpImpossible,
     RemoteCannotStore,
     SourceError,
 )
-from ntt_backup.format import many
+from ntt_backup.format import many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.objects import store_format
+from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import open_probe
@@ -74,6 +72,8 @@ def check(settings: Settings) -> Iterator[Step]:
     yield _guarded("log", lambda: _log(settings))
     yield _guarded("lock", lambda: _lock(settings))
     yield _guarded("target", lambda: _target(settings))
+    if (limit := settings.run.bwlimit) is not None:
+        yield Step("bandwidth", describe(limit, datetime.now()))
     if settings.pack.recipients or settings.remote.kind == "s3":
         yield _guarded("sealing", lambda: _sealing(settings))
 
@@ -81,13 +81,22 @@ def check(settings: Settings) -> Iterator[Step]:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
         return open_probe(settings.run.strategy, spec)
 
+    if settings.metrics.listen or settings.metrics.textfile:
+        yield _guarded("metrics", lambda: Step("", *metrics_process.check(settings)))
+    if settings.notify.command or settings.notify.ping_url or settings.notify.webhook_url:
+        yield _guarded("notices", lambda: Step("", *notice_process.check(settings)))
     preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
     with preflight:
         yield from preflight.steps()
     if preflight.lingers:
         yield Step("login", warning=LINGERS)
     yield _guarded("versions", lambda: _versions(settings.remote.kind))
-    yield _guarded("dump", lambda: _dump(settings, reached=preflight.strategy is not None))
+    reached = preflight.strategy is not None
+    yield _guarded("dump", lambda: Step("", *side_checks.dump(settings, reached=reached)))
+    if settings.snapshots:
+        yield _guarded(
+            "snapshots", lambda: Step("", *side_checks.snapshots(settings, reached=reached))
+        )
 
 
 def require_known(catalog: Connection, settings: Settings) -> None:
@@ -234,7 +243,7 @@ class Preflight:
         said = (
             f"{len(checked.failed)} of {looked} at cannot be sent: {counted}, such as"
             f" {first.blobid[:_ID_SHOWN]} ({first.detail or first.reason}); a run leaves such blobs"
-            ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/operations.md'
+            ' out, marks them as failed and ends with 7: see "Failed blobs" in docs/first-aid.md'
         )
         return Step("", warning=said)
 
@@ -274,11 +283,11 @@ class Preflight:
         need, unsized = _need(estimate, self._sizes)
         about = "" if estimate.exact and not estimate.unsized else "about "
         if self._bucket:
-            return Step("", f"{about}{humanize.naturalsize(need)} pending{unsized}")
+            return Step("", f"{about}{size(need)} pending{unsized}")
         if facts.free_bytes is None:
             return Step("", warning="the remote does not say how much space is free")
-        free = humanize.naturalsize(facts.free_bytes)
-        text = f"{free} free, {about}{humanize.naturalsize(need)} pending{unsized}"
+        free = size(facts.free_bytes)
+        text = f"{free} free, {about}{size(need)} pending{unsized}"
         # A guess is no reason to refuse.
         if facts.free_bytes < min(_LEAST_FREE, max(estimate.bytes, 1)):
             raise RemoteCannotStore(
@@ -304,7 +313,7 @@ def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     mean = estimate.bytes // sized if sized else sum(sizes) // len(sizes)
     return (
         estimate.bytes + mean * unsized,
-        f" ({said} and are taken for {humanize.naturalsize(mean)} each)",
+        f" ({said} and are taken for {size(mean)} each)",
     )
 
 
@@ -316,7 +325,7 @@ def _guarded(name: str, work: Callable[[], Step]) -> Step:
 
 
 def _log(settings: Settings) -> Step:
-    EventLog(settings.log.jsonl, "check").close()
+    EventLog(settings.log.jsonl, "check", settings.target).close()
     return Step("", str(settings.log.jsonl))
 
 
@@ -373,21 +382,6 @@ def _clock(facts: Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
         return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP on it")
     return Step("", "the clocks agree")
-
-
-def _dump(settings: Settings, *, reached: bool) -> Step:
-    """Says whether a dump can be made. reached: the remote lets us in, so it can be asked whether
-    it takes dumps.
-    """
-    if settings.run.skip_pgdump:
-        return Step("", "the catalog is not dumped (run.skip_pgdump)")
-    try:
-        found = rehearse(settings, remote_too=reached)
-    except CatalogError as error:
-        return Step("", warning=f"whether the catalog can be dumped is not known: {error}")
-    except DumpImpossible as error:
-        return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
-    return Step("", f"{found.pg_dump}, version {found.version}")
 
 
 def _versions(kind: str) -> Step:

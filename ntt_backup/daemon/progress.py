@@ -13,94 +13,20 @@ for hours is no slower for it. The sums (`copied`, `failed`, `bytes`) are of ans
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ntt_backup import events
+from ntt_backup.daemon.run_state import RunState, WorkerStatus
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.messages import BatchStart, Drained, Fatal, Message, Tick, WorkerDied
 
-_sums = attrgetter("copied", "failed", "pending", "active_workers")
 _NOT_AT_WORK = ("starting", "idle", "stopped")
 _NOT_ALL = 0.999  # What is sent is not done before the answer.
 _FIRST_SECONDS = 0.25  # They say nothing of the pace.
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker at a moment. state: starting, sending, waiting, idle, outage, stalled, stopped."""
-
-    worker: int
-    state: str
-    batch: str
-    copied: int
-    mb_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A run at a moment. mb_per_s: on the link, over the last minute. estimated: pending, share and
-    eta_s are. sent: content, answered or not. Of this burst of work: done are the settled blobs,
-    share is the part of the content that was sent, below 1 while blobs are pending; None where
-    nothing is pending or done, or pending is not known.
-    """
-
-    elapsed_s: float
-    copied: int
-    failed: int
-    pending: int | None
-    estimated: bool
-    bytes: int
-    sent: int
-    done: int
-    share: float | None
-    mb_per_s: float
-    blobs_per_s: float
-    eta_s: float | None
-    workers: tuple[WorkerStatus, ...]
-
-    def says_more_than(self, other: Snapshot | None) -> bool:
-        """Returns whether there is work, or anything but a speed, which only fades, has changed."""
-        states = {worker.state for worker in self.workers}
-        return other is None or bool(states - {"idle"}) or _sums(self) != _sums(other)
-
-    @property
-    def active_workers(self) -> int:
-        return sum(1 for worker in self.workers if worker.state in ("sending", "waiting"))
-
-    def event(self) -> events.Progress:
-        """Returns the event that says the same."""
-        return events.Progress(
-            copied=self.copied,
-            failed=self.failed,
-            pending=self.pending,
-            estimated=self.estimated,
-            bytes=self.bytes,
-            mb_per_s=self.mb_per_s,
-            blobs_per_s=self.blobs_per_s,
-            eta_s=None if self.eta_s is None else round(self.eta_s, 1),
-            active_workers=self.active_workers,
-        )
-
-    def end(self, outcome: str, exit_code: int) -> events.RunStop:
-        """Returns the event of a run that ends so."""
-        return events.RunStop(
-            outcome=outcome,
-            exit_code=exit_code,
-            copied=self.copied,
-            failed=self.failed,
-            bytes=self.bytes,
-            duration_s=self.elapsed_s,
-        )
-
-
-class View(Protocol):
-    """Shows a run to a person."""
-
-    def event(self, event: events.Event) -> None: ...
-    def refresh(self, snapshot: Snapshot) -> None: ...
-    def close(self) -> None: ...
+# How often a run that has nothing to do says so.
+_IDLE_SECONDS = 3600.0
 
 
 class RateWindow:
@@ -151,8 +77,9 @@ class _Worker:
     def restart(self, state: str) -> None:
         self.state, self.in_flight, self.stalled = state, 0, False
 
-    def status(self, worker: int, now: float) -> WorkerStatus:
+    def status(self, worker: int, now: float, *, paused: bool) -> WorkerStatus:
         state = "stalled" if self.stalled else self.state
+        state = "paused" if paused and state == "sending" else state
         return WorkerStatus(worker, state, self.batch, self.copied, self.rate.rate(now) / 1e6)
 
 
@@ -186,6 +113,7 @@ class Progress:
         self._begun_blobs = 0
         self._begun_bytes = 0
         self.out_of_date = False
+        self._held_since: float | None = None
         self.copied = 0
         self.failed = 0
         self.bytes = 0
@@ -222,6 +150,19 @@ class Progress:
                 one.stalled = True
             case events.WorkerStallEnd():
                 one.stalled = False
+
+    def hold(self, now: float) -> None:
+        """Notes that all is held back from now on."""
+        self._held_since = now
+
+    def go_on(self, now: float) -> None:
+        """Notes that nothing is held back any more: that time counts for no pace."""
+        self._work_since += now - (self._held_since or now)
+        self._held_since = None
+
+    @property
+    def paused(self) -> bool:
+        return self._held_since is not None
 
     def _change_state(self, one: _Worker, state: str, now: float) -> None:
         """Notes what a worker does, and whether with it the work of all begins or ends."""
@@ -296,12 +237,13 @@ class Progress:
             return share, None
         return share, left * elapsed / done
 
-    def snapshot(self, now: float) -> Snapshot:
+    def state(self, now: float) -> RunState:
         """Returns the run at this moment; without an ETA where nothing has moved for a minute."""
         share, eta_s = self._share_and_eta(now)
         mb_per_s, blobs_per_s = self._bytes_rate.rate(now) / 1e6, self._blobs_rate.rate(now)
         pending, found = self.pending, self._found
-        return Snapshot(
+        moves = (mb_per_s or blobs_per_s) and not self.paused
+        return RunState(
             elapsed_s=now - self._started,
             copied=self.copied,
             failed=self.failed,
@@ -313,6 +255,24 @@ class Progress:
             share=share,
             mb_per_s=mb_per_s,
             blobs_per_s=blobs_per_s,
-            eta_s=eta_s if mb_per_s or blobs_per_s or not pending else None,
-            workers=tuple(one.status(number, now) for number, one in enumerate(self._workers)),
+            eta_s=eta_s if not pending or moves else None,
+            workers=tuple(
+                one.status(number, now, paused=self.paused)
+                for number, one in enumerate(self._workers)
+            ),
+            paused=self.paused,
         )
+
+
+class ProgressEvents:
+    """The events `progress`: all while there is work, one at its end, and then few."""
+
+    def __init__(self) -> None:
+        self._last: RunState | None = None
+        self._next_idle = 0.0
+
+    def due(self, state: RunState, now: float) -> Iterator[events.Progress]:
+        """Yields the state's event, where it is to be told."""
+        if state.says_more_than(self._last) or now >= self._next_idle:
+            self._last, self._next_idle = state, now + _IDLE_SECONDS
+            yield state.event()

@@ -20,7 +20,8 @@ from ntt_backup.catalog import connection, history, stats
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.catalog.ranges import RANGES
 from ntt_backup.config import Settings, identity
-from ntt_backup.daemon.progress import Progress, Snapshot
+from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.run_state import RunState
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import CatalogError, CatalogUnavailable
 from ntt_backup.model import PendingEstimate
@@ -47,6 +48,9 @@ class RunHistory:
         self._counted = -math.inf
         self._rest = 0.0
         self._started = False
+        self._notes_hours = False
+        self._elapsed_s = 0.0
+        self._outage_s = 0.0
 
     def start(self, strategy: str, conn: connection.Connection | None = None) -> None:
         """Writes that the run begins, over conn where there is one. Raises CatalogError: at the
@@ -54,9 +58,13 @@ class RunHistory:
         """
         self._close()
         self._connection = conn
+        self._start(self._open(), strategy)
+        self._notes_hours = history.may_note_hours(self._open())
+
+    def _start(self, conn: connection.Connection, strategy: str) -> None:
         settings = self._settings
         history.start_run(
-            self._open(),
+            conn,
             self._run_id,
             settings.target,
             host=socket.gethostname(),
@@ -65,6 +73,12 @@ class RunHistory:
             workers=settings.run.workers,
         )
         self._started = True
+
+    def refresh(self, state: RunState) -> None:
+        """Counts the seconds in which something was away."""
+        if any(one.state == "outage" for one in state.workers):
+            self._outage_s += state.elapsed_s - self._elapsed_s
+        self._elapsed_s = state.elapsed_s
 
     def any_pending(self) -> bool:
         """Returns whether there is, or may be, anything to send. Raises CatalogError."""
@@ -92,35 +106,44 @@ class RunHistory:
         self._counted = now
 
     def update(
-        self, snapshot: Snapshot, outcome: str | None = None, exit_code: int | None = None
+        self, state: RunState, outcome: str | None = None, exit_code: int | None = None
     ) -> None:
         """Writes what the run has done so far; that also shows that it is alive. With an outcome it
         has ended.
         """
-        self._try(
-            lambda conn: history.update_run(
+
+        def write(conn: connection.Connection) -> None:
+            history.update_run(
                 conn,
                 self._run_id,
-                copied=snapshot.copied,
-                failed=snapshot.failed,
-                bytes=snapshot.bytes,
+                copied=state.copied,
+                failed=state.failed,
+                bytes=state.bytes,
                 outcome=outcome,
                 exit_code=exit_code,
+                outage_s=self._outage_s if self._notes_hours else None,
             )
-        )
+            self._outage_s = 0.0
+
+        self._try(write)
 
     def still_failed(self) -> int:
-        """Returns how many blobs are failed, by whatever run; 0 where the catalog is away."""
+        """Returns how many blobs are failed, by whatever run, without those that somebody knows of;
+        0 where the catalog is away.
+        """
         if not self._started:
             return 0
         target = self._settings.target
-        found = self._try(lambda conn: stats.quick_reasons(conn, target, few=False))
-        return sum(found.failed.values()) if found is not None else 0
+        return self._try(lambda conn: stats.still_failed(conn, target)) or 0
 
-    def end(self, snapshot: Snapshot, outcome: str, exit_code: int) -> None:
-        """Writes how the run ended, and closes the connection."""
+    def end(self, state: RunState, outcome: str, exit_code: int) -> None:
+        """Writes how the run ended, and closes the connection. One that could not begin is noted,
+        too: the next one is to know that it is not the first to fail.
+        """
+        if not self._started and outcome == "error":
+            self._try(lambda conn: self._start(conn, ""))
         if self._started:
-            self.update(snapshot, outcome, exit_code)
+            self.update(state, outcome, exit_code)
         self._close()
 
     def _open(self) -> connection.Connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from ntt_backup.errors import WorkerFailed
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pipeline import Child
+from ntt_backup.upload.event_pipe import NOW
 from ntt_backup.upload.worker_main import GO, STOP, WorkerSpec, work
 
 RESTARTS: Final = 5
@@ -31,6 +33,7 @@ class SupervisedWorker:
     """A worker process with a bounded number of restarts.
 
     It is the leader of its own session and process group, so `kill` ends its tar and ssh with it.
+    stalled: it has said nothing for longer than it may, see `mind_silence`.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class SupervisedWorker:
         self._spoke = False
         self._expected = 0.0
         self._quiet = 0.0
-        self._stalled = False
+        self.stalled = False
 
     @property
     def worker(self) -> int:
@@ -74,7 +77,7 @@ class SupervisedWorker:
         """
         self.due = None
         self._started = self._expected = now
-        self._stalled = False
+        self.stalled = False
         self.prepare()
         if self._child is not None:
             self._child.tell(GO)
@@ -106,7 +109,7 @@ class SupervisedWorker:
     def abandon(self) -> None:
         """Ends a process that has not begun to work. It cleans up first; another may be started."""
         if self._child is not None:
-            self._child.terminate()
+            self._child.signal(signal.SIGTERM)
             self._child.reap()
             self._child = None
 
@@ -146,11 +149,11 @@ class SupervisedWorker:
         if self._spoke:
             self._spoke = False
             self._expected = now + self._quiet
-            if self._stalled:
-                self._stalled = False
+            if self.stalled:
+                self.stalled = False
                 yield events.WorkerStallEnd(pid=child.pid, worker=self.worker, duration_s=silent)
-        elif silent > self.spec.settings.run.stall_timeout and not self._stalled:
-            self._stalled = True
+        elif silent > self.spec.settings.run.stall_timeout and not self.stalled:
+            self.stalled = True
             hint = (
                 f"`ps -o stat,wchan,args -p {child.pid}` says what it waits for: T is"
                 f" stopped, `kill -CONT {child.pid}` lets it go on; D is a disk that does not"
@@ -167,6 +170,13 @@ class SupervisedWorker:
             shown = line[:200].decode("utf-8", "backslashreplace")
             reason = f"worker {self.worker} prints what is no event: {shown!r}"
             yield events.Warning(pid=pid, worker=self.worker, reason=reason)
+
+    def hurry(self) -> None:
+        """Has it look for work at once, and start at once where it waits for that."""
+        if self.due is not None:
+            self.due = 0.0
+        elif self._child is not None:
+            self._child.tell(NOW)
 
     def stop(self) -> None:
         """Asks it to finish what is in flight and end. It is not started again."""

@@ -10,17 +10,21 @@ from dataclasses import replace
 from typing import Final
 
 from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import RunSettings, Settings, identity
 from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.model import PendingEstimate
 from ntt_backup.objects import s3
+from ntt_backup.process.shared import SharedNumber
 from ntt_backup.upload.worker_main import WorkerSpec
 
 # One more worker pays for a batch, or for so many bytes; in a bucket it makes one more pack that is
 # not full.
 _SHARE: Final = 4 * 1024 * 1024
 _PACK_SHARE: Final = 64 * 1024 * 1024
+# Dumps and snapshots are sent beside the workers, and under the same limit.
+_BESIDE: Final = 2
 
 
 def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
@@ -35,7 +39,8 @@ def workers_needed(pending: PendingEstimate, run: RunSettings) -> int:
 
 
 class WorkerPool:
-    """Holds all workers of a run, not yet started. They share the limit of the bandwidth.
+    """Holds all workers of a run, not yet started. They share the limit of the bandwidth and
+    the effort of compressing. limit: has two more senders behind the workers, for side jobs.
 
     reserve: the workers that are not started while little is pending. first: the worker that probes
     the remote for the preflight.
@@ -47,7 +52,8 @@ class WorkerPool:
         self.reserve: list[SupervisedWorker] = []
         if settings.remote.kind == "s3":
             s3.load()  # Its workers are copies of this process: they need not load it again.
-        limit = None if run.bwlimit is None else Limit(run.bwlimit, run.workers)
+        self.limit = Limit(run.bwlimit, run.workers + _BESIDE)
+        self._poll = SharedNumber(run.poll_interval)
         spec = WorkerSpec(
             settings=settings,
             worker=0,
@@ -55,7 +61,9 @@ class WorkerPool:
             application=identity.application(),
             strategy=run.strategy,
             watch=watch,
-            limit=limit,
+            limit=self.limit,
+            poll=self._poll,
+            effort=Effort(run.workers),
             started=time.time(),
         )
         self._workers = [
@@ -73,6 +81,12 @@ class WorkerPool:
     def busy(self) -> bool:
         """Whether any worker runs, or will be started."""
         return any(worker.running or worker.due is not None for worker in self)
+
+    def hang(self, now: float) -> bool:
+        """Returns whether all workers that run have stalled, and none waits for a new start."""
+        running = [worker for worker in self if worker.running]
+        waits = any(worker.due is not None and worker.due > now for worker in self)
+        return bool(running) and not waits and all(worker.stalled for worker in running)
 
     def begin_probe(self) -> None:
         """Lets the first worker probe the remote as soon as it is prepared."""
@@ -102,6 +116,17 @@ class WorkerPool:
             for worker in self.reserve:
                 worker.due = now
             self.reserve = []
+
+    def adopt(self, run: RunSettings) -> None:
+        """Lets the workers go on with settings that were read again."""
+        if run.poll_interval != self._poll.value:
+            self._poll.value = run.poll_interval
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Has all workers look for work at once, whatever they wait for."""
+        for worker in self:
+            worker.hurry()
 
     def stop(self) -> None:
         """Asks all workers to finish what is in flight and end; none is started again."""

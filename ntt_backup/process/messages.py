@@ -172,7 +172,10 @@ class WorkerDied(Message):
     detail: str
 
 
-class DumpOver(Message):
-    """The process that dumps is done. failed: a dump should have been made and was not."""
+class JobOver(Message):
+    """A process beside the workers is done. failed: something should have been made and was not.
+    again_s: seconds until it is to be started again; None: as usual.
+    """
 
     failed: bool
+    again_s: float | None = None

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.config import Settings, load
+from ntt_backup.config import CatalogConfig, Settings, load
 from ntt_backup.config.models import ENVIRONMENT
+from ntt_backup.config.sections import SnapshotSettings
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 SAMPLE = SYSTEMD / "backup-remote.toml"
@@ -22,6 +23,8 @@ OWN_SETTINGS = (
     "NotifyAccess",
     "Exec",
     "TimeoutStart",
+    "TimeoutAbort",
+    "Environment=PYTHONFAULTHANDLER",
     "Watchdog",
     "Restart",
     "SuccessExit",
@@ -70,25 +73,29 @@ def test_the_services_are_exposed_little(units: list[Path]) -> None:
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
 
 
-def test_both_services_run_in_the_same_sandbox() -> None:
+def test_all_services_run_in_the_same_sandbox() -> None:
     def shared(unit: str) -> list[str]:
         return [line for line in settings_of(unit) if not line.startswith(OWN_SETTINGS)]
 
     daemon = shared("ntt-backup-remote.service")
     assert "ProtectSystem=strict" in daemon
     assert shared("ntt-backup-remote-once.service") == daemon
+    assert shared("ntt-backup-remote@.service") == daemon
+    page, begin = shared("ntt-backup-remote-page.service"), "CapabilityBoundingSet="
+    assert page[page.index(begin) :] == daemon[daemon.index(begin) :]
 
 
 def test_the_lock_of_the_services_is_the_one_in_the_sample() -> None:
     lock = tomllib.loads(SAMPLE.read_text())["lock"]["file"]
-    for unit in ("ntt-backup-remote.service", "ntt-backup-remote-once.service"):
+    for name in ("", "-once", "-page"):
+        unit = f"ntt-backup-remote{name}.service"
         assert f"Environment=NTT_LOCK_FILE={lock}" in settings_of(unit)
 
 
 def test_the_sample_gives_each_target_a_lock_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text(
-        re.sub(r"^#(?=\[targets|host|path)", "", SAMPLE.read_text(), flags=re.MULTILINE)
+        re.sub(r"^#(?=\[targets|host|path =)", "", SAMPLE.read_text(), flags=re.MULTILINE)
     )
     locks = {
         load(Settings, environ={}, file=file, target=t).lock.file for t in ("remote", "offsite")
@@ -100,6 +107,16 @@ def test_the_sample_states_the_defaults(tmp_path: Path) -> None:
     spelled_out = tmp_path / "all.toml"
     spelled_out.write_text(re.sub(r"^#(\w+ = )", r"\1", _before_targets(), flags=re.MULTILINE))
     assert load(Settings, environ={}, file=spelled_out) == load(Settings, environ={}, file=SAMPLE)
+
+
+def test_the_example_of_a_snapshot_set_states_the_defaults(tmp_path: Path) -> None:
+    written = "[snapshots.etc]" + SAMPLE.read_text().partition("#[snapshots.etc]")[2]
+    path, lines = tmp_path / "set.toml", re.sub(r"^#(?=\w+ = )", "", written, flags=re.MULTILINE)
+    path.write_text(lines)
+    stated = load(CatalogConfig, environ={}, file=path).snapshots["etc"]
+    assert stated == SnapshotSettings(paths=(Path("/etc"),))
+    named = set(re.findall(r"^#?(\w+) =", lines, flags=re.MULTILINE))
+    assert named == set(SnapshotSettings.model_fields)
 
 
 def test_the_sample_names_every_setting_and_variable() -> None:

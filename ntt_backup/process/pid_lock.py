@@ -1,4 +1,4 @@
-"""One coordinator a host and target: a PID file held with flock(2).
+"""One process at a time on this host for a target, or for a snapshot set: a PID file with flock(2).
 
 A PID file alone goes stale when its writer is killed, and then needs hands. The kernel's lock ends
 with the process, so what a dead coordinator leaves is an unlocked file that means nothing; the PID
@@ -32,9 +32,15 @@ _WRITABLE = f"{_ELSEWHERE} a path where this user may write, or run as the user 
 
 
 @contextmanager
-def pid_lock(path: Path) -> Iterator[None]:
+def pid_lock(
+    path: Path,
+    held: str = "another coordinator runs on this host",
+    hint: str = "if it works for another target or catalog, give this one a lock.file of its own"
+    " (NTT_LOCK_FILE)",
+) -> Iterator[None]:
     """Holds the lock, with our PID in the file, while the context lasts. Raises LockHeld with the
-    holder's PID, or ConfigError where the file cannot be used.
+    holder's PID, or ConfigError where the file cannot be used. held: what it means that another one
+    has the lock; hint: what else than waiting may help.
     """
     with closing(_open(path)) as fd:
         try:
@@ -42,10 +48,9 @@ def pid_lock(path: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(fd, _LONGEST, 0).decode("ascii", "replace").strip() or "unknown"
             raise LockHeld(
-                f"another coordinator runs on this host, with PID {holder}",
+                f"{held}, with PID {holder}",
                 detail=f"it holds {path}",
-                hint="wait for it or stop it; if it works for another target or catalog, give this"
-                " one a lock.file of its own (NTT_LOCK_FILE)",
+                hint="; ".join(filter(None, ("wait for it or stop it", hint))),
             ) from None
         if not _OURS.fullmatch(os.pread(fd, _LONGEST, 0)):
             raise ConfigError(f"the lock file {path} holds something else", hint=_ANOTHER_FILE)

@@ -1,0 +1,188 @@
+"""The control socket lets a daemon's own user, on its own host, ask it and tell it what to do.
+
+A Unix socket that only its user can open, from its first instant. One request a connection, one
+line of JSON, and one line as the answer. It is served between the other things that the coordinator
+waits for, and never waited for itself: a peer that says nothing, too much or nonsense is cut off,
+and the run goes on. Where the socket cannot be made, the run goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ntt_backup.errors import BackupError, ConfigError
+
+# The kernel's field has 108 bytes, and the last one is 0.
+_LONGEST_PATH: Final = 107
+MOST_BYTES: Final = 4096
+_MOST_PEERS: Final = 16
+_BACKLOG: Final = 128
+_PATIENCE_SECONDS: Final = 5.0
+_ELSEWHERE: Final = "set control.socket (NTT_CONTROL_SOCKET) to another path, for this daemon alone"
+
+Answer = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
+
+
+@contextmanager
+def short_address(path: Path) -> Iterator[str]:
+    """Yields the socket's path, or another one of the same place that is short enough for the
+    kernel. Raises OSError where its directory is missing.
+    """
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Returns the id of the user whose process has made the other end."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", found)[1]
+    return uid
+
+
+@dataclass(slots=True)
+class _Peer:
+    connection: socket.socket
+    until: float
+    said: bytearray = field(default_factory=bytearray)
+
+
+class ControlSocket:
+    """Listens at path, which it removes at its end. answer gets a request and the user's id; it may
+    raise BackupError. Raises ConfigError where there can be no socket. The process holds the PID
+    lock, so what a dead daemon left there is replaced.
+    """
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self._path = path
+        self._answer = answer
+        self._peers: list[_Peer] = []
+        try:
+            _remove_stale(path)
+            self._listening = _listen(path)
+            self._ours = path.lstat()
+        except OSError as error:
+            raise ConfigError(
+                f"there can be no control socket at {path}",
+                detail=error.strerror or str(error),
+                hint=_ELSEWHERE,
+            ) from error
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors that become readable when there is something to serve."""
+        return [self._listening.fileno(), *(one.connection.fileno() for one in self._peers)]
+
+    def serve(self) -> None:
+        """Answers those whose request has come, and cuts off those who take too long. Does not
+        wait.
+        """
+        now = time.monotonic()
+        with suppress(OSError):  # Nobody waits any more, or who did has gone.
+            while True:
+                connection, _ = self._listening.accept()
+                connection.setblocking(False)
+                self._peers.append(_Peer(connection, now + _PATIENCE_SECONDS))
+        for peer in self._peers[:]:
+            if self._is_done(peer) or now >= peer.until:
+                self._drop(peer)
+        for peer in self._peers[:-_MOST_PEERS]:
+            self._drop(peer)
+
+    def close(self) -> None:
+        """Ends all connections, and removes the socket if it is still ours."""
+        for peer in self._peers[:]:
+            self._drop(peer)
+        self._listening.close()
+        with suppress(OSError):
+            if os.path.samestat(self._path.lstat(), self._ours):
+                self._path.unlink()
+
+    def _drop(self, peer: _Peer) -> None:
+        self._peers.remove(peer)
+        peer.connection.close()
+
+    def _is_done(self, peer: _Peer) -> bool:
+        """Hears a peer; returns whether it was answered, or has gone."""
+        try:
+            data = peer.connection.recv(MOST_BYTES)
+            peer.said += data
+            if data and b"\n" not in peer.said and len(peer.said) < MOST_BYTES:
+                return False
+            # An answer fits into the empty buffer of a connection; who takes less gets less.
+            peer.connection.send(json.dumps(self._reply(peer)).encode() + b"\n")
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _reply(self, peer: _Peer) -> Mapping[str, Any]:
+        try:
+            uid = peer_uid(peer.connection)
+            if uid not in (os.geteuid(), 0):
+                raise ConfigError("the daemon takes requests of its own user and of root alone")
+            return {"ok": True, **self._answer(_request(bytes(peer.said)), uid)}
+        except BackupError as error:
+            return {"ok": False, **error.fields}
+
+
+def _request(said: bytes) -> dict[str, Any]:
+    line, end, rest = said.partition(b"\n")
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        if end and not rest and isinstance(found, dict) and isinstance(found.get("do"), str):
+            return found
+    raise ConfigError(f"a request is one line of JSON with `do`, of at most {MOST_BYTES} bytes")
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        wrong = "belongs to another user" if stat.S_ISSOCK(found.st_mode) else "is no socket"
+        raise ConfigError(f"what stands at {path} {wrong}", hint=_ELSEWHERE)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            with short_address(path) as address:
+                probe.connect(address)
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pass
+    raise ConfigError(f"another daemon listens at {path}", hint=_ELSEWHERE)
+
+
+def _listen(path: Path) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listening.setblocking(False)
+        with short_address(path) as address:
+            listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    return listening

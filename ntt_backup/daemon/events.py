@@ -1,0 +1,90 @@
+"""A daemon tells of its settings, of what it was asked for, and of coordinators that died."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ntt_backup.events import Amount, Event, Seconds, explain, one_of, with_detail
+from ntt_backup.format import duration, size
+from ntt_backup.process.messages import Count, ErrorFields, Positive, doc
+
+Uid = Annotated[Count, doc("of the user who asked for it")]
+
+
+class TargetRestart(Event):
+    """The coordinator of one of several targets has died, or ended by an error while it should
+    watch, and will be started again. Its run_id is that of the daemon, which all targets share.
+    """
+
+    level = "warning"
+    status: Annotated[int | None, doc("exit status, negative for a signal")]
+    detail: str
+    attempt: Positive
+    wait_s: Seconds
+
+    def _text(self) -> str:
+        ended = f"the coordinator ended (status {self.status})"
+        return with_detail(f"{ended}, a new one in {duration(self.wait_s)}", self.detail)
+
+
+class SettingsRead(Event):
+    """The settings were read again, as SIGHUP asks for. A warning follows where some of what has
+    changed needs a new start.
+    """
+
+    changed: Annotated[list[str], doc("the settings that have new values from now on")]
+
+    def _text(self) -> str:
+        return f"read the settings again: {', '.join(self.changed) or 'nothing has changed'}"
+
+
+class SettingsRefused(ErrorFields, Event):
+    """The settings, read again, are wrong: the old ones hold, and the run goes on."""
+
+    level = "error"
+
+    def _text(self) -> str:
+        return f"the old settings hold: {explain(self)}"
+
+
+class Paused(Event):
+    """Somebody asked to send nothing any more, until `resumed`."""
+
+    level = "warning"
+    uid: Uid
+
+    def _text(self) -> str:
+        return f"paused by user {self.uid}; `ntt-backup-remote resume` goes on"
+
+
+class Resumed(Event):
+    """Somebody asked to go on after a pause."""
+
+    uid: Uid
+    duration_s: Annotated[Amount, doc("seconds since the pause began")]
+
+    def _text(self) -> str:
+        return f"resumed by user {self.uid} after {duration(self.duration_s)}"
+
+
+class BandwidthLimit(Event):
+    """Another limit holds from now on."""
+
+    bytes_per_s: Annotated[Count | None, doc("null for no limit")]
+    uid: Annotated[Count | None, doc("of the user who asked for it; null: the timetable says so")]
+
+    def _text(self) -> str:
+        who = "the timetable" if self.uid is None else f"user {self.uid}"
+        limit = "no limit" if self.bytes_per_s is None else f"at most {size(self.bytes_per_s)}/s"
+        return f"{limit} from now on, by {who}"
+
+
+class Asked(Event):
+    """Somebody asked the daemon for something else."""
+
+    do: Annotated[str, one_of("now", "stop")]
+    uid: Uid
+
+    def _text(self) -> str:
+        what = "stop" if self.do == "stop" else "look for work now"
+        return f"asked by user {self.uid} to {what}"

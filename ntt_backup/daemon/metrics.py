@@ -1,0 +1,308 @@
+"""The metrics tell a monitoring system of a run: the table of them all, and their figures.
+
+The table is the one place that names a metric; the one of docs/monitoring.md is made from it
+(`python -m tests.metrics_table`). Names follow the conventions of Prometheus: base units, counters
+end in `_total`. No label holds free text: each has few values, known beforehand.
+
+Counters begin at 0 with the process that serves them, and are there from the start of a run, so
+that the first failure is an increase.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from ntt_backup import __version__, events
+from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.open_outages import OpenOutages
+from ntt_backup.daemon.run_state import STATES, RunState
+from ntt_backup.dump.events import DumpComplete, DumpFailed
+from ntt_backup.model import OF_CHECKS, Reason
+from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+PREFIX: Final = "ntt_backup_"
+_SECONDS: Final = (0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric. text: for its HELP and the documentation."""
+
+    kind: Kind
+    labels: tuple[str, ...]
+    text: str
+
+
+def _metric(kind: Kind, labels: str, text: str) -> Metric:
+    return Metric(kind, tuple(labels.split()), text)
+
+
+METRICS: Final[Mapping[str, Metric]] = {
+    "build_info": _metric("gauge", "version", "Always 1; the version stands in the label."),
+    "up": _metric("gauge", "target", "1 while a run works or waits for the target, 0 at its end."),
+    "last_heard_timestamp_seconds": _metric(
+        "gauge", "target", "When the run last said anything: every second while its workers live."
+    ),
+    "run_start_timestamp_seconds": _metric("gauge", "target", "When the run began."),
+    "blobs_copied_total": _metric(
+        "counter", "target worker", "Blobs on the remote's stable storage, recorded in the ledger."
+    ),
+    "copied_bytes_total": _metric("counter", "target worker", "Content of the copied blobs."),
+    "wire_bytes_total": _metric(
+        "counter", "target worker", "Bytes handed to the transport for batches that are settled."
+    ),
+    "blobs_failed_total": _metric("counter", "target worker", "Blobs that were marked as failed."),
+    "failures_total": _metric(
+        "counter", "target reason", "The same by reason; see Failed blobs in first-aid.md."
+    ),
+    "blobs_still_failed": _metric(
+        "gauge",
+        "target",
+        "Blobs that are failed now, by whatever run, without those that somebody says to know of.",
+    ),
+    "blobs_pending": _metric(
+        "gauge", "target", "Blobs still to send; may be an estimate; missing until it is known."
+    ),
+    "eta_seconds": _metric(
+        "gauge", "target", "Until nothing is pending; missing while that is not known."
+    ),
+    "link_bytes_per_second": _metric(
+        "gauge", "target", "Bytes handed to the transport, a second, over the last minute."
+    ),
+    "batch_duration_seconds": _metric(
+        "histogram", "target worker", "From a batch's start to its receipt."
+    ),
+    "receipt_duration_seconds": _metric(
+        "histogram",
+        "target worker",
+        "From a batch's last byte to its receipt: the way, what is still queued, and the remote's"
+        " disk.",
+    ),
+    "batch_retries_total": _metric(
+        "counter",
+        "target worker reason",
+        "Batches that are sent again: their answer was lost (link), was none (protocol), or said"
+        " no (rejected).",
+    ),
+    "batch_splits_total": _metric(
+        "counter", "target worker", "Batches that kept failing, and are sent again in halves."
+    ),
+    "workers": _metric("gauge", "target state", "Workers by what they do."),
+    "paused": _metric("gauge", "target", "1 while somebody has told the run to pause."),
+    "worker_restarts_total": _metric(
+        "counter", "target worker", "Worker processes that died and are started again."
+    ),
+    "run_restarts_total": _metric(
+        "counter", "target", "With several targets: runs that died, failed or hung, started again."
+    ),
+    "worker_stalls_total": _metric(
+        "counter", "target worker", "How often a worker said nothing for run.stall_timeout."
+    ),
+    "outage": _metric(
+        "gauge",
+        "target what",
+        "1 while somebody misses the remote, the catalog, the store (source), or what the start"
+        " needs (preflight).",
+    ),
+    "outage_seconds_total": _metric("counter", "target what", "How long outages lasted so far."),
+    "dump_failures_total": _metric("counter", "target", "Dumps of the catalog that failed."),
+    "snapshot_failures_total": _metric("counter", "target set", "Snapshots that failed."),
+    "last_success_timestamp_seconds": _metric(
+        "gauge",
+        "target",
+        "When a run last ended with 0; with --watch also when it last had nothing left to send.",
+    ),
+    "last_run_end_timestamp_seconds": _metric("gauge", "target", "When a run last ended."),
+    "last_run_exit_code": _metric("gauge", "target", "The exit code of that run."),
+    "last_dump_timestamp_seconds": _metric(
+        "gauge", "target", "When the catalog was last dumped to the remote."
+    ),
+    "last_snapshot_timestamp_seconds": _metric(
+        "gauge", "target set", "When the last version of the set was taken."
+    ),
+    "last_check_timestamp_seconds": _metric(
+        "gauge", "target command", "When verify, reconcile, drill or restore last found all right."
+    ),
+    "last_check_wrong_blobs": _metric(
+        "gauge", "target command", "Blobs that its last call found lost or not right."
+    ),
+}
+
+
+class Figures:
+    """The figures of all targets, from what their runs tell. For several threads, of which one
+    calls `take`. sets: the snapshot sets that runs take.
+    """
+
+    def __init__(self, sets: Iterable[str] = ()) -> None:
+        self._sets = tuple(sets)
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self.targets: set[str] = set()
+        self._metrics = {name: _made(name, one, self.registry) for name, one in METRICS.items()}
+        self._watching: set[str] = set()
+        self._latest: dict[tuple[str, ...], float] = {}
+        # By target; and up to when they are counted.
+        self._outages: defaultdict[str, OpenOutages] = defaultdict(OpenOutages)
+        self._counted = 0.0
+        self.set("build_info", 1, version=__version__)
+
+    def take(self, target: str, what: events.Event | RunState, now: float) -> None:
+        """Takes in what a run tells. now: seconds of the epoch."""
+        self.pass_time(now)
+        self.set("last_heard_timestamp_seconds", now, target=target)
+        if isinstance(what, events.Event):
+            outages = self._outages[target]
+            outages.take(what, now)
+            for side in events.SIDES:
+                self.set("outage", side in outages.sides, target=target, what=side)
+        match what:
+            case RunState():
+                self._take_state(target, what, now)
+            case events.RunStart():
+                self._begin(target, what, now)
+            case events.RunStop():
+                self._end(target, what, now)
+            case events.BatchComplete(worker=worker):
+                self._add("blobs_copied_total", what.copied, target, worker)
+                self._add("copied_bytes_total", what.bytes, target, worker)
+                self._add("wire_bytes_total", what.wire_bytes, target, worker)
+                self._add("blobs_failed_total", what.failed, target, worker)
+                if what.wire_bytes:
+                    self._observe("batch_duration_seconds", what.duration_s, target, worker)
+                    self._observe("receipt_duration_seconds", what.answer_s, target, worker)
+            case events.BatchRetry(worker=worker):
+                self._add("batch_retries_total", 1, target, worker, what.cause)
+            case events.BatchSplit(worker=worker):
+                self._add("batch_splits_total", 1, target, worker)
+            case events.BlobFailed():
+                self._add("failures_total", 1, target, what.reason)
+            case events.BlobsFailed():
+                for reason, count in what.reasons.items():
+                    self._add("failures_total", count, target, reason)
+            case events.StillFailed():
+                self.set("blobs_still_failed", what.blobs, target=target)
+            case events.WorkerRestart(worker=worker):
+                self._add("worker_restarts_total", 1, target, worker)
+            case TargetRestart():
+                self._add("run_restarts_total", 1, target)
+                self._down(target)
+            case events.WorkerStall(worker=worker):
+                self._add("worker_stalls_total", 1, target, worker)
+            case DumpComplete():
+                self.note("last_dump_timestamp_seconds", now, target)
+            case DumpFailed():
+                self._add("dump_failures_total", 1, target)
+            case SnapshotComplete():
+                self.note("last_snapshot_timestamp_seconds", now, target, what.set)
+            case SnapshotFailed():
+                self._add("snapshot_failures_total", 1, target, what.set)
+
+    def pass_time(self, now: float) -> None:
+        """Counts the seconds of outages that last. now: seconds of the epoch."""
+        passed, self._counted = now - self._counted, now
+        for target, outages in list(self._outages.items()):
+            for what in outages.sides if passed > 0 else ():
+                self._add("outage_seconds_total", passed, target, what)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Sets a gauge."""
+        gauge = self._metrics[name]
+        assert isinstance(gauge, Gauge)
+        gauge.labels(**labels).set(value)
+
+    def note(self, name: str, when: float, *labels: str) -> bool:
+        """Sets a time, unless a later one is known; returns whether it did."""
+        if later := when > self._latest.get((name, *labels), 0.0):
+            self._latest[name, *labels] = when
+            self.set(name, when, **dict(zip(METRICS[name].labels, labels, strict=True)))
+        return later
+
+    def note_end(self, target: str, when: float, exit_code: int) -> None:
+        """Notes that a run ended, unless a later end is known."""
+        if self.note("last_run_end_timestamp_seconds", when, target):
+            self.set("last_run_exit_code", exit_code, target=target)
+
+    def forget(self, name: str, **labels: str) -> None:
+        """Removes what is not known any more."""
+        metric = self._metrics[name]
+        with suppress(KeyError):
+            metric.remove(*(labels[one] for one in METRICS[name].labels))
+
+    def _begin(self, target: str, start: events.RunStart, now: float) -> None:
+        self.targets.add(target)
+        self._watching.discard(target)
+        if start.watch:
+            self._watching.add(target)
+        self.set("up", 1, target=target)
+        self.set("run_start_timestamp_seconds", now, target=target)
+        for worker in range(start.workers):
+            for name, metric in METRICS.items():
+                if metric.labels == ("target", "worker"):
+                    self._metrics[name].labels(target, worker)
+            for cause in events.RETRY_CAUSES.values():
+                self._metrics["batch_retries_total"].labels(target, worker, cause)
+        for reason in (one for one in Reason if one not in OF_CHECKS):
+            self._metrics["failures_total"].labels(target, reason.value)
+        for what in events.SIDES:
+            self._metrics["outage_seconds_total"].labels(target, what)
+        for name in ("dump_failures_total", "run_restarts_total"):
+            self._metrics[name].labels(target)
+        for name in self._sets:
+            self._metrics["snapshot_failures_total"].labels(target, name)
+
+    def _end(self, target: str, stop: events.RunStop, now: float) -> None:
+        self._down(target)
+        self.note_end(target, now, stop.exit_code)
+        if not stop.exit_code:
+            self.note("last_success_timestamp_seconds", now, target)
+
+    def _down(self, target: str) -> None:
+        self.set("up", 0, target=target)
+        self.set("link_bytes_per_second", 0, target=target)
+        for state in STATES:
+            self.set("workers", 0, target=target, state=state)
+
+    def _take_state(self, target: str, state: RunState, now: float) -> None:
+        states = [one.state for one in state.workers]
+        for name in STATES:
+            self.set("workers", states.count(name), target=target, state=name)
+        self.set("link_bytes_per_second", state.mb_per_s * 1e6, target=target)
+        self.set("paused", state.paused, target=target)
+        for name, value in (("blobs_pending", state.pending), ("eta_seconds", state.eta_s)):
+            if value is None:
+                self.forget(name, target=target)
+            else:
+                self.set(name, value, target=target)
+        if state.pending == 0 and target in self._watching:
+            self.note("last_success_timestamp_seconds", now, target)
+
+    def _add(self, name: str, amount: float, *labels: object) -> None:
+        counter = self._metrics[name]
+        assert isinstance(counter, Counter)
+        counter.labels(*labels).inc(amount)
+
+    def _observe(self, name: str, value: float, *labels: object) -> None:
+        histogram = self._metrics[name]
+        assert isinstance(histogram, Histogram)
+        histogram.labels(*labels).observe(value)
+
+
+def _made(name: str, metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    """Returns the object that counts."""
+    about = (PREFIX + name, metric.text, metric.labels)
+    match metric.kind:
+        case "counter":
+            return Counter(*about, registry=registry)
+        case "gauge":
+            return Gauge(*about, registry=registry)
+        case "histogram":
+            return Histogram(*about, registry=registry, buckets=_SECONDS)

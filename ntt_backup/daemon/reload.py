@@ -1,0 +1,83 @@
+"""Settings are read again while a run works, as far as that is safe.
+
+What says only how much, when or how often takes effect at once. What the workers, a lock or a
+connection were made with needs a new start: that is told by name, and the old value holds until
+then. Where the settings are wrong, all old ones hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from ntt_backup import events
+from ntt_backup.config import Settings
+from ntt_backup.daemon.events import SettingsRead, SettingsRefused
+from ntt_backup.errors import ConfigError
+
+# Tables, and keys of tables, whose new values take effect at once.
+_LIVE: Final = ("log", "dump", "snapshots", "run.bwlimit", "run.poll_interval", "run.skip_pgdump")
+
+
+class Reload:
+    """The settings of a run. load: reads them anew, and raises ConfigError; without it they hold.
+    try_out: raises ConfigError for settings that cannot take effect.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Settings] | None,
+        try_out: Callable[[Settings], None],
+    ) -> None:
+        self.settings = settings
+        self._load = load
+        self._try_out = try_out
+
+    def again(self) -> Iterator[events.Event]:
+        """Reads the settings again; yields what there is to tell. Afterwards `settings` are those
+        that hold.
+        """
+        if self._load is None:
+            return
+        try:
+            read = self._load()
+            now, later = _differences(self.settings, read)
+            holding = _merged(self.settings, read)
+            self._try_out(holding)
+        except ConfigError as error:
+            yield SettingsRefused(**error.fields)
+            return
+        self.settings = holding
+        yield SettingsRead(changed=now)
+        if later:
+            names = ", ".join(later)
+            yield events.Warning(reason=f"a new start is needed for what has changed: {names}")
+
+
+def _differences(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
+    """Returns the keys that differ: those that take effect now, and those that need a start."""
+    now: list[str] = []
+    later: list[str] = []
+    before, after = _flat(old), _flat(new)
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            live = key in _LIVE or key.partition(".")[0] in _LIVE
+            (now if live else later).append(key)
+    return now, later
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    """Returns the settings by `table.key`."""
+    tables = settings.model_dump(exclude={"target"})
+    return {
+        f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()
+    }
+
+
+def _merged(old: Settings, new: Settings) -> Settings:
+    """Returns the old settings, with what takes effect now of the new ones."""
+    tables = {name: getattr(new, name) for name in _LIVE if "." not in name}
+    keys = [name.removeprefix("run.") for name in _LIVE if name.startswith("run.")]
+    run = old.run.model_copy(update={name: getattr(new.run, name) for name in keys})
+    return old.model_copy(update={**tables, "run": run})

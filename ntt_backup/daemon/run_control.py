@@ -1,0 +1,202 @@
+"""A running daemon does what is asked of it: pause, resume, another limit, now, stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from ntt_backup import events
+from ntt_backup.client.throttle import Limit
+from ntt_backup.config import Settings
+from ntt_backup.config.timetable import Timetable, parse, speed
+from ntt_backup.daemon.control import ControlSocket
+from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
+from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.run_report import RunReport
+from ntt_backup.daemon.run_state import RunState
+from ntt_backup.daemon.side_job import SideJobs
+from ntt_backup.daemon.signals import SignalInbox
+from ntt_backup.daemon.worker_pool import WorkerPool
+from ntt_backup.errors import BackupError, ConfigError
+from ntt_backup.process.pipeline import wait_for
+
+_TIMETABLE: Final = "timetable"
+
+
+class RunControl:
+    """A `run_state.Listener` that serves the control socket while the coordinator waits."""
+
+    def __init__(self, settings: Settings, run_id: str) -> None:
+        self._settings = settings
+        self._report = RunReport(run_id, settings.run.workers)
+        self._socket: ControlSocket | None = None
+        self._stops = False
+        self._hurried = False
+        # Of settings that were read again; and whether another limit was asked for.
+        self._timetable: Timetable | None = None
+        self._asked_for = False
+
+    def begin(
+        self,
+        workers: WorkerPool,
+        jobs: SideJobs,
+        progress: Progress,
+        inbox: SignalInbox,
+        emit: Callable[[events.Event], None],
+    ) -> None:
+        """Opens the socket; a run goes on without one."""
+        self._workers = workers
+        self._limit: Limit = workers.limit
+        self._jobs = jobs
+        self._progress = progress
+        self._inbox = inbox
+        self._emit = emit
+        self._rate = self._limit.rate
+        self._held_since = 0.0
+        path = self._settings.control.socket
+        assert path is not None  # The settings have a default that depends on others.
+        try:
+            self._socket = ControlSocket(path, self._answer)
+        except BackupError as error:
+            emit(events.Warning(reason=f"{error}; {error.hint}"))
+
+    def wait(self, fds: Iterable[int], seconds: float) -> frozenset[int]:
+        """Returns which of the descriptors are ready within so many seconds; serves the socket."""
+        asked = self._socket.fds if self._socket is not None else []
+        ready = wait_for(reading=[*fds, *asked], timeout=seconds)
+        if self._socket is not None and (len(asked) > 1 or not ready.isdisjoint(asked)):
+            self._socket.serve()
+        if self._stops:  # Only now, since the answer is sent.
+            self._stops = False
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._timetable is not None and not self._asked_for:
+            self._limit.follow(self._timetable)
+        if self._limit.rate != self._rate:
+            self._note_rate(None)
+        return ready
+
+    def time_left(self, seconds: float) -> Iterator[float]:
+        """Yields how many of the seconds are left, until none is; a stop ends it, and so does
+        somebody who asks to do now what is waited for.
+        """
+        until, self._hurried = time.monotonic() + seconds, False
+        while not (self._inbox.stops or self._hurried) and (left := until - time.monotonic()) > 0:
+            yield left
+
+    def adopt(self, settings: Settings) -> None:
+        """Goes on with settings that were read again."""
+        self._settings = settings
+        self._timetable = settings.run.bwlimit or parse("off")
+        self._workers.adopt(settings.run)
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing may be sent, and nothing else be begun that sends."""
+        return self._limit.held
+
+    def event(self, event: events.Event) -> None:
+        self._report.event(event)
+
+    def refresh(self, state: RunState) -> None:
+        self._report.refresh(state)
+
+    def close(self) -> None:
+        """Removes the socket."""
+        if self._socket is not None:
+            self._socket.close()
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def _answer(self, request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
+        match request["do"]:
+            case "state":
+                return self._state()
+            case "pause":
+                done = self._pause(uid)
+            case "resume":
+                done = self._resume(uid)
+            case "bwlimit":
+                done = self._set_rate(request.get("rate"), uid)
+            case "stop":
+                done = self._stop(uid)
+            case "now":
+                done = self._hurry(uid)
+            case unknown:
+                raise ConfigError(
+                    f"this daemon does not know {unknown[:40]!r}",
+                    hint="it may be of an older version: start it again",
+                )
+        return {"done": done, "target": self._settings.target, **self._bounds()}
+
+    def _bounds(self) -> dict[str, Any]:
+        return {"paused": self._limit.held, "bwlimit": self._limit.rate}
+
+    def _state(self) -> Mapping[str, Any]:
+        jobs = {name: job.running for name, job in self._jobs.items()}
+        return self._report.report(self._settings.target, **self._bounds(), jobs=jobs).fields
+
+    def _pause(self, uid: int) -> str:
+        if self._limit.held:
+            return "it was paused already"
+        self._limit.held = True
+        self._held_since = time.monotonic()
+        self._progress.hold(self._held_since)
+        self._emit(Paused(uid=uid))
+        return "paused: nothing is sent until ntt-backup-remote resume"
+
+    def _resume(self, uid: int) -> str:
+        if not self._limit.held:
+            return "it was not paused"
+        self._limit.held = False
+        now = time.monotonic()
+        self._progress.go_on(now)
+        self._emit(Resumed(uid=uid, duration_s=now - self._held_since))
+        return "resumed"
+
+    def _set_rate(self, wanted: object, uid: int) -> str:
+        self._asked_for = wanted != _TIMETABLE
+        if self._asked_for:
+            self._limit.set(_one_rate(wanted))
+        else:
+            self._limit.follow(self._timetable)
+        if self._limit.rate != self._rate:
+            self._note_rate(uid)
+        return f"{speed(self._rate)} for all workers together"
+
+    def _note_rate(self, uid: int | None) -> None:
+        self._rate = self._limit.rate
+        self._emit(BandwidthLimit(bytes_per_s=self._rate, uid=uid))
+
+    def _stop(self, uid: int) -> str:
+        if self._inbox.stops:
+            return "it is stopping already"
+        self._emit(Asked(do="stop", uid=uid))
+        self._stops = True
+        if self._limit.held:
+            return "it stops at once, since it is paused"
+        return "it stops after what is in flight"
+
+    def _hurry(self, uid: int) -> str:
+        self._hurried = True
+        self._workers.hurry()
+        self._jobs.hurry()
+        self._emit(Asked(do="now", uid=uid))
+        return "it looks for work, and does what is due, now"
+
+
+def _one_rate(wanted: object) -> int | None:
+    """Returns bytes a second; None for no limit. Raises ConfigError for what is no single rate."""
+    try:
+        timetable = parse(wanted)
+    except ValueError:
+        timetable = None
+    if timetable is None or len(timetable.changes) > 1:
+        raise ConfigError(
+            f"{str(wanted)[:80]!r} is no rate",
+            hint="needed is a rate such as 4MB/s from 1024 bytes a second on, `off` for none, or"
+            " `timetable` for what run.bwlimit says",
+        )
+    return timetable.changes[0][1]

@@ -1,0 +1,121 @@
+"""The service's files are written and removed here: units, user, log rotation, sample settings.
+
+Each file that is written ends with the hash of what stands above. So it is known later whether an
+operator has changed it, and what was changed is never replaced or removed. The settings are the
+operator's from the first moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROGRAM: Final = "/usr/local/bin/ntt-backup-remote"
+SETTINGS: Final = Path("etc/ntt/backup-remote.toml")
+UNITS: Final = Path("systemd/system")
+# Neither systemd nor logrotate reads such a file, and administrators know the suffix.
+BESIDE: Final = ".dpkg-dist"
+# The first release of systemd that sends SIGHUP by itself, and waits for the end of a reload.
+_NOTIFY_RELOAD: Final = 253
+_SEAL: Final = "# ntt-backup-remote install-service, sha256 of the above: "
+_SEALED: Final = re.compile(rf"(?s)(.*\n){re.escape(_SEAL)}([0-9a-f]{{64}})\n")
+
+
+def _sample() -> Path:
+    """Returns where the files are: in the package, or in a checkout beside it."""
+    package = Path(__file__).parents[1]
+    inside = package / "systemd"
+    return inside if inside.is_dir() else package.parent / "systemd"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFile:
+    """A file of the service. path: relative to the root of the host."""
+
+    path: Path
+    text: str
+
+    def write(self, root: Path) -> str:
+        """Writes it below root, unless an operator has changed it; returns what was done. Raises
+        OSError.
+        """
+        path = root / self.path
+        found = _read(path)
+        if self.path == SETTINGS:
+            if found is not None:
+                return "kept"
+            _write(path, self.text, 0o640)
+            return "written"
+        if found == self.text:
+            return "unchanged"
+        if found is not None and not _is_ours(found):
+            beside = path.with_name(path.name + BESIDE)
+            _write(beside, self.text, 0o644)
+            return f"kept, since it was changed by hand; what it would be is in {beside.name}"
+        _write(path, self.text, 0o644)
+        return "written"
+
+    def remove(self, root: Path) -> str:
+        """Removes it below root, unless it is an operator's work; returns what was done. Raises
+        OSError.
+        """
+        path = root / self.path
+        path.with_name(path.name + BESIDE).unlink(missing_ok=True)
+        found = _read(path)
+        if found is None:
+            return "not there"
+        if self.path == SETTINGS or not _is_ours(found):
+            return "kept"
+        path.unlink()
+        return "removed"
+
+
+def service_files(
+    program: str, prefix: Path | None = None, systemd: int = 0
+) -> Iterator[ServiceFile]:
+    """Yields the files of the service. program: the path that units start. prefix: what belongs to
+    a package lies below its lib; without one, below /etc. systemd: the release that will read
+    them; 0 where that is not known.
+    """
+    sample = _sample()
+    lib = Path("etc") if prefix is None else Path(*prefix.parts[prefix.is_absolute() :], "lib")
+    places = {"sysusers.d": lib, "tmpfiles.d": lib, "logrotate.d": Path("etc")}
+    for unit in sorted([*sample.glob("*.service"), *sample.glob("*.timer")]):
+        text = unit.read_text("utf-8").replace(PROGRAM, program)
+        if systemd >= _NOTIFY_RELOAD:
+            text = text.replace("\nType=notify\n", "\nType=notify-reload\n")
+            text = re.sub(r"\n# [^\n]*\nExecReload=[^\n]*", "", text)
+        yield ServiceFile(lib / UNITS / unit.name, _sealed(text))
+    for directory, place in places.items():
+        for file in sorted((sample / directory).iterdir()):
+            yield ServiceFile(place / directory / file.name, _sealed(file.read_text("utf-8")))
+    yield ServiceFile(SETTINGS, (sample / SETTINGS.name).read_text("utf-8"))
+
+
+def _sealed(text: str) -> str:
+    return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def _is_ours(text: str) -> bool:
+    """Whether nobody has changed the text since it was written."""
+    match = _SEALED.fullmatch(text)
+    return match is not None and _sealed(match[1]) == text
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, "utf-8")
+    new.chmod(mode)
+    new.rename(path)

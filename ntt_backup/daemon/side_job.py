@@ -1,0 +1,205 @@
+"""Work beside the workers, a dump or snapshots: a process that is started when due, heard, killed.
+
+The coordinator may wait for nothing: it answers signals and the watchdog while gigabytes are sent,
+and no failure of such work stops the blobs. The process is a copy of it, since mostly nothing is
+due, and loading a program only to find that out would cost more than all else.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from ntt_backup.client.throttle import Limit, Pace, join
+from ntt_backup.daemon.child import EventChild
+from ntt_backup.events import Event, Warning
+from ntt_backup.process.fork import Fork
+from ntt_backup.process.messages import JobOver, Message
+from ntt_backup.process.pipeline import Child
+
+RETRY_SECONDS: Final = 3600.0
+# A dump says nothing while its bytes travel.
+_QUIET_SECONDS: Final = 86400.0
+_STDOUT: Final = 1
+
+Body = Callable[[], JobOver]
+# PID, the end of stderr, the last event but for warnings -> what happened
+Died = Callable[[int, str, Event | None], Event]
+
+
+def fork(body: Body, name: str, pace: Pace | None = None) -> Child:
+    """Returns a process that does the work, and sends at this pace. Raises OSError where that
+    cannot be.
+    """
+    return Fork(partial(_work, body, pace), name)
+
+
+class SideJob:
+    """One kind of work, at most one process at a time.
+
+    body: does it, and says what happens by `tell`. name: of the process. every: seconds from one
+    start to the next, where the work does not say when; None: it is never done. died: makes the
+    event of a process that ended without a word. retry: seconds from a failure to the next start;
+    each failure that follows doubles them, to an hour at most.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        name: str,
+        *,
+        every: float | None,
+        died: Died,
+        retry: float = RETRY_SECONDS,
+    ) -> None:
+        self.failed = False
+        self.pace: Pace | None = None
+        self._body = body
+        self._name = name
+        self._every = every or math.inf
+        self._died = died
+        self._retry = retry
+        self._failures = 0
+        self._child: EventChild | None = None
+        self._over: JobOver | None = None
+        self._last: Event | None = None
+        self._next = math.inf if every is None else 0.0
+        self._heard = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None
+
+    def alive(self, now: float) -> bool:
+        """Returns whether it is at work, as far as one can tell from its last word."""
+        return self.running and now - self._heard < _QUIET_SECONDS
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors that become readable when the process says something or ends."""
+        return [] if self._child is None else self._child.fds
+
+    def start_if_due(self, now: float) -> None:
+        """Starts a process, if it is time to. now: monotonic seconds."""
+        if now < self._next or self._child is not None:
+            return
+        self._next = now + self._every
+        self._heard = now
+        self._over = self._last = None
+        try:
+            self._child = EventChild(fork(self._body, self._name, self.pace))
+        except OSError:  # short of memory: the next look may find more
+            self._try_again(now)
+
+    def become(self, other: SideJob, *, look: bool) -> None:
+        """Does from its next start on what the other would do; a process that runs is not
+        disturbed. The next start is due when the other's is if `look`, or if they differ in how
+        often they are.
+        """
+        if look or other._every != self._every:
+            self._next = other._next
+        self._body, self._every = other._body, other._every
+
+    def hear(self, now: float) -> Iterator[Event]:
+        """Its events; afterwards `running` is False if it has ended."""
+        child = self._child
+        if child is None:
+            return
+        for message in child.hear():
+            self._heard = now
+            if isinstance(message, JobOver):
+                self._over = message
+            elif isinstance(message, Event):
+                self._last = self._last if isinstance(message, Warning) else message
+                yield message
+        if not child.ended:
+            return
+        child.reap()
+        self._child = None
+        self.failed = self._over is None or self._over.failed
+        if self._over is None:
+            yield self._died(child.pid, child.detail, self._last)
+        elif self._over.again_s is not None:
+            self._next = now + self._over.again_s
+        if self.failed:
+            self._try_again(now)
+        else:
+            self._failures = 0
+
+    def hurry(self) -> None:
+        """Has it started with the next look, where it is done at all; it finds what is due."""
+        if self._every < math.inf:
+            self._next = 0.0
+
+    def kill(self) -> None:
+        """Ends it and all that it started, now; the remote removes what it got."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.reap()
+
+    def _try_again(self, now: float) -> None:
+        wait = min(self._retry * 2.0 ** min(self._failures, 30), RETRY_SECONDS)
+        self._failures += 1
+        self._next = min(self._next, now + wait)
+
+
+class SideJobs(dict[str, SideJob]):
+    """The side jobs of a run, by what they make."""
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors of all."""
+        return [fd for job in self.values() for fd in job.fds]
+
+    def under(self, limit: Limit) -> SideJobs:
+        """Has them send as the last senders of a limit, and returns them."""
+        for index, job in enumerate(self.values(), limit.senders - len(self)):
+            job.pace = limit.sender(index)
+        return self
+
+    @property
+    def failed(self) -> list[str]:
+        """Those that failed the last time."""
+        return [name for name, job in self.items() if job.failed]
+
+    def alive(self, now: float) -> bool:
+        """Returns whether any is at work. now: monotonic seconds."""
+        return any(job.alive(now) for job in self.values())
+
+    def start_due(self, now: float) -> None:
+        """Starts those that are due. now: monotonic seconds."""
+        for job in self.values():
+            job.start_if_due(now)
+
+    def hear(self, now: float) -> Iterator[Event]:
+        """Yields the events of all."""
+        for job in self.values():
+            yield from job.hear(now)
+
+    def hurry(self) -> None:
+        """Has those started with the next look that are done at all."""
+        for job in self.values():
+            job.hurry()
+
+    def kill(self) -> None:
+        """Ends all, now."""
+        for job in self.values():
+            job.kill()
+
+
+def tell(message: Message) -> None:
+    """Says something to the coordinator; for the process that works."""
+    message.write(_STDOUT)
+
+
+def _work(body: Body, pace: Pace | None) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if pace is not None:
+        join(pace)
+    over = body()
+    tell(over)
+    return int(over.failed)

@@ -1,0 +1,192 @@
+"""A parent of several targets starts, hears and ends the coordinator of each, and restarts it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from contextlib import suppress
+from typing import Final, Protocol
+
+from ntt_backup import events
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.daemon.child import EventChild
+from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
+from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS
+from ntt_backup.errors import ConfigError
+from ntt_backup.format import duration, printable
+from ntt_backup.process.messages import Fatal, Message
+from ntt_backup.process.pipeline import Child
+
+# As WatchdogSec of the unit; a coordinator feeds the watchdog every few seconds.
+HANG_SECONDS: Final = 180.0
+
+
+class Fork(Protocol):
+    """Starts a coordinator. Raises OSError where that cannot be."""
+
+    def __call__(self, *, again: bool) -> Child: ...
+
+
+class SystemdWord(Message):
+    """What a coordinator would tell systemd, were it alone. text: as sd_notify(3) has it."""
+
+    text: str
+
+
+class SupervisedTarget:
+    """The coordinator of one target.
+
+    heard: those who are told what it says, which it has logged itself; own: they and the log, for
+    what happens to it. due: when it is started, in monotonic seconds; None: it runs, or will not be
+    started any more. ready: it need not be waited for at the start of the daemon. code: the exit
+    code of its last end. Without watch it is started again only if it dies, a bounded number of
+    times.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fork: Fork,
+        backoff: Backoff,
+        heard: Listeners,
+        own: Listeners,
+        *,
+        watch: bool,
+    ) -> None:
+        self.name = name
+        self.due: float | None = 0.0
+        self.ready = False
+        self.status = "starting"
+        self.code = 0
+        self._fork = fork
+        self._backoff = backoff
+        self._heard = heard
+        self._own = own
+        self._watch = watch
+        self._asked = 0
+        self._hangs = False
+        self._restarts = 0
+        self._child: EventChild | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it runs, or will be started."""
+        return self._child is not None or self.due is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors that become readable when it says something or ends."""
+        return [] if self._child is None else self._child.fds
+
+    def turn(self, now: float) -> None:
+        """Starts it if that is due, hears what it says, and ends it if it hangs. now: monotonic
+        seconds.
+        """
+        if self.due is not None and self.due <= now:
+            self._start(now)
+        if (child := self._child) is None:
+            return
+        for message in child.hear():
+            self._take(message, child.pid, now)
+        if child.ended:
+            status = child.reap()
+            self._child = None
+            self._end(child.pid, status, now)
+        elif now - self._alive > HANG_SECONDS and not self._hangs:
+            self._hangs = True
+            self._last_line = f"it gave no sign of life for {duration(HANG_SECONDS)}"
+            child.kill()
+
+    def hang_up(self) -> None:
+        """Passes a SIGHUP on, if it can be ready for one; else it is only about to begin."""
+        if self._child is not None and self._spoke:
+            self._child.signal(signal.SIGHUP)
+
+    def stop(self, signum: int) -> None:
+        """Passes a SIGINT or SIGTERM on. It is not started again."""
+        self._asked = signum
+        if self.due is not None:
+            self.due = None
+            self.code = 128 + signum
+        if self._child is not None:
+            self._child.signal(signum)
+
+    def close(self) -> None:
+        """Ends it now, if it still runs; then its listeners."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.reap()
+        self._own.close()
+
+    def _start(self, now: float) -> None:
+        self.due = None
+        self._started = self._alive = now
+        self._spoke = self._said_goodbye = self._hangs = False
+        self._last_line = ""
+        try:
+            self._child = EventChild(self._fork(again=self._restarts > 0))
+        except OSError as error:
+            self._last_line = error.strerror or str(error)
+            self._end(os.getpid(), None, now)
+
+    def _take(self, message: Message | bytes, pid: int, now: float) -> None:
+        self._spoke = True
+        match message:
+            case bytes():
+                self._last_line = printable(message.decode("utf-8", "backslashreplace"))
+                with suppress(OSError):
+                    print(f"{self.name}: {self._last_line}", file=sys.stderr, flush=True)
+            case SystemdWord(text=text):
+                self._take_word(text, now)
+            case StateMessage(state=state):
+                self._own.refresh(RunState.of(state))
+            case Fatal():
+                self._said_goodbye = True
+                self._own.event(events.Error(pid=pid, **message.error.fields))
+            case events.Event():
+                self._said_goodbye |= isinstance(message, events.RunStop)
+                self._heard.event(message)
+
+    def _take_word(self, text: str, now: float) -> None:
+        word, _, value = text.partition("=")
+        if word == "WATCHDOG":
+            self._alive = now
+        elif word == "READY":
+            self.ready = True
+        elif word == "STATUS":
+            self.status = value
+
+    def _end(self, pid: int, status: int | None, now: float) -> None:
+        """Takes in that it has ended, and says whether and when it is started again."""
+        self.ready = True
+        died = not self._said_goodbye or status is None or status < 0
+        self.code = 1 if died or status is None else status
+        self.status = f"ended with exit code {self.code}"
+        if self._asked and died:
+            self.code = 128 + self._asked
+        if self._asked or not (died or (self._watch and self.code in range(1, 8))):
+            return
+        if self.code == ConfigError.exit_code:
+            return
+        if now - self._started > SOUND_SECONDS:
+            self._restarts = 0
+        if not self._watch and self._restarts == RESTARTS:
+            text = f"the coordinator of the target {self.name} died {RESTARTS + 1} times"
+            hint = "the reason is in the log, in the target_restart events before this"
+            self._own.event(events.Error(exit_code=1, message=text, detail="", hint=hint))
+            return
+        self._restarts += 1
+        wait = self._backoff.wait(self._restarts, random.random)
+        self.due = now + wait
+        self._own.event(
+            TargetRestart(
+                pid=pid,
+                status=status,
+                detail=self._last_line if died else "",
+                attempt=self._restarts,
+                wait_s=wait,
+            )
+        )

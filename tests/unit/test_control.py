@@ -1,0 +1,224 @@
+"""The control socket: for its user alone, and no peer holds up the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config import CatalogConfig
+from ntt_backup.daemon import control, control_client
+from ntt_backup.daemon.control import ControlSocket
+from ntt_backup.daemon.control_client import ask
+from ntt_backup.errors import BackupError, ConfigError, NotRunning
+from ntt_backup.process.pipeline import wait_for
+
+
+def answer(request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
+    if request["do"] == "fail":
+        raise ConfigError("no", detail="because", hint="do that")
+    return {"heard": request, "uid": uid}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[ControlSocket]:
+    """A daemon that does nothing else."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            wait_for(reading=made.fds, timeout=0.05)
+            made.serve()
+
+    with closing(ControlSocket(path, answer)) as made:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield made
+        finally:
+            ended.set()
+            thread.join()
+
+
+def settings(path: Path) -> CatalogConfig:
+    return CatalogConfig(target="vault", control={"socket": path})
+
+
+def said_to(path: Path, data: bytes) -> bytes:
+    """What the daemon answers to these bytes, until it ends the connection."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(60)
+        peer.connect(str(path))
+        said = b""
+        with suppress(ConnectionError):  # It has heard enough.
+            peer.sendall(data)
+        with suppress(ConnectionError):
+            while piece := peer.recv(65536):
+                said += piece
+        return said
+
+
+def test_a_request_is_answered_with_what_was_asked_by_whom(path: Path) -> None:
+    with serving(path):
+        said = ask(settings(path), "state", rate="4MB")
+    assert said == {"heard": {"do": "state", "rate": "4MB"}, "uid": os.geteuid()}
+
+
+def test_what_the_daemon_refuses_is_its_error(path: Path) -> None:
+    with serving(path), pytest.raises(BackupError) as refused:
+        ask(settings(path), "fail")
+    assert refused.value.fields == ConfigError("no", detail="because", hint="do that").fields
+
+
+def test_it_is_for_its_user_alone_and_goes_with_the_daemon(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with closing(ControlSocket(path, answer)):
+            assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+            assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    assert not path.exists()
+
+
+def test_another_users_request_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(path):
+        monkeypatch.setattr(control, "peer_uid", lambda _: os.geteuid() + 1)
+        with pytest.raises(BackupError, match="its own user"):
+            ask(settings(path), "state")
+
+
+def test_another_users_program_is_not_asked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(control_client, "peer_uid", lambda _: 4712)
+    with socket.socket(socket.AF_UNIX) as hostile:
+        hostile.bind(str(path))
+        hostile.listen()
+        with pytest.raises(ConfigError, match="another user"):
+            ask(settings(path), "state")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\n",
+        b"[]\n",
+        b'{"do": 1}\n',
+        b'{"do": "state"}\n{"do": "state"}\n',
+        b"[" * 4000 + b"\n",
+        b'"\xff"\n',
+        b"x" * 100_000,
+    ],
+)
+def test_nonsense_is_told_so_and_cut_off(path: Path, nonsense: bytes) -> None:
+    with serving(path):
+        said = said_to(path, nonsense)
+        # What is still on its way when the connection ends takes the answer along.
+        assert not said or json.loads(said)["ok"] is False
+        assert ask(settings(path), "state")["heard"] == {"do": "state"}
+
+
+def test_silent_peers_hold_up_nobody_and_are_cut_off(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_PATIENCE_SECONDS", 0.2)
+    with serving(path):
+        peers = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+        for peer in peers:
+            peer.settimeout(60)
+            peer.connect(str(path))
+        assert ask(settings(path), "state")["heard"] == {"do": "state"}
+        for peer in peers:
+            with peer:
+                assert peer.recv(1) == b""
+
+
+def test_a_peer_that_does_not_read_its_answer_holds_up_nobody(path: Path) -> None:
+    def much(request: Mapping[str, Any], _uid: int) -> Mapping[str, Any]:
+        return {"much": "x" * 10**7}
+
+    with closing(ControlSocket(path, much)) as made, socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(b'{"do": "state"}\n')
+        made.serve()
+        assert len(made.fds) == 1
+
+
+def test_the_socket_of_a_dead_daemon_is_replaced(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with pytest.raises(NotRunning, match="no daemon runs for target vault"):
+        ask(settings(path), "state")
+    with serving(path):
+        assert ask(settings(path), "state")["uid"] == os.geteuid()
+
+
+def test_the_socket_of_a_living_one_is_left_alone(path: Path) -> None:
+    with serving(path):
+        with pytest.raises(ConfigError, match="another daemon listens"):
+            ControlSocket(path, answer)
+        assert ask(settings(path), "state")["uid"] == os.geteuid()
+
+
+def test_nothing_else_is_replaced_or_followed(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="is no socket"):
+        ControlSocket(path, answer)
+    assert path.is_symlink()
+    assert not elsewhere.exists()
+
+
+def test_a_path_longer_than_a_socket_may_have_serves_as_well(tmp_path: Path) -> None:
+    directory = tmp_path / ("x" * 200)
+    directory.mkdir()
+    with serving(directory / "s"):
+        assert ask(settings(directory / "s"), "state")["heard"] == {"do": "state"}
+        with pytest.raises(ConfigError, match="another daemon listens"):
+            ControlSocket(directory / "s", answer)
+    assert [*directory.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        (b"[1]\n", "no JSON object"),
+        (b"{}\n", "^$"),
+        (b'{"ok": false, "message": "\\u001b[2J", "exit_code": "x", "other": 1}\n', "^[^\x1b]+$"),
+    ],
+)
+def test_an_answer_that_is_no_daemons_is_an_error(path: Path, says: bytes, error: str) -> None:
+    with socket.socket(socket.AF_UNIX) as hostile:
+        hostile.bind(str(path))
+        hostile.listen()
+
+        def answer_once() -> None:
+            connection, _ = hostile.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(says)
+
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        with pytest.raises(BackupError, match=error):
+            ask(settings(path), "state")
+        thread.join()
+
+
+def test_where_nobody_ever_listened_no_daemon_runs(path: Path) -> None:
+    with pytest.raises(NotRunning) as error:
+        ask(settings(path), "state")
+    assert error.value.exit_code == 8

@@ -1,0 +1,349 @@
+"""What a monitoring system is told: the figures, the page, the file, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import socketserver
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from socketserver import BaseRequestHandler
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ntt_backup import events
+from ntt_backup.config import Settings, load
+from ntt_backup.daemon import metrics_process
+from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.metrics import METRICS, PREFIX, Figures
+from ntt_backup.daemon.progress import Progress
+from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.dump.events import DumpFailed
+from ntt_backup.snapshot.events import SnapshotFailed
+from tests import metrics_table
+from tests.patience import PATIENCE
+from tests.sshd import HOST, free_port
+
+RULES = metrics_table.DOCS / "monitoring" / "alerts.yml"
+DASHBOARD = metrics_table.DOCS / "monitoring" / "dashboard.json"
+RULE_TESTS = Path(__file__).parents[1] / "samples" / "alerts-test.yml"
+PROMTOOL = shutil.which("promtool")
+START = events.RunStart(
+    version="1", target="far", strategy="auto", workers=2, watch=False, source="/s", remote="r"
+)
+STOP = events.RunStop(outcome="done", exit_code=0, copied=9, failed=0, bytes=90, duration_s=1.0)
+BATCH = events.BatchComplete(
+    worker=1,
+    batch="1.1",
+    blobs=10,
+    copied=9,
+    failed=1,
+    bytes=900,
+    wire_bytes=400,
+    duration_s=3.0,
+    mb_per_s=0.1,
+    attempt=1,
+    answer_s=0.3,
+)
+AWAY = events.Outage(worker=0, what="remote", reason="x", detail="", attempt=1, wait_s=1.0)
+ERROR: dict[str, Any] = {"exit_code": 7, "message": "m", "detail": "", "hint": ""}
+STATE = replace(
+    Progress(0.0, 2).state(1.0),
+    pending=5,
+    mb_per_s=1.5,
+    workers=(WorkerStatus(0, "outage", "", 0, 0.0), WorkerStatus(1, "sending", "", 0, 0.0)),
+)
+
+
+class Told:
+    """The figures of a target, after what a run told at these seconds."""
+
+    def __init__(self, *told: tuple[float, events.Event | RunState]) -> None:
+        self.figures = Figures(["etc"])
+        for now, what in told:
+            self.figures.take("far", what, now)
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        labels = {"target": "far", **labels}
+        return self.figures.registry.get_sample_value(PREFIX + name, labels)
+
+
+def test_figures_of_batches_are_those_of_their_worker_and_begin_at_zero() -> None:
+    told = Told((1.0, START), (2.0, BATCH), (3.0, BATCH))
+    assert told("blobs_copied_total", worker="1") == 18
+    assert told("blobs_copied_total", worker="0") == 0
+    assert told("copied_bytes_total", worker="1") == 1800
+    assert told("wire_bytes_total", worker="1") == 800
+    assert told("blobs_failed_total", worker="1") == 2
+    assert told("batch_duration_seconds_sum", worker="1") == 6.0
+    assert told("batch_duration_seconds_bucket", worker="1", le="2.5") == 0
+    assert told("batch_duration_seconds_bucket", worker="1", le="5.0") == 2
+    assert told("receipt_duration_seconds_bucket", worker="1", le="0.5") == 2
+    assert told("worker_restarts_total", worker="0") == 0
+    assert told("batch_retries_total", worker="0", reason="protocol") == 0
+    assert told("failures_total", reason="missing") == 0
+    assert told("dump_failures_total") == told("snapshot_failures_total", set="etc") == 0
+
+
+def test_figures_of_what_went_wrong() -> None:
+    again = events.BatchRetry(
+        worker=0, batch="b", blobs=1, attempt=2, reason="free text", wait_s=1.0, cause="rejected"
+    )
+    told = Told(
+        (1.0, START),
+        (2.0, again),
+        (2.0, events.BatchSplit(worker=0, batch="b", blobs=1, reason="free text")),
+        (2.0, events.BlobFailed(worker=0, blobid="0", reason="missing", detail="")),
+        (2.0, events.BlobsFailed(count=5, reasons={"missing": 4, "unreadable": 1})),
+        (2.0, events.WorkerStall(worker=1, silent_s=61.0, hint="")),
+        (2.0, DumpFailed(**ERROR)),
+        (2.0, SnapshotFailed(set="etc", **ERROR)),
+        (3.0, events.StillFailed(blobs=4)),
+    )
+    assert told("batch_retries_total", worker="0", reason="rejected") == 1
+    assert told("batch_splits_total", worker="0") == 1
+    assert told("failures_total", reason="missing") == 5
+    assert told("failures_total", reason="unreadable") == 1
+    assert told("worker_stalls_total", worker="1") == 1
+    assert told("dump_failures_total") == told("snapshot_failures_total", set="etc") == 1
+    assert told("blobs_still_failed") == 4
+
+
+def test_seconds_of_an_outage_are_counted_once_while_it_lasts() -> None:
+    told = Told((0.0, START), (10.0, AWAY), (12.0, replace(AWAY, worker=1)), (20.0, AWAY))
+    assert told("outage", what="remote") == 1
+    assert told("outage_seconds_total", what="remote") == 10
+    told.figures.pass_time(25.0)
+    assert told("outage_seconds_total", what="remote") == 15
+    told.figures.take("far", events.OutageEnd(worker=0, what="remote", duration_s=16.0), 26.0)
+    assert told("outage", what="remote") == 1
+    told.figures.take("far", events.WorkerStop(worker=1), 30.0)
+    assert told("outage", what="remote") == 0
+    told.figures.pass_time(50.0)
+    assert told("outage_seconds_total", what="remote") == 20
+    assert told("outage_seconds_total", what="catalog") == 0
+
+
+def test_an_outage_before_the_workers_start_ends_with_its_event() -> None:
+    away = replace(AWAY, worker=None, what="preflight")
+    end = events.OutageEnd(what="preflight", duration_s=4.0)
+    told = Told((0.0, START), (1.0, away), (5.0, end))
+    assert told("outage", what="preflight") == 0
+    assert told("outage_seconds_total", what="preflight") == 4
+
+
+def test_figures_of_a_state_are_of_now_and_what_is_not_known_is_missing() -> None:
+    told = Told((0.0, START), (1.0, STATE))
+    assert told("blobs_pending") == 5
+    assert told("link_bytes_per_second") == 1.5e6
+    assert told("workers", state="sending") == told("workers", state="outage") == 1
+    assert told("workers", state="idle") == 0
+    assert told("last_heard_timestamp_seconds") == 1.0
+    assert told("paused") == 0
+    told.figures.take("far", replace(STATE, pending=None), 2.0)
+    assert told("blobs_pending") is None
+
+
+def test_a_run_is_up_until_its_end_and_ends_well_or_not() -> None:
+    told = Told((5.0, START), (6.0, AWAY))
+    assert (told("up"), told("run_start_timestamp_seconds")) == (1, 5.0)
+    assert told("last_success_timestamp_seconds") is None
+    told.figures.take("far", STOP, 7.0)
+    assert (told("up"), told("outage", what="remote")) == (0, 0)
+    assert (told("last_run_exit_code"), told("last_success_timestamp_seconds")) == (0, 7.0)
+    told.figures.take("far", START, 8.0)
+    told.figures.take("far", replace(STOP, exit_code=7), 9.0)
+    assert told("last_success_timestamp_seconds") == 7.0
+    assert (told("last_run_exit_code"), told("last_run_end_timestamp_seconds")) == (7, 9.0)
+    told.figures.note_end("far", 3.0, 0)  # What the catalog knew earlier.
+    assert told("last_run_exit_code") == 7
+
+
+def test_a_run_that_is_started_again_was_down() -> None:
+    again = TargetRestart(status=-9, detail="", attempt=1, wait_s=1.0)
+    told = Told((1.0, START), (2.0, STATE), (3.0, AWAY), (4.0, again))
+    assert (told("up"), told("workers", state="sending")) == (0, 0)
+    assert told("outage", what="remote") == 0
+    assert told("run_restarts_total") == 1
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_with_nothing_left_to_send_a_daemon_has_succeeded(watch: bool) -> None:
+    told = Told((1.0, replace(START, watch=watch)), (2.0, replace(STATE, pending=0)))
+    assert told("last_success_timestamp_seconds") == (2.0 if watch else None)
+
+
+# --- the page and the file ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads in which tests are spread over processes only wait for the next one."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+def settings(**metrics: Any) -> Settings:
+    flags = {
+        "catalog.url": f"postgresql://{HOST}:{free_port()}/none",
+        "source.root": "/srv/store",
+        "remote.url": "file:///srv/backup",
+        **{f"metrics.{name}": str(value) for name, value in metrics.items()},
+    }
+    return load(Settings, flags=flags, environ={}, file=None)
+
+
+def page(listen: str) -> str | None:
+    """What the page has, or None where nobody answers."""
+    with suppress(OSError), urllib.request.urlopen(f"http://{listen}/metrics") as answer:
+        return str(answer.read().decode())
+    return None
+
+
+def become(look: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not look():
+        assert time.monotonic() < until, what
+        time.sleep(0.01)
+
+
+def values(text: str | None) -> dict[str, float]:
+    """The samples of the target without further labels."""
+    found = text_string_to_metric_families(text or "")
+    samples = [sample for family in found for sample in family.samples]
+    return {one.name: one.value for one in samples if one.labels in ({}, {"target": "far"})}
+
+
+def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone: None) -> None:
+    listen, textfile = f"{HOST}:{free_port()}", tmp_path / "ntt.prom"
+    process = metrics_process.metrics_process(settings(listen=listen, textfile=textfile))
+    assert process is not None
+    mask = os.umask(0o077)
+    try:
+        listener = process.of("far")
+        listener.event(START)
+        listener.refresh(STATE)
+        become(lambda: values(page(listen)).get(f"{PREFIX}blobs_pending") == 5, "the page")
+        with socket.create_connection((HOST, int(listen.rpartition(":")[2]))):
+            assert page(listen), "a client that says nothing holds up another one"
+        become(textfile.exists, "the file")
+        listener.event(STOP)
+        listener.close()
+    finally:
+        os.umask(mask)
+    assert page(listen) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["ntt.prom"]
+    assert textfile.stat().st_mode & 0o777 == 0o644
+    found = values(textfile.read_text())
+    assert (found[f"{PREFIX}up"], found[f"{PREFIX}last_run_exit_code"]) == (0, 0)
+    if PROMTOOL:
+        lint = [PROMTOOL, "check", "metrics"]
+        done = subprocess.run(lint, input=textfile.read_bytes(), capture_output=True, check=False)
+        assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_what_cannot_be_served_is_a_warning_and_is_tried_again(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_process, "_WRITE_SECONDS", 0.02)
+    listen, textfile = f"{HOST}:{free_port()}", tmp_path / "later" / "ntt.prom"
+    wanted = settings(listen=listen, textfile=textfile)
+    process = metrics_process.metrics_process(wanted)
+    assert process is not None
+    listener = process.of("far")
+    with socketserver.TCPServer((HOST, int(listen.rpartition(":")[2])), BaseRequestHandler):
+        said, warning = metrics_process.check(wanted)
+        assert said == f"http://{listen}"
+        assert warning == (
+            f"no metrics at {listen}: Address already in use;"
+            f" no metrics in {textfile}: its directory is missing"
+        )
+        listener.event(START)
+        words: list[events.Event] = []
+
+        def all_is_told() -> bool:
+            words.extend(process.hear())
+            return len(words) == 2
+
+        become(all_is_told, "two warnings")
+    textfile.parent.mkdir()
+    become(lambda: page(listen) and textfile.exists(), "the page and the file")
+    listener.close()
+    assert [one.line for one in words] == [
+        f"warning: no metrics at {listen}: Address already in use",
+        f"warning: no metrics at {textfile}: No such file or directory",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "fifo"])
+def test_what_others_put_beside_the_file_is_not_written_through(tmp_path: Path, kind: str) -> None:
+    """Somebody else may write to the directory of node-exporter's files, too."""
+    victim, new = tmp_path / "victim", tmp_path / "ntt.prom.new"
+    victim.write_text("ours")
+    match kind:
+        case "symlink":
+            new.symlink_to(victim)
+        case "hard link":
+            new.hardlink_to(victim)
+        case "fifo":
+            os.mkfifo(new)
+    metrics_process._write(tmp_path / "ntt.prom", b"up 1\n")
+    assert (victim.read_text(), victim.stat().st_nlink) == ("ours", 1)
+    assert (tmp_path / "ntt.prom").read_text() == "up 1\n"
+    assert (tmp_path / "ntt.prom").is_file()
+    assert not (tmp_path / "ntt.prom").is_symlink()
+
+
+def test_without_metrics_there_is_no_process() -> None:
+    assert metrics_process.metrics_process(settings()) is None
+
+
+# --- what is said of them -------------------------------------------------------------------------
+
+
+def test_the_table_of_the_documentation_is_made_from_the_metrics() -> None:
+    text = metrics_table.FILE.read_text()
+    assert text == metrics_table.written(text), "`python -m tests.metrics_table` writes it"
+
+
+def queries() -> Iterator[str]:
+    """Those of the rules and of the dashboard."""
+    yield RULES.read_text()
+    board = json.loads(DASHBOARD.read_text())
+    yield from (one["expr"] for panel in board["panels"] for one in panel["targets"])
+    yield from (one["query"] for one in board["templating"]["list"])
+
+
+def test_rules_and_dashboard_use_only_metrics_and_labels_that_exist() -> None:
+    known = {f"{PREFIX}{name}": {*one.labels} for name, one in METRICS.items()}
+    for name, one in METRICS.items():
+        if one.kind == "histogram":
+            known[f"{PREFIX}{name}_bucket"] = {*one.labels, "le"}
+    used = 0
+    for query in queries():
+        for name, matched in re.findall(rf"\b({PREFIX}\w+)(?:\{{(.*?)\}})?", query):
+            used += 1
+            assert name in known
+            assert {*re.findall(r"(\w+)[=!]~?", matched)} <= known[name], query
+    assert used > 40
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
+    tests = tmp_path / "tests.yml"
+    tests.write_text(RULE_TESTS.read_text().replace("RULES", str(RULES)))
+    for what in (["check", "rules", str(RULES)], ["test", "rules", str(tests)]):
+        done = subprocess.run([PROMTOOL or "", *what], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    alerts = re.findall(r"alert: (\w+)", RULES.read_text())
+    assert all(alert in RULE_TESTS.read_text() for alert in alerts)

@@ -1,0 +1,106 @@
+"""Settings that are read again: what takes effect, what needs a new start, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ntt_backup import events
+from ntt_backup.config import Settings
+from ntt_backup.daemon.events import SettingsRead, SettingsRefused
+from ntt_backup.daemon.reload import Reload
+from ntt_backup.daemon.side_job import SideJob
+from ntt_backup.errors import ConfigError
+from ntt_backup.events import Event
+from ntt_backup.process.messages import JobOver
+
+BASE: dict[str, Any] = {"source": {"root": "/s"}, "remote": {"host": "h", "path": "/p"}}
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**{**BASE, **changes})
+
+
+def fine(_settings: Settings) -> None: ...
+
+
+def test_what_is_safe_takes_effect_and_what_is_not_is_named() -> None:
+    new = settings(
+        catalog={"url": "postgresql://u:secret@h/db"},
+        run={"workers": 7, "skip_pgdump": True},
+        log={"jsonl": "/l", "progress_interval": 5},
+        dump={"keep_last": 9},
+        snapshots={"etc": {"paths": ["/etc"], "every": 3600}},
+    )
+    reload = Reload(settings(), lambda: new, fine)
+    read, warning = reload.again()
+    assert isinstance(read, SettingsRead)
+    assert read.changed == [
+        "dump.keep_last",
+        "log.jsonl",
+        "log.progress_interval",
+        "run.skip_pgdump",
+        "snapshots.etc",
+    ]
+    assert isinstance(warning, events.Warning)
+    assert warning.reason.endswith("has changed: catalog.url, run.workers")
+    now = reload.settings
+    assert (now.log, now.dump, now.snapshots) == (new.log, new.dump, new.snapshots)
+    assert (now.run.skip_pgdump, now.run.workers) == (True, 4)
+    assert now.catalog == settings().catalog
+    # What needs a new start is told again, until there was one.
+    assert [event.kind for event in reload.again()] == ["settings_read", "warning"]
+
+
+def test_settings_that_are_the_same_are_read_without_a_warning() -> None:
+    (read,) = Reload(settings(), settings, fine).again()
+    assert isinstance(read, SettingsRead)
+    assert read.changed == []
+
+
+def refuse(*_: object) -> Settings:
+    raise ConfigError("run.workers: must be 1 or more", hint="correct it")
+
+
+def try_nothing(_settings: Settings) -> None:
+    refuse()
+
+
+@pytest.mark.parametrize(("load", "try_out"), [(refuse, fine), (settings, try_nothing)])
+def test_settings_that_are_wrong_change_nothing(
+    load: Callable[[], Settings], try_out: Callable[[Settings], None]
+) -> None:
+    old = settings()
+    reload = Reload(old, load, try_out)
+    (refused,) = reload.again()
+    assert isinstance(refused, SettingsRefused)
+    assert (refused.message, refused.hint) == ("run.workers: must be 1 or more", "correct it")
+    assert reload.settings is old
+
+
+def job(every: float | None) -> SideJob:
+    def died(*_: object) -> Event:
+        raise AssertionError
+
+    return SideJob(lambda: JobOver(failed=False), "job", every=every, died=died)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "look", "due"),
+    [
+        (3600, 3600, False, False),
+        (3600, 3600, True, True),
+        (3600, 60, False, True),
+        (None, 60, False, True),
+        (3600, None, True, False),
+    ],
+)
+def test_a_side_job_with_a_new_schedule_is_due_by_it(
+    before: float | None, after: float | None, look: bool, due: bool
+) -> None:
+    one = job(before)
+    one._next += 1000.0
+    one.become(job(after), look=look)
+    assert (one._next <= 0.0) == due

@@ -1,0 +1,133 @@
+"""A process beside the workers, as the coordinator sees it: whatever it does, the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntt_backup.config import Settings, load
+from ntt_backup.daemon import side_job
+from ntt_backup.daemon.dump_job import dump_job
+from ntt_backup.daemon.side_job import RETRY_SECONDS, SideJob
+from ntt_backup.dump.events import DumpFailed, DumpSkipped
+from ntt_backup.events import Event
+from ntt_backup.process.messages import JobOver
+from ntt_backup.process.pipeline import Child, wait_for
+from tests.patience import PATIENCE
+
+INTERVAL = 86400.0
+
+
+def settings(**values: Any) -> Settings:
+    """Values go by "table.key"."""
+    flags = {"source.root": "/srv/store", "remote.host": "far", "remote.path": "/srv/backup"}
+    return load(Settings, flags={**flags, **values}, environ={}, file=None)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What runs in the place of the process; to be written by the test."""
+    path = tmp_path / "program.py"
+
+    def fork(*_: object) -> Child:
+        return Child((sys.executable, str(path)))
+
+    monkeypatch.setattr(side_job, "fork", fork)
+    return path
+
+
+def never(*_: object) -> Event:
+    raise AssertionError
+
+
+def heard(dump: SideJob, now: float = 0.0) -> Iterator[Event]:
+    """All events until the process has ended."""
+    while dump.running:
+        wait_for(reading=dump.fds, timeout=PATIENCE)
+        yield from dump.hear(now)
+
+
+def test_events_of_the_dump_process_are_passed_on_and_its_end_is_not(program: Path) -> None:
+    program.write_text(
+        'print(\'{"event": "dump_skipped", "pid": 1, "name": "x"}\')\n'
+        "print('a library says something'); print('[1]'); print('{}')\n"
+        'print(\'{"event": "job_over", "failed": false}\')\n'
+    )
+    dump = dump_job(settings())
+    dump.start_if_due(0.0)
+    assert list(heard(dump)) == [DumpSkipped(pid=1, name="x")]
+    assert not dump.failed
+    dump.start_if_due(INTERVAL - 1)
+    assert not dump.running
+    dump.start_if_due(INTERVAL)
+    assert dump.running
+    dump.kill()
+    assert not dump.running
+
+
+@pytest.mark.parametrize(
+    ("max_age", "next_look"), [(INTERVAL * 7, INTERVAL), (60.0, 60.0), (0.0, INTERVAL)]
+)
+def test_no_dump_grows_older_than_it_may(program: Path, max_age: float, next_look: float) -> None:
+    program.write_text('print(\'{"event": "job_over", "failed": false}\')')
+    dump = dump_job(settings(**{"dump.max_age": max_age}))
+    dump.start_if_due(0.0)
+    assert list(heard(dump)) == []
+    dump.start_if_due(next_look - 1)
+    assert not dump.running
+    dump.start_if_due(next_look)
+    assert dump.running
+    dump.kill()
+
+
+def test_a_dump_process_that_dies_has_failed_and_is_tried_again_sooner(program: Path) -> None:
+    program.write_text("import os, sys; print('oh no', file=sys.stderr, flush=True); os.abort()")
+    dump = dump_job(settings())
+    dump.start_if_due(0.0)
+    (event,) = heard(dump, now=5.0)
+    assert isinstance(event, DumpFailed)
+    assert (event.exit_code, event.detail) == (1, "oh no")
+    assert dump.failed
+    dump.start_if_due(5.0 + RETRY_SECONDS - 1)
+    assert not dump.running
+    dump.start_if_due(5.0 + RETRY_SECONDS)
+    assert dump.running
+    dump.kill()
+
+
+def test_a_job_that_says_when_is_started_then_and_sooner_after_failures(program: Path) -> None:
+    def says(failed: str, again_s: int) -> None:
+        program.write_text(
+            f'print(\'{{"event": "job_over", "failed": {failed}, "again_s": {again_s}}}\')'
+        )
+
+    def start(now: float) -> None:
+        job.start_if_due(now - 1)
+        assert not job.running
+        job.start_if_due(now)
+        assert list(heard(job, now)) == []
+
+    job = SideJob(lambda: JobOver(failed=False), "x", every=50.0, died=never, retry=60.0)
+    says("false", 500)
+    job.start_if_due(0.0)
+    assert list(heard(job)) == []
+    says("true", 500)
+    start(500.0)
+    start(560.0)
+    says("false", 7)
+    start(680.0)
+    assert not job.failed
+    says("true", 500)
+    start(687.0)
+    start(747.0)
+
+
+def test_no_dump_process_is_started_when_dumps_are_switched_off(program: Path) -> None:
+    dump = dump_job(settings(**{"run.skip_pgdump": True}))
+    dump.start_if_due(1e9)
+    assert not dump.running
+    assert dump.fds == []

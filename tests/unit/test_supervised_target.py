@@ -1,0 +1,227 @@
+"""The coordinator of one of several targets: heard, started again, given up, whatever it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ntt_backup.client.backoff import Backoff
+from ntt_backup.daemon.events import TargetRestart
+from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
+from ntt_backup.daemon.supervised_target import HANG_SECONDS, SupervisedTarget, SystemdWord
+from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS
+from ntt_backup.errors import LockHeld, worst
+from ntt_backup.events import Error, Event, RunStop, Warning
+from ntt_backup.process.messages import Fatal, Message
+from ntt_backup.process.pipeline import Child, wait_for
+from tests.patience import PATIENCE
+from tests.unit.test_views import STATE
+
+
+class Ear:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.states: list[RunState] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def refresh(self, state: RunState) -> None:
+        self.states.append(state)
+
+    def close(self) -> None: ...
+
+
+class Machine:
+    """A target whose coordinators are shell scripts, one after the other. seen: what views are
+    told; logged: what the daemon itself writes into the log.
+    """
+
+    def __init__(self, scripts: list[str], watch: bool) -> None:
+        self.seen, self.logged = Ear(), Ear()
+        self.now = 0.0
+        self.target = SupervisedTarget(
+            "usb",
+            lambda *, again: Child(("/bin/sh", "-c", scripts.pop(0))),
+            Backoff(1, 60),
+            Listeners([self.seen]),
+            Listeners([self.logged, self.seen]),
+            watch=watch,
+        )
+
+    def turn(self) -> None:
+        self.target.turn(self.now)
+
+    def until_it_ends(self) -> None:
+        """It is started, if it is not, and ends."""
+        self.now = self.target.due if self.target.due is not None else self.now
+        self.turn()
+        while self.target.fds:
+            assert wait_for(reading=self.target.fds, timeout=PATIENCE), "no end"
+            self.turn()
+
+
+Make = Callable[..., Machine]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Machine] = []
+
+    def begin(*scripts: str, watch: bool = False) -> Machine:
+        made.append(Machine(list(scripts), watch))
+        return made[-1]
+
+    yield begin
+    for machine in made:
+        machine.target.close()
+
+
+def say(*messages: Message) -> str:
+    return "".join(f"echo '{message.encode().decode().strip()}'\n" for message in messages)
+
+
+def stop(outcome: str, code: int) -> str:
+    said = RunStop(
+        pid=1, outcome=outcome, exit_code=code, copied=0, failed=0, bytes=0, duration_s=0.0
+    )
+    return f"{say(said)}exit {code}\n"
+
+
+ODD = Warning(pid=1, reason="odd")
+
+
+def test_what_it_says_is_passed_on_and_not_logged_again(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [SystemdWord(text="STATUS=at work"), StateMessage(state=STATE.fields)]
+    machine = make(say(ODD, *words) + "echo a library prints\n" + stop("done", 0))
+    machine.until_it_ends()
+    assert [event.kind for event in machine.seen.events] == ["warning", "run_stop"]
+    assert machine.seen.states == [STATE]
+    assert machine.logged.events == []
+    assert (machine.target.code, machine.target.busy, machine.target.ready) == (0, False, True)
+    assert capsys.readouterr().err == "usb: a library prints\n"
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_one_that_dies_is_started_again(make: Make, watch: bool) -> None:
+    machine = make("echo MemoryError; kill -9 $$", stop("stopped", 143), watch=watch)
+    machine.until_it_ends()
+    (event,) = machine.logged.events
+    assert isinstance(event, TargetRestart)
+    assert (event.status, event.detail, event.attempt) == (-9, "MemoryError", 1)
+    assert machine.target.due == event.wait_s
+    machine.until_it_ends()
+    assert (machine.target.code, machine.target.busy) == (143, False)
+
+
+def test_a_run_whose_coordinator_dies_again_and_again_is_given_up(make: Make) -> None:
+    machine = make(*["exit 1"] * (RESTARTS + 1))
+    waits = []
+    while machine.target.busy:
+        machine.until_it_ends()
+        waits.append((machine.target.due or 0.0) - machine.now)
+    *restarts, error = machine.logged.events
+    assert [event.kind for event in restarts] == ["target_restart"] * RESTARTS
+    assert isinstance(error, Error)
+    assert "usb died 6 times" in error.message
+    assert machine.target.code == 1
+
+
+@pytest.mark.parametrize(
+    ("watch", "outcome", "code", "again"),
+    [
+        (True, "error", 6, True),
+        (True, "error", 2, False),
+        (True, "stopped", 143, False),
+        (False, "error", 5, False),
+    ],
+)
+def test_one_that_ends_by_an_error_is_started_again_while_it_should_watch(
+    make: Make, watch: bool, outcome: str, code: int, again: bool
+) -> None:
+    """As systemd does it: a mistake in the configuration does not mend itself."""
+    machine = make(stop(outcome, code), watch=watch)
+    machine.until_it_ends()
+    assert (machine.target.code, machine.target.busy) == (code, again)
+    assert len(machine.logged.events) == int(again)
+
+
+def test_an_error_before_its_log_is_told_by_the_daemon(make: Make) -> None:
+    fatal = Fatal.of(LockHeld("another one runs", detail="it holds /x", hint="wait"))
+    machine = make(f"{say(fatal)}exit 3")
+    machine.until_it_ends()
+    (error,) = machine.logged.events
+    assert isinstance(error, Error)
+    assert (error.message, error.exit_code) == ("another one runs", 3)
+    assert (machine.target.code, machine.target.busy) == (3, False)
+
+
+def test_one_without_a_sign_of_life_is_ended_and_started_again(make: Make) -> None:
+    alive = SystemdWord(text="WATCHDOG=1")
+    machine = make(f"read -r never\n{say(alive)}read -r never", watch=True)
+    machine.turn()
+    machine.now = HANG_SECONDS
+    machine.turn()
+    assert machine.logged.events == []
+    machine.now += 1.0
+    machine.until_it_ends()
+    (event,) = machine.logged.events
+    assert isinstance(event, TargetRestart)
+    assert (event.status, event.detail) == (-9, "it gave no sign of life for 3 min 0 s")
+
+
+def test_a_long_sound_life_forgives_the_deaths_before(make: Make) -> None:
+    machine = make("exit 1", "exit 1", "read -r never", watch=True)
+    machine.until_it_ends()
+    machine.until_it_ends()
+    machine.now = machine.target.due or 0.0
+    machine.turn()
+    machine.now += SOUND_SECONDS + 1.0
+    machine.until_it_ends()
+    attempts = [one.attempt for one in machine.logged.events if isinstance(one, TargetRestart)]
+    assert attempts == [1, 2, 1]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_one_that_is_stopped_stays_ended(make: Make, waits: bool) -> None:
+    """Also where it waits for its start, or had no time to prepare for signals."""
+    machine = make("exit 1" if waits else "exec sleep 600", watch=True)
+    if waits:
+        machine.until_it_ends()
+    else:
+        machine.turn()
+    machine.target.hang_up()
+    machine.target.stop(15)
+    while machine.target.busy:
+        assert wait_for(reading=machine.target.fds, timeout=PATIENCE)
+        machine.turn()
+    assert machine.target.code == 143
+
+
+def test_one_that_cannot_be_started_is_tried_again(make: Make) -> None:
+    machine = make(stop("done", 0))
+    fork, machine.target._fork = machine.target._fork, _no_memory
+    machine.turn()
+    machine.target._fork = fork
+    (event,) = machine.logged.events
+    assert isinstance(event, TargetRestart)
+    assert (event.status, event.detail) == (None, "Cannot allocate memory")
+    machine.until_it_ends()
+    assert machine.target.code == 0
+
+
+def _no_memory(*, again: bool) -> Child:
+    raise OSError(12, "Cannot allocate memory")
+
+
+def test_the_worst_exit_code_is_an_error_before_what_is_incomplete_before_a_stop() -> None:
+    assert worst((0, 5)) == 5
+    assert worst((7, 143, 0)) == 7
+    assert worst((3, 7)) == 3
+    assert worst((143, 0)) == 143
+    assert worst((2, 5, 1)) == 1
