@@ -31,8 +31,8 @@ def remote(path: str = "/srv/backup", identity: Path | None = None) -> RemoteSet
 
 def test_the_line_restricts_the_key_to_the_receiver(identity: Path) -> None:
     assert key_line(remote(identity=identity)) == (
-        'restrict,command="ntt-backup-receive --root /srv/backup --allow put,list,verify,dump'
-        f' --require blake3" {PUBLIC}'
+        'restrict,command="ntt-backup-receive --root /srv/backup'
+        f' --allow put,list,verify,dump,snapshot --require blake3" {PUBLIC}'
     )
 
 

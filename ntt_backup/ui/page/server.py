@@ -1,0 +1,170 @@
+"""The page is read over HTTP with GET and HEAD, and nothing else is answered.
+
+One thread, the main one, reads and draws; those of the requests wait for it, and share what it drew
+for a second. So a hundred viewers cost as much as one, nobody costs nothing, and no request
+waits long for a catalog that hangs. The page has no password: by default only this host sees it,
+and a request for another name is refused, since a hostile web page may have its own name lead here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Final
+from urllib.parse import urlsplit
+
+from ntt_backup.config.values import address_of, is_loopback
+from ntt_backup.daemon.web_server import BriefRequest, WebServer
+from ntt_backup.errors import ConfigError
+
+_FRESH_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 15.0
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown at a moment. policy: the page's Content-Security-Policy. health: a line for
+    each target; healthy: whether none needs a person.
+    """
+
+    page: str
+    policy: str
+    health: str
+    healthy: bool
+
+
+class Board:
+    """Where the main thread puts what is shown, and requests find it. make draws it anew."""
+
+    def __init__(self, make: Callable[[], Shown]) -> None:
+        self._make = make
+        self._changed = threading.Condition()
+        self._wanted = False
+        self._shown = make()
+        self._made_at = time.monotonic()
+
+    def get(self) -> Shown:
+        """Returns what is to be shown, not older than a second unless making it takes long."""
+        with self._changed:
+            if time.monotonic() - self._made_at >= _FRESH_SECONDS:
+                self._wanted = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._wanted, _PATIENCE_SECONDS)
+            return self._shown
+
+    def serve(self) -> None:
+        """Makes what is wanted, for ever."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted)
+            shown = self._make()
+            with self._changed:
+                self._shown, self._made_at, self._wanted = shown, time.monotonic(), False
+                self._changed.notify_all()
+
+
+class PageServer(WebServer):
+    """Listens at host:port, an address of this host. exposed: it need not be a loopback address.
+    names: those by which the page may be asked for, besides addresses. Raises ConfigError.
+    """
+
+    def __init__(self, listen: str, board: Board, *, exposed: bool, names: Sequence[str]) -> None:
+        host, port = address_of(listen)
+        self.loopback = is_loopback(listen)
+        if not self.loopback and not exposed:
+            raise ConfigError(
+                f"{host} is no loopback address, and the page has no password",
+                hint="listen on 127.0.0.1 and reach it through ssh -L, or add --expose",
+            )
+        self.board = board
+        self.names = {"localhost", *(name.lower() for name in names)}
+        try:
+            super().__init__(host, port, _Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listen}",
+                detail=error.strerror or str(error),
+                hint="name another port with --listen",
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = self.server_address[:2]
+        named = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{named}:{port}/"
+
+    def start(self) -> None:
+        """Answers requests from now on, in threads."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def is_ours(self, host: str) -> bool:
+        """Returns whether a Host header names this server: by an address, or by a known name."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        try:
+            return ipaddress.ip_address(name).is_loopback or not self.loopback
+        except ValueError:
+            return name in self.names
+
+
+class _Handler(BriefRequest, BaseHTTPRequestHandler):
+    server: PageServer
+
+    def do_GET(self) -> None:
+        if not self.server.is_ours(self.headers.get("Host", "")):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "the page is not under this name")
+            return
+        match urlsplit(self.path).path:
+            case "/":
+                shown = self.server.board.get()
+                self._answer(HTTPStatus.OK, shown.page, "text/html", shown.policy)
+            case "/healthz":
+                shown = self.server.board.get()
+                code = HTTPStatus.OK if shown.healthy else HTTPStatus.SERVICE_UNAVAILABLE
+                self._answer(code, shown.health)
+            case _:
+                self.send_error(HTTPStatus.NOT_FOUND)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()  # `_answer` leaves out the body.
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answers with an error in plain text. What is no known method is not allowed."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            code, message = HTTPStatus.METHOD_NOT_ALLOWED, None
+        self.close_connection = True
+        status = HTTPStatus(code)
+        self._answer(status, f"{status.value} {message or status.phrase}\n")
+
+    def _answer(
+        self, status: HTTPStatus, text: str, kind: str = "text/plain", policy: str = _NOTHING
+    ) -> None:
+        body = text.encode()
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Security-Policy", policy)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

@@ -1,0 +1,262 @@
+"""The verdict says in words how a target is: well, waits, or needs you; why, what to do. Pure."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Final
+
+from ntt_backup.catalog.failures import UNKNOWN
+from ntt_backup.catalog.history import Run
+from ntt_backup.errors import complete
+from ntt_backup.format import about, duration, many, moment, printable
+from ntt_backup.ui.page.facts import Facts
+
+# An outage that lasts longer may not pass by itself.
+_LONG_OUTAGE: Final = timedelta(hours=1)
+# A run that was not heard of for so long, or for three of its progress events, has died.
+_SILENT: Final = timedelta(minutes=10)
+# Blobs may wait so long for the next run of a timer.
+_BETWEEN_RUNS: Final = timedelta(hours=26)
+_AWAY: Final = {"remote": "The remote", "catalog": "The catalog", "source": "The local store"}
+
+
+class Level(IntEnum):
+    """How much a person is needed; the larger, the more."""
+
+    WELL = 0
+    WAITS = 1
+    NEEDS_YOU = 2
+
+    @property
+    def words(self) -> str:
+        return ("Well", "Waits", "Needs you")[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One thing to know. do: what to do about it; "" where nothing is to be done."""
+
+    level: Level
+    what: str
+    do: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All there is to know of a target at once, the worst first."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def level(self) -> Level:
+        return self.points[0].level
+
+    @property
+    def headline(self) -> str:
+        """The state and its first reason, in a line."""
+        return printable(f"{self.level.words}: {self.points[0].what}")
+
+
+def judge(facts: Facts, now: datetime) -> Verdict:
+    """Returns the verdict. Its command lines get the options of this moment, see `complete`."""
+    found = [*_catalog(facts), *_runs(facts, now), *_blobs(facts), *_others(facts, now)]
+    if all(point.level == Level.WELL for point in found):
+        found.insert(0, Point(Level.WELL, _all_well(facts, now)))
+    points = (Point(one.level, one.what, complete(one.do)) for one in found)
+    return Verdict(tuple(sorted(points, key=lambda point: -point.level)))
+
+
+def lives(facts: Facts, run: Run) -> bool:
+    """Returns whether a run has not ended, as far as that can be known."""
+    silent = max(_SILENT, timedelta(seconds=3 * facts.settings.log.progress_interval))
+    if run.ended_at is not None or run.read_at - run.updated_at > silent:
+        return False
+    if run.host != socket.gethostname():
+        return True
+    if facts.daemon is not None:
+        return bool(facts.daemon["run_id"] == str(run.run_id))
+    return _exists(run.pid)
+
+
+def under_way(facts: Facts) -> Run | None:
+    """Returns the latest run that lives, of whatever host."""
+    return next((run for run in facts.runs if lives(facts, run)), None)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _catalog(facts: Facts) -> Iterator[Point]:
+    if facts.trouble is not None:
+        when = "; these figures are older" if facts.read_at is not None else ""
+        yield Point(Level.NEEDS_YOU, _sentence(facts.trouble.message) + when, facts.trouble.hint)
+    # What is missing has several readers.
+    for lack in {(one.detail or one.message, one.hint): one for one in facts.lacks}.values():
+        yield Point(Level.NEEDS_YOU, _sentence(str(lack)), lack.hint)
+
+
+def _runs(facts: Facts, now: datetime) -> Iterator[Point]:
+    """Yields what is wrong with the run that is under way, or with the last one."""
+    run = under_way(facts)
+    if facts.daemon is not None:
+        yield from _daemon(facts, now)
+    elif run is not None and run.host == socket.gethostname() and facts.silence is not None:
+        yield Point(Level.WAITS, _sentence(str(facts.silence)), facts.silence.hint)
+    elif run is None and facts.runs:
+        last = facts.runs[0]
+        if last.ended_at is None:
+            yield Point(
+                Level.NEEDS_YOU,
+                f"The last run, on {last.host}, ended without a word:"
+                f" last heard of {_ago(last.updated_at, now)}",
+                "See the journal or the log of that time, then start it again:"
+                " `ntt-backup-remote run`",
+            )
+        elif last.outcome == "error":
+            yield Point(
+                Level.NEEDS_YOU,
+                f"The last run ended early, {_ago(last.ended_at, now)}, with exit code"
+                f" {last.exit_code}",
+                "`ntt-backup-remote check` says what is in the way",
+            )
+
+
+def _daemon(facts: Facts, now: datetime) -> Iterator[Point]:
+    assert facts.daemon is not None
+    if facts.daemon["paused"]:
+        yield Point(Level.WAITS, "Somebody paused it", "`ntt-backup-remote resume` goes on")
+    first: dict[str, datetime] = {}
+    for outage in facts.daemon["outages"]:
+        since = datetime.fromisoformat(outage["since"])
+        first[outage["what"]] = min(since, first.get(outage["what"], since))
+    for what, since in first.items():
+        long = now - since >= _LONG_OUTAGE
+        yield Point(
+            Level.NEEDS_YOU if long else Level.WAITS,
+            f"{_AWAY.get(what, what)} has not answered for"
+            f" {duration(max(0.0, (now - since).total_seconds()))}; it is tried again and again",
+            "`ntt-backup-remote check` says why" if long else "",
+        )
+    for worker in facts.workers:
+        if worker["state"] == "stalled":
+            what = f"Worker {worker['worker']} has said nothing for a long time"
+            yield Point(Level.WAITS, what, "The last lines of the log say what it did")
+
+
+def _blobs(facts: Facts) -> Iterator[Point]:
+    totals = facts.totals
+    if totals is None:
+        return
+    if unknown := facts.unknown + totals.failed_by_reason.get(UNKNOWN, 0):
+        yield Point(
+            Level.NEEDS_YOU,
+            f"{many(unknown, 'blob')} could not be copied",
+            "Mend what the reasons below name, then `ntt-backup-remote requeue`; what nobody can"
+            " mend, `ntt-backup-remote failed --known` keeps quiet",
+        )
+    elif totals.failed:
+        yield Point(
+            Level.WELL,
+            f"{many(totals.failed, 'blob')} could not be copied, which somebody said is known",
+            "`ntt-backup-remote failed` lists them",
+        )
+    if again := sum(totals.pending_by_reason.values()):
+        yield Point(
+            Level.WAITS,
+            f"A check found {many(again, 'blob')} missing or wrong on the remote;"
+            " they will be sent again",
+        )
+
+
+def _others(facts: Facts, now: datetime) -> Iterator[Point]:
+    """Yields what is wrong with blobs that wait, dumps, snapshots and checks."""
+    if not facts.workers and under_way(facts) is None and (totals := facts.totals):
+        ended = facts.runs[0].ended_at or facts.runs[0].updated_at if facts.runs else None
+        late = ended is None or now - ended > _BETWEEN_RUNS
+        if totals.pending and late:
+            when = f"the last run was {_ago(ended, now)}" if ended else "there never was a run"
+            what = f"{_blobs_pending(facts)} not copied yet, and {when}"
+            yield Point(Level.NEEDS_YOU, what, "`ntt-backup-remote run` copies them")
+        elif totals.pending:
+            yield Point(Level.WAITS, f"{_blobs_pending(facts)} waiting for the next run")
+    yield from _dumps(facts, now)
+    for name, known in facts.snapshots.items():
+        every = facts.settings.scheduled.get(name)
+        if known.error:
+            what = f"The last snapshot of {name} failed: {known.error}"
+            yield Point(Level.NEEDS_YOU, what, f"`ntt-backup-remote snapshot take {name}`")
+        elif every and known.taken_at and now - known.taken_at > timedelta(seconds=2 * every):
+            what = f"The snapshot of {name} is late: the last one was {_ago(known.taken_at, now)}"
+            yield Point(Level.NEEDS_YOU, what, f"`ntt-backup-remote snapshot take {name}`")
+    commands = set()
+    for check in facts.checks:
+        newest = check.command not in commands
+        commands.add(check.command)
+        if newest and check.exit_code and check.exit_code < 128:
+            found = f" found {many(check.wrong, 'blob')} missing or wrong" if check.wrong else ""
+            what = f"The last {check.command}, {_ago(check.ended_at, now)},{found or ' failed'}"
+            do = f"`ntt-backup-remote {check.command}` says more"
+            yield Point(Level.NEEDS_YOU, what + (f": {check.detail}" if check.detail else ""), do)
+
+
+def _dumps(facts: Facts, now: datetime) -> Iterator[Point]:
+    settings = facts.settings
+    do = "`ntt-backup-remote dump` makes one"
+    oldest = timedelta(seconds=2 * max(settings.dump.max_age, settings.dump.interval))
+    if facts.dumps and facts.dumps[0].error:
+        what = f"The catalog could not be dumped: {facts.dumps[0].error}"
+        yield Point(Level.NEEDS_YOU, what, do)
+    elif settings.run.skip_pgdump or facts.read_at is None or facts.daemon or under_way(facts):
+        return
+    elif facts.runs and not facts.dumps:
+        what = "There is no dump of the catalog: after the loss of this host nobody could tell"
+        yield Point(Level.NEEDS_YOU, f"{what} what the blobs are", do)
+    elif facts.dumps and now - facts.dumps[0].ended_at > oldest:
+        what = f"The last dump of the catalog is old: {_ago(facts.dumps[0].ended_at, now)}"
+        yield Point(Level.NEEDS_YOU, what, do)
+
+
+def _blobs_pending(facts: Facts) -> str:
+    assert facts.totals is not None
+    rough = "pending" in facts.totals.estimated
+    count = about(facts.totals.pending) if rough else facts.totals.pending
+    return "About " * rough + many(count, "blob is", "blobs are")
+
+
+def _all_well(facts: Facts, now: datetime) -> str:
+    if facts.daemon is not None:
+        state = facts.daemon["state"]
+        if state["pending"]:
+            eta = state["eta_s"]
+            left = f", about {duration(eta)}" if eta is not None else ""
+            return f"Sending: {many(state['pending'], 'blob')} left{left}"
+        if state["pending"] == 0:
+            watches = "; it waits for new ones" if facts.daemon.get("watch") else ""
+            return f"All blobs are copied{watches}"
+        return "A run is starting"
+    if (run := under_way(facts)) is not None:
+        return f"A run is under way on {run.host}"
+    if facts.runs and facts.runs[0].ended_at is not None:
+        return f"All blobs are copied; the last run ended {_ago(facts.runs[0].ended_at, now)}"
+    return "All blobs are copied"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _ago(when: datetime, now: datetime) -> str:
+    past = (now - when).total_seconds()
+    return f"{duration(max(0.0, past))} ago" if past < 7 * 86400 else f"on {moment(when)}"

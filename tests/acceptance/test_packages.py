@@ -1,0 +1,267 @@
+"""The packages: a Debian one under a real systemd, and a container image made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.environment import wait_until
+from tests.machine import CHECKOUT, SECONDS, Machine, debian, fill
+
+UNIT = "ntt-backup-remote.service"
+BLOBS = 100
+VAULT = "ssh://vault@127.0.0.1/srv/backup"
+CONFIG = """\
+[catalog]
+url = "postgresql:///nothing-here"
+[source]
+root = "/srv/store"
+[remote]
+url = "file:///srv/backup"
+[run]
+workers = 2
+stall_timeout = 2
+poll_interval = 1
+[log]
+progress_interval = 1
+[lock]
+file = "/run/ntt-backup/{target}.lock"
+"""
+# The times of the real unit are minutes. The catalog's URL is a secret.
+DROP_IN = """\
+[Service]
+ReadWritePaths=/srv/backup
+LoadCredential=catalog.url:/root/catalog.url
+WatchdogSec=12
+RestartSec=1
+TimeoutStopSec=60
+TimeoutAbortSec=10
+"""
+# What stays after a purge: the directory of the remote and of the store are data.
+LEFT = re.compile(
+    r"/etc/(passwd|group|g?shadow|sub[ug]id)-|/srv/backup(/.*)?|/root/.*"
+    r"|/etc/systemd/system/ntt-backup-remote.service.d(/.*)?|/var/l(ib|og)/(dpkg|apt|systemd)/?.*"
+)
+
+
+def _build(directory: Path, revision: int) -> Path:
+    argv = [str(CHECKOUT / "bin" / "build-deb"), "--revision", str(revision), str(directory)]
+    done = subprocess.run(argv, check=True, timeout=SECONDS, stdout=subprocess.PIPE, text=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two versions of the package, for the Debian in the container."""
+    theirs = ["/usr/bin/python3", "-c", "import sys, ensurepip; print(sys.version_info[:2])"]
+    try:
+        found = subprocess.run(theirs, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        found = "none with venv"
+    if found != "(3, 11)":
+        pytest.skip(f"a package for Debian 12 is made by its Python 3.11, and here is {found}")
+    directory = tmp_path_factory.mktemp("deb")
+    return [_build(directory, revision) for revision in (1, 2)]
+
+
+class Service:
+    """The daemon on a machine, as its systemd sees it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def systemctl(self, *words: str) -> str:
+        return self.machine.run(f"systemctl {' '.join(words)} {UNIT}").strip()
+
+    def show(self, name: str) -> str:
+        return self.systemctl("show", "--value", "-p", name)
+
+    @property
+    def pid(self) -> int:
+        return int(self.show("MainPID"))
+
+    def workers(self) -> list[int]:
+        told = self.machine.try_to(f"pgrep -P {self.pid} ntt-worker").stdout.split()
+        return [int(pid) for pid in told]
+
+    def await_at_work(self, other_than: int = 0) -> int:
+        """The PID of a daemon that is ready, and whose workers are idle."""
+
+        def ready() -> bool:
+            state = self.show("ActiveState"), self.show("StatusText")
+            return state[0] == "active" and "copied" in state[1] and self.pid != other_than
+
+        wait_until(ready, "the daemon at work", SECONDS)
+        wait_until(lambda: len(self.workers()) == 2, "two workers", SECONDS)
+        return self.pid
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        text = self.machine.run("cat /var/log/ntt/backup-remote.jsonl")
+        return [line for line in map(json.loads, text.splitlines()) if line["event"] == name]
+
+    def copied(self) -> int:
+        return int(self.machine.query("select count(*) from blobs where remote_copied is not null"))
+
+
+@pytest.fixture
+def service(packages: list[Path], tmp_path: Path) -> Iterator[Service]:
+    """The packages lie on a machine that has a store; nothing is installed."""
+    fill(tmp_path / "store", BLOBS)
+    with debian() as machine:
+        machine.put("/srv/store", tmp_path / "store")
+        for package in packages:
+            machine.put(f"/root/{package.name}", package)
+        machine.put("/root/catalog.url", b"postgresql:///copyjob?application_name=x")
+        yield Service(machine)
+
+
+@pytest.mark.docker
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_package_installs_works_survives_hangs_is_upgraded_and_purged(
+    service: Service, packages: list[Path], tmp_path: Path
+) -> None:
+    machine = service.machine
+    before = machine.files()
+    machine.run(f"dpkg -i /root/{packages[0].name}")
+    assert machine.run("ntt-backup-remote --version").startswith("ntt-backup-remote, version ")
+    assert machine.run("ntt-backup-receive --help")
+    enabled = machine.try_to(f"systemctl is-enabled {UNIT} ntt-backup-remote-once.timer")
+    assert enabled.stdout.split() == [b"disabled", b"disabled"]
+    assert service.show("ActiveState") == "inactive"
+
+    machine.run("cat >/etc/ntt/backup-remote.toml", CONFIG.encode())
+    machine.run(f"mkdir /etc/systemd/system/{UNIT}.d; cat >$_/test.conf", DROP_IN.encode())
+    machine.run("systemctl daemon-reload; install -d -o ntt-backup /srv/backup")
+    machine.run("su - postgres -c 'createuser ntt-backup; createdb -O ntt-backup copyjob'")
+    as_user = "NTT_DB_URL=postgresql:///copyjob runuser -u ntt-backup -- ntt-backup-remote"
+    for command in ("init-db", "scan", "check", "run --dry-run"):
+        machine.run(f"{as_user} {command}")
+    exposure = machine.run(f"systemd-analyze security --no-pager {UNIT} | tail -1")
+    assert float(exposure.split(": ")[1].split()[0]) <= 2.0, exposure
+
+    # It starts, is ready, and says how it is.
+    machine.run(f"systemctl enable --now {UNIT}")
+    first = service.await_at_work()
+    wait_until(lambda: service.copied() == BLOBS, "the first backup", SECONDS)
+    machine.run("diff -r /srv/store /srv/backup/by-hash")
+    wait_until(lambda: f"{BLOBS} copied" in service.show("StatusText"), "its status", SECONDS)
+    assert f'Status: "{BLOBS} copied' in service.systemctl("status", "--no-pager")
+
+    # A reload takes over what is safe; a wrong file changes nothing.
+    machine.run("sed -i s/workers.*/workers=3/ /etc/ntt/backup-remote.toml")
+    machine.run("sed -i s/progress_interval.*/progress_interval=2/ /etc/ntt/backup-remote.toml")
+    service.systemctl("reload")
+    wait_until(lambda: service.events("settings_read"), "the reload", SECONDS)
+    assert service.events("settings_read")[0]["changed"] == ["log.progress_interval"]
+    assert any("run.workers" in str(line["reason"]) for line in service.events("warning"))
+    machine.run("echo nonsense >>/etc/ntt/backup-remote.toml")
+    service.systemctl("reload")
+    wait_until(lambda: service.events("settings_refused"), "the refusal", SECONDS)
+    machine.run("sed -i -e /nonsense/d -e s/workers.*/workers=2/ /etc/ntt/backup-remote.toml")
+    assert (service.show("ActiveState"), service.pid) == ("active", first)
+
+    # Idle waiting is no hang, for longer than the watchdog's patience.
+    idle = service.show("WatchdogTimestampMonotonic")
+    wait_until(lambda: service.show("WatchdogTimestampMonotonic") > idle, "a sign", SECONDS)
+    assert service.show("NRestarts") == "0"
+
+    # The coordinator hangs.
+    machine.run(f"kill -STOP {first}")
+    second = service.await_at_work(other_than=first)
+    assert service.show("NRestarts") == "1"
+    # All workers hang, and the event loop turns.
+    machine.run(f"kill -STOP {' '.join(map(str, service.workers()))}")
+    third = service.await_at_work(other_than=second)
+    assert service.show("NRestarts") == "2"
+    assert service.events("worker_stall")
+    journal = machine.run(f"journalctl --no-pager -u {UNIT}")
+    assert len(re.findall("Watchdog timeout", journal)) == 2
+    assert "Fatal Python error: Aborted" in journal
+    # A worker that hangs while another one works is no reason.
+    machine.run(f"kill -STOP {service.workers()[0]}")
+    told = len(service.events("worker_stall"))
+    wait_until(lambda: len(service.events("worker_stall")) > told, "the stall", SECONDS)
+    idle = service.show("WatchdogTimestampMonotonic")
+    wait_until(lambda: service.show("WatchdogTimestampMonotonic") > idle, "a sign", SECONDS)
+    assert service.pid == third
+    machine.run(f"kill -CONT {' '.join(map(str, service.workers()))}")
+
+    # A stop finishes what is in flight.
+    machine.run("runuser -u ntt-backup -- psql -d copyjob -c 'update blobs set remote_copied=null'")
+    service.systemctl("stop")
+    assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
+    assert service.events("run_stop")[-1]["outcome"] == "stopped"
+    # A mistake in the settings does not mend itself, and is not tried again.
+    machine.run("cp -a /etc/ntt/backup-remote.toml /root/; echo [run >>/etc/ntt/backup-remote.toml")
+    machine.try_to(f"systemctl start {UNIT}")
+    wait_until(lambda: service.show("ActiveState") == "failed", "the failure", SECONDS)
+    assert service.show("ExecMainStatus") == "2"
+    machine.run("cp -a /root/backup-remote.toml /etc/ntt/")
+
+    # An upgrade keeps settings and drop-ins, and what ran runs again.
+    service.systemctl("start")
+    fourth = service.await_at_work()
+    settings = machine.run("cat /etc/ntt/backup-remote.toml")
+    machine.run(f"dpkg -i /root/{packages[1].name}")
+    service.await_at_work(other_than=fourth)
+    assert machine.run("cat /etc/ntt/backup-remote.toml") == settings
+    assert machine.run("dpkg-query -W -f '${Version}' ntt-backup").endswith("-2")
+    wait_until(lambda: service.copied() == BLOBS, "the second backup", SECONDS)
+
+    machine.run("dpkg --purge ntt-backup")
+    left = machine.files() - before
+    assert sorted(path for path in left if not LEFT.fullmatch(path)) == []
+    machine.run("diff -r /srv/store /srv/backup/by-hash")
+    assert machine.try_to("getent passwd ntt-backup").returncode == 2
+    assert machine.query("select count(*) from blobs") == str(BLOBS)
+
+
+@pytest.mark.docker
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_image_backs_up_to_a_receiver_that_is_the_image_too(
+    packages: list[Path], tmp_path: Path
+) -> None:
+    def docker(*words: str | Path) -> str:
+        argv = ["docker", *map(str, words)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=SECONDS)
+        assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    image = "ntt-backup-test-image"
+    build = [str(CHECKOUT / "bin" / "build-image"), image]
+    environ = {**os.environ, "NTT_DEB": str(packages[0]), "DOCKER_BUILDKIT": "0"}
+    subprocess.run(build, env=environ, check=True, timeout=SECONDS)
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    allowed = f"{key}.pub:/etc/ntt/authorized_keys:ro"
+    vault = docker("run", "-d", "--network", "none", "-v", allowed, image, "receiver")
+    try:
+        wait_until(lambda: "host key: " in docker("logs", vault), "the receiver", SECONDS)
+        home = tmp_path / "home"
+        (home / ".ssh").mkdir(parents=True)
+        key.rename(home / ".ssh" / "id_ed25519")
+        host_key = docker("logs", vault).partition("host key: ")[2].splitlines()[0]
+        (home / ".ssh" / "known_hosts").write_text(f"127.0.0.1 {host_key}\n")
+        mounted = ("-v", f"{home}:/var/lib/ntt-backup", "-e", "NTT_REMOTE_URL=" + VAULT)
+        client = ("run", "--rm", "--network", f"container:{vault}", *mounted, image)
+        chown = ("--entrypoint", "chown", image, "-R", "ntt-backup:", "/var/lib/ntt-backup")
+        docker("run", "--rm", "-v", f"{home}:/var/lib/ntt-backup", *chown)
+        assert "took etc@" in docker(*client, "snapshot", "take", "etc", "/etc/ssh")
+        assert "etc" in docker("exec", vault, "ls", "/srv/backup/snapshots")
+        # The key can do nothing else: it may not read, and gets no shell.
+        with pytest.raises(AssertionError, match="may not get"):
+            docker(*client, "snapshot", "list", "etc")
+        login = ["--entrypoint", "ssh", image, "-i", "/var/lib/ntt-backup/.ssh/id_ed25519"]
+        words = [*login, "-o", "UserKnownHostsFile=/var/lib/ntt-backup/.ssh/known_hosts"]
+        shell = docker(*client[:-1], *words, "vault@127.0.0.1", "cat /etc/passwd")
+        assert "root:" not in shell
+    finally:
+        docker("rm", "-f", "-v", vault)

@@ -1,0 +1,406 @@
+"""The status page without a catalog: its verdicts, its drawings, its HTML, and how it is served."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from ntt_backup.catalog.check_history import CheckRun
+from ntt_backup.catalog.dump_history import DumpRun
+from ntt_backup.catalog.failures import FailedBlob
+from ntt_backup.catalog.glance import Proved
+from ntt_backup.catalog.history import Hour
+from ntt_backup.config import CatalogConfig
+from ntt_backup.errors import CatalogRefused, CatalogUnavailable, ConfigError
+from ntt_backup.snapshot.last_take import Last
+from ntt_backup.ui.page import charts
+from ntt_backup.ui.page.facts import Facts
+from ntt_backup.ui.page.server import Board, PageServer, Shown
+from ntt_backup.ui.page.verdict import Level, judge
+from ntt_backup.ui.page.view import Target, policy, render
+from tests.patience import PATIENCE
+from tests.unit.test_status import TOTALS, a_run
+
+NOW = datetime.now(UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+ALL_COPIED = replace(
+    TOTALS, pending=0, failed=0, failed_by_reason={}, pending_by_reason={}, unsized=0
+)
+RUN = a_run(started_at=NOW - 2 * HOUR, updated_at=NOW - HOUR, ended_at=NOW - HOUR, read_at=NOW)
+DUMP = DumpRun(NOW - HOUR, NOW - HOUR, "a.dump", 1000, "", "")
+HOSTILE = "<script>alert(1)</script>\n\x1b[31m\u202e</title><img src=x onerror=y>'\"`&"
+
+
+def settings(**tables: Any) -> CatalogConfig:
+    return CatalogConfig.model_validate(
+        {"remote": {"url": "ssh://vault/srv"}, "snapshots": {"etc": {"paths": ["/etc"]}}, **tables}
+    )
+
+
+def facts(**changes: Any) -> Facts:
+    """A target that is well: all is copied, and the last run was an hour ago."""
+    well = Facts(settings(), read_at=NOW, totals=ALL_COPIED, runs=[RUN], dumps=[DUMP])
+    return replace(well, **changes)
+
+
+def daemon(**changes: Any) -> dict[str, Any]:
+    worker = {"worker": 0, "state": "sending", "batch": "b-1", "copied": 10, "mb_per_s": 3.0}
+    return {
+        "run_id": str(RUN.run_id),
+        "pid": 4711,
+        "started_at": NOW.isoformat(),
+        "watch": True,
+        "paused": False,
+        "bwlimit": 12_000_000,
+        "outages": [],
+        "recent": [],
+        "minutes": [],
+        "state": {
+            "pending": 77,
+            "estimated": False,
+            "eta_s": 90.0,
+            "mb_per_s": 11.5,
+            "blobs_per_s": 3.0,
+            "share": 0.25,
+            "workers": [worker],
+        },
+        **changes,
+    }
+
+
+def away(since: timedelta) -> list[dict[str, Any]]:
+    return [{"what": "remote", "worker": 0, "since": (NOW - since).isoformat()}]
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "words"),
+    [
+        (facts(), Level.WELL, "All blobs are copied; the last run ended 1 h 0 min ago"),
+        (facts(daemon=daemon()), Level.WELL, "Sending: 77 blobs left, about 1 min 30 s"),
+        (facts(daemon=daemon(paused=True)), Level.WAITS, "Somebody paused it"),
+        (facts(daemon=daemon(outages=away(HOUR / 2))), Level.WAITS, "The remote has not answered"),
+        (facts(daemon=daemon(outages=away(2 * HOUR))), Level.NEEDS_YOU, "for 2 h 0 min"),
+        (facts(trouble=CatalogUnavailable("it is away")), Level.NEEDS_YOU, "are older"),
+        (facts(lacks=[CatalogRefused("no table")]), Level.NEEDS_YOU, "No table"),
+        (facts(totals=TOTALS, unknown=3), Level.NEEDS_YOU, "3 blobs could not be copied"),
+        (
+            facts(totals=replace(ALL_COPIED, failed=3, failed_by_reason={"missing": 3})),
+            Level.WELL,
+            "3 blobs could not be copied, which somebody said is known",
+        ),
+        (facts(totals=TOTALS), Level.WAITS, "A check found 5 blobs missing or wrong"),
+        (facts(totals=replace(ALL_COPIED, pending=5)), Level.WAITS, "5 blobs are waiting"),
+        (
+            facts(totals=replace(ALL_COPIED, pending=5), runs=[]),
+            Level.NEEDS_YOU,
+            "5 blobs are not copied yet, and there never was a run",
+        ),
+        (
+            facts(runs=[replace(RUN, outcome="error", exit_code=5)]),
+            Level.NEEDS_YOU,
+            "The last run ended early, 1 h 0 min ago, with exit code 5",
+        ),
+        (
+            facts(runs=[replace(RUN, ended_at=None, outcome=None, host="elsewhere")]),
+            Level.NEEDS_YOU,
+            "The last run, on elsewhere, ended without a word",
+        ),
+        (
+            facts(runs=[replace(RUN, ended_at=None, updated_at=NOW, host="elsewhere")]),
+            Level.WELL,
+            "A run is under way on elsewhere",
+        ),
+        (
+            facts(
+                runs=[
+                    replace(
+                        RUN,
+                        ended_at=None,
+                        updated_at=NOW,
+                        host=socket.gethostname(),
+                        pid=2**22 + 1,  # More than Linux gives to any process.
+                    )
+                ]
+            ),
+            Level.NEEDS_YOU,
+            "ended without a word",
+        ),
+        (
+            facts(
+                runs=[
+                    replace(
+                        RUN,
+                        ended_at=None,
+                        updated_at=NOW,
+                        host=socket.gethostname(),
+                        pid=os.getpid(),
+                    )
+                ],
+                silence=ConfigError("this user may not ask"),
+            ),
+            Level.WAITS,
+            "This user may not ask",
+        ),
+        (facts(dumps=[replace(DUMP, error="disk full")]), Level.NEEDS_YOU, "disk full"),
+        (facts(dumps=[]), Level.NEEDS_YOU, "There is no dump of the catalog"),
+        (facts(dumps=[replace(DUMP, ended_at=NOW - 20 * DAY)]), Level.NEEDS_YOU, "dump of the ca"),
+        (
+            facts(snapshots={"etc": Last(failed_at=NOW, error="no space")}),
+            Level.NEEDS_YOU,
+            "The last snapshot of etc failed: no space",
+        ),
+        (
+            facts(checks=[CheckRun("verify", NOW, NOW, 7, 100, 1000, 2, "")]),
+            Level.NEEDS_YOU,
+            "The last verify, 0.0 s ago, found 2 blobs missing or wrong",
+        ),
+        (
+            facts(
+                checks=[
+                    CheckRun("verify", NOW, NOW, 0, 100, 1000, 0, ""),
+                    CheckRun("verify", NOW - DAY, NOW - DAY, 7, 100, 1000, 2, ""),
+                ]
+            ),
+            Level.WELL,
+            "All blobs are copied",
+        ),
+    ],
+)
+def test_the_verdict_says_at_once_how_it_stands(found: Facts, level: Level, words: str) -> None:
+    verdict = judge(found, NOW)
+    assert verdict.level is level
+    assert words in "\n".join(point.what for point in verdict.points)
+    assert list(verdict.points) == sorted(verdict.points, key=lambda one: -one.level)
+
+
+def test_the_minutes_of_the_last_hour_are_drawn_by_what_was_sent() -> None:
+    minute = int(NOW.timestamp()) // 60 * 60
+    chart = charts.last_hour([[minute - 60, 30_000_000], [minute, 60_000_000], [0, 5]], NOW)
+    assert chart is not None
+    assert [round(bar.height) for bar in chart.bars if bar.height] == [50, 100]
+    assert chart.says == "90.0 MB in the last hour, at most 1.0 MB/s"
+    assert charts.last_hour([[minute - 7200, 5]], NOW) is None
+
+
+def test_the_days_of_the_month_are_drawn_and_outages_marked() -> None:
+    today = NOW.astimezone().replace(hour=12)
+    hours = [
+        Hour(today - 2 * DAY, 1, 0, 1000, 0.0),
+        Hour(today - 2 * DAY + HOUR, 1, 0, 1000, 7200.0),
+        Hour(today, 3, 1, 8000, 0.0),
+    ]
+    chart = charts.last_days(hours, 30, NOW)
+    assert chart is not None
+    amounts = [bar for bar in chart.bars if bar.kind == "amount" and bar.height]
+    assert [round(bar.height) for bar in amounts] == [25, 100]
+    (mark,) = [bar for bar in chart.bars if bar.kind == "away"]
+    assert mark.x == amounts[0].x
+    assert "2 blobs, 2.0 kB, 0 failures, away for 2 h 0 min" in mark.says
+    assert charts.last_days([], 30, NOW) is None
+
+
+def test_the_shares_of_what_was_proved_fill_the_bar() -> None:
+    shares = {words: share for words, share, _ in charts.ages(Proved(200, 100, 150, 150, 190))}
+    assert list(shares.values()) == [0.5, 0.25, 0.0, 0.2, 0.05]
+
+
+class Seen(HTMLParser):
+    """What a browser would find in the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_nothing_from_outside_becomes_markup() -> None:
+    """Names, reasons, details, lines of the log, errors: each is shown, as one line of text."""
+    checked = CheckRun(HOSTILE, NOW, NOW, 7, 100, 1000, 2, HOSTILE)
+    failed = FailedBlob(HOSTILE, HOSTILE, HOSTILE, 1, NOW, NOW)
+    hostile = facts(
+        settings=settings(target="remote"),
+        daemon=daemon(recent=[[NOW.isoformat(), "warning", HOSTILE]], outages=away(HOUR)),
+        snapshots={HOSTILE: Last(failed_at=NOW, error=HOSTILE)},
+        trouble=CatalogUnavailable(HOSTILE, hint=HOSTILE),
+        lacks=[CatalogRefused(HOSTILE, hint=HOSTILE)],
+        totals=replace(TOTALS, failed_by_reason={HOSTILE: 3}),
+        unknown=3,
+        runs=[replace(RUN, host=HOSTILE, outcome=HOSTILE)],
+        dumps=[replace(DUMP, name=HOSTILE), replace(DUMP, error=HOSTILE)],
+        checks=[checked],
+        examples=[failed],
+    )
+    page = render([Target.of(hostile, NOW), Target.of(facts(), NOW)], NOW)
+    plain = Seen(render([Target.of(facts(), NOW)], NOW))
+    seen = Seen(page)
+    assert seen.text.count("alert(1)") > 10
+    for tag in ("script", "style", "title", "meta", "link", "img"):
+        assert [name for name, _ in seen.tags].count(tag) == [n for n, _ in plain.tags].count(tag)
+    assert not [name for _, found in seen.tags for name in found if name.startswith("on")]
+    assert not re.search("[\x1b\u202e]", page)
+
+
+def test_the_page_says_the_figures_and_asks_for_nothing_else() -> None:
+    page = render([Target.of(facts(daemon=daemon(), totals=TOTALS, unknown=3), NOW)], NOW)
+    figures = dict(re.findall(r"<dt>(\w+)</dt><dd><b>([^<]*)</b>", page))
+    assert figures == {"copied": "3,400,000", "pending": "77", "failed": "3", "speed": "11.5 MB/s"}
+    assert "<title>Needs you: backup of " in page
+    tags = Seen(page).tags
+    assert not [found for _, found in tags if {"src", "action", "formaction", "style"} & set(found)]
+    assert not {"form", "button", "input"} & {tag for tag, _ in tags}
+    assert [found["href"][:5] for tag, found in tags if tag == "link"] == ["data:"]  # type: ignore[index]
+
+
+def test_runs_of_several_hosts_are_told_apart() -> None:
+    """Beside the one of this host, whose daemon answers, live those that were heard of lately."""
+    ours, at_work = socket.gethostname(), replace(RUN, ended_at=None, updated_at=NOW)
+    runs = [
+        replace(at_work, host=ours),
+        replace(at_work, host="elsewhere", run_id=UUID(int=8)),
+        replace(at_work, host=ours, run_id=UUID(int=9)),
+        replace(RUN, run_id=UUID(int=10)),
+    ]
+    target = Target.of(facts(runs=runs, daemon=daemon()), NOW)
+    assert target.living == runs[:2]
+    page = render([target], NOW)
+    assert (page.count(">at work<"), page.count(">without a word<")) == (2, 1)
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(board: Board, listen: str = "127.0.0.1:0", **options: Any) -> Iterator[PageServer]:
+    server = PageServer(listen, board, **{"exposed": False, "names": (), **options})
+    server.start()
+    threading.Thread(target=board.serve, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(
+    server: PageServer, method: str = "GET", path: str = "/", host: str | None = None
+) -> tuple[http.client.HTTPResponse, str]:
+    client = http.client.HTTPConnection(*server.server_address[:2], timeout=PATIENCE)  # type: ignore[arg-type]
+    try:
+        client.request(method, path, headers={} if host is None else {"Host": host})
+        answer = client.getresponse()
+        return answer, answer.read().decode()
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    with served(Board(lambda: Shown("<p>page", policy(), "remote: Well\n", True))) as found:
+        yield found
+
+
+def test_a_get_shows_the_page_with_safe_headers(server: PageServer) -> None:
+    answer, text = ask(server)
+    assert (answer.status, text) == (200, "<p>page")
+    assert answer.headers["Content-Security-Policy"] == policy()
+    for words in ("default-src 'none'", "frame-ancestors 'none'", "form-action 'none'", "sha256-"):
+        assert words in policy()
+    assert "unsafe" not in policy()
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert "Python" not in answer.headers["Server"]
+    head, nothing = ask(server, "HEAD")
+    assert (head.status, nothing) == (200, "")
+    assert head.headers["Content-Length"] == answer.headers["Content-Length"]
+
+
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"]
+)
+def test_no_other_method_is_allowed(server: PageServer, method: str) -> None:
+    answer, text = ask(server, method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+    assert text == "405 Method Not Allowed\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:80", 200),
+        ("[::1]:9188", 200),
+        ("LOCALHOST", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example:9188", 421),
+        ("10.0.0.1", 421),
+        ("[", 421),
+        ("", 421),
+    ],
+)
+def test_a_request_for_another_name_is_refused(server: PageServer, host: str, status: int) -> None:
+    assert ask(server, host=host)[0].status == status
+    assert ask(server, path="/healthz", host=host)[0].status == status
+
+
+def test_the_name_of_a_proxy_can_be_allowed() -> None:
+    board = Board(lambda: Shown("", "", "", True))
+    with served(board, names=("Backup.Example.org",)) as server:
+        assert ask(server, host="backup.example.org")[0].status == 200
+
+
+def test_other_hosts_see_it_only_where_that_was_asked_for() -> None:
+    board = Board(lambda: Shown("", "", "", True))
+    with pytest.raises(ConfigError, match="no loopback address") as caught:
+        PageServer("0.0.0.0:0", board, exposed=False, names=())
+    assert "--expose" in caught.value.hint
+    with served(board, "0.0.0.0:0", exposed=True) as server:
+        assert ask(server, host="10.0.0.1")[0].status == 200
+        assert ask(server, host="evil.example")[0].status == 421
+    with served(board) as server, pytest.raises(ConfigError, match="cannot listen"):
+        PageServer(server.url[7:-1], board, exposed=False, names=())
+
+
+def test_health_is_told_in_plain_text(server: PageServer) -> None:
+    answer, text = ask(server, path="/healthz?full")
+    assert (answer.status, text) == (200, "remote: Well\n")
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert ask(server, path="/other")[0].status == 404
+    with served(Board(lambda: Shown("", "", "remote: Needs you\n", False))) as ill:
+        assert ask(ill, path="/healthz")[0].status == 503
+        assert ask(ill)[0].status == 200
+
+
+def test_many_viewers_cost_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a page that was asked for long ago is made anew."""
+    made: list[None] = []
+
+    def make() -> Shown:
+        made.append(None)
+        return Shown(f"page {len(made)}", policy(), "", True)
+
+    monkeypatch.setattr("ntt_backup.ui.page.server._FRESH_SECONDS", 600.0)
+    with served(Board(make)) as server:
+        assert {ask(server)[1] for _ in range(20)} == {"page 1"}
+        monkeypatch.setattr("ntt_backup.ui.page.server._FRESH_SECONDS", 0.0)
+        assert ask(server)[1] == "page 2"

@@ -1,0 +1,55 @@
+"""The pages: what they link to, and what names them elsewhere, is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+ELSEWHERE = ("ntt_backup", "systemd", "bin", "docs/monitoring")
+NAMED = re.compile(r"/(?:ntt-backup|docs)/([a-z-]+\.md)")
+# How a hint names a chapter, also where its string goes on in the next line.
+CHAPTER = re.compile(r"""["']([A-Z][^"']+)["'] in docs/([a-z-]+\.md)""")
+
+
+def headings(page: Path) -> list[str]:
+    text = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
+    return re.findall(r"(?m)^#+ (.*)$", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings(page)}
+
+
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    text = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for file, anchor in links(page):
+        target = (page.parent / file) if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
+
+
+def test_pages_and_chapters_that_are_named_elsewhere_exist() -> None:
+    for top in ELSEWHERE:
+        for path in (ROOT / top).rglob("*"):
+            if not path.is_file() or path.suffix == ".pyc":
+                continue
+            text = re.sub(r"[\"']\n\s*[\"']", "", path.read_text(errors="replace"))
+            for name in NAMED.findall(text):
+                assert (DOCS / name).exists(), f"{path}: {name}"
+            for chapter, name in CHAPTER.findall(text):
+                assert chapter in headings(DOCS / name), f"{path}: {chapter}"
