@@ -12,6 +12,7 @@ import atexit
 import gc
 import os
 import signal
+import sys
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -23,6 +24,9 @@ def main() -> NoReturn:
     """Loads the command line, and does what it says."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+    if sys.getfilesystemencoding() != "utf-8":
+        # Elsewhere names of files are bytes as UTF-8 reads them: in manifests, patterns and lists.
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
     gc.set_threshold(_NEW_OBJECTS)
     from ntt_backup.cli import app
 

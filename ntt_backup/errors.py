@@ -11,17 +11,38 @@ the edge that met them, and kept as `__cause__`.
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 # All was tried, and some of it failed, or is not as it should be.
 SOME_FAILED: Final = 7
 
+# Of exit codes, the better before the worse.
+_WORSE: Final = (0, 143, 130, SOME_FAILED, 3, 5, 6, 4, 2, 1)
+
+_OF_DESTINATIONS: Final = {
+    errno.ENOSPC: "free space, and call it again: what is there already is kept",
+    errno.EDQUOT: "raise the quota, and call it again",
+    errno.EROFS: "remount it for writing, or name another directory",
+    errno.EACCES: "let this user write to it, or name another directory",
+    errno.ENOENT: "make the directory that shall hold it",
+    errno.EXDEV: "mount one file system at the destination itself, not below it",
+    errno.ELOOP: "links below the destination are not followed: remove it",
+}
+
 # In text for people, the program's name before a command always begins a line to be typed.
 _COMMAND_LINE: Final = re.compile(r"\bntt-backup-remote (?=[a-z])")
 _global_options: list[str] = []
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Returns the exit code of several: an error comes before what is only incomplete, and that
+    before a stop.
+    """
+    return max(codes, key=_WORSE.index)
 
 
 def remember_global_options(options: Sequence[str]) -> None:
@@ -87,6 +108,12 @@ class LockHeld(BackupError):
     exit_code = 3
 
 
+class NotRunning(BackupError):
+    """No daemon of this target answers on this host."""
+
+    exit_code = 8
+
+
 class CatalogError(BackupError):
     """The catalog cannot do what it is asked."""
 
@@ -137,9 +164,18 @@ class RemoteCannotStore(RemoteError):
 
 
 class DestinationError(BackupError):
-    """The directory that blobs are restored into cannot keep them."""
+    """The directory that something is restored into cannot keep it."""
 
     exit_code = 6
+
+    @classmethod
+    def at(cls, path: object, error: OSError) -> DestinationError:
+        """Returns what the system says about a path of that directory."""
+        return cls(
+            f"cannot restore into {path}",
+            detail=error.strerror or str(error),
+            hint=_OF_DESTINATIONS.get(error.errno or 0, "look at that path, and at its disk"),
+        )
 
 
 class BatchRejected(BackupError):
@@ -170,7 +206,7 @@ class MountImpossible(ConfigError):
             detail=detail,
             hint=hint
             or "without a mount, blobs are written into a directory: ntt-backup-remote unpack, or"
-            " ntt-backup-remote restore",
+            " ntt-backup-remote restore; and a snapshot: ntt-backup-remote snapshot restore",
         )
 
 

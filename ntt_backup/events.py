@@ -3,17 +3,19 @@
 The lines of the JSONL log, the lines on a terminal and docs/jsonl.schema.json come from these
 classes, so a new event is one class: its docstring and the descriptions of its fields go into the
 schema (`python -m tests.jsonl_schema` writes it). Names and fields are a contract: events and
-fields may be added, none may be changed or removed. Those of a dump are in `dump.events`.
+fields may be added, none may be changed or removed. Those of a daemon are in `daemon.events`,
+those of a dump in `dump.events`, those of snapshots in `snapshot.events`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
-from ntt_backup.errors import complete
-from ntt_backup.format import duration, many, printable, size
+from ntt_backup.errors import BackupError, BatchRejected, ProtocolViolation, complete
+from ntt_backup.format import duration, many, printable, rate, size
 from ntt_backup.model import OF_CHECKS, Failure, Reason, Receipt
 from ntt_backup.process.messages import Count, ErrorFields, Message, Positive, doc
 
@@ -35,7 +37,15 @@ _AWAY_AND_BACK: Final = {
     "source": ("store is away", "store is back"),
     "preflight": ("cannot begin yet", "can begin"),
 }
-Side = Annotated[str, one_of(*_AWAY_AND_BACK)]
+SIDES: Final = tuple(_AWAY_AND_BACK)
+Side = Annotated[str, one_of(*SIDES)]
+# Why a batch is sent again, by the error: its answer is none, says no, or is lost.
+RETRY_CAUSES: Final[Mapping[type[BackupError], str]] = {
+    ProtocolViolation: "protocol",
+    BatchRejected: "rejected",
+    BackupError: "link",
+}
+_OUTCOMES: Final = ("done", "some_failed", "dump_failed", "snapshot_failed", "stopped", "error")
 
 
 class Event(Message):
@@ -120,6 +130,7 @@ class Progress(Event):
         ),
     ]
     active_workers: Annotated[Count, doc("that send or wait for answers")]
+    paused: Annotated[bool, doc("somebody holds all back")] = False
 
     def _text(self) -> str:
         about = "about " if self.estimated else ""
@@ -129,12 +140,12 @@ class Progress(Event):
             f"{self.failed:,} failed",
             f"{about}{self.pending:,} pending" if known else "pending not counted yet",
             size(self.bytes),
-            f"{self.mb_per_s:.1f} MB/s",
+            rate(self.mb_per_s),
             f"{self.blobs_per_s:,.0f} files/s",
         ]
         if self.pending and self.eta_s is not None:
             parts.append(f"about {duration(self.eta_s)} left")
-        return ", ".join(parts)
+        return ", ".join(["paused", *parts] if self.paused else parts)
 
 
 class Stopping(Event):
@@ -158,7 +169,7 @@ class Error(ErrorFields, Event):
 class RunStop(Event):
     """The run's last line."""
 
-    outcome: Annotated[str, one_of("done", "some_failed", "dump_failed", "stopped", "error")]
+    outcome: Annotated[str, one_of(*_OUTCOMES)]
     exit_code: Count
     copied: Count
     failed: Count
@@ -166,13 +177,13 @@ class RunStop(Event):
     duration_s: Seconds
 
     def _text(self) -> str:
-        rate = self.bytes / _MEGA / max(self.duration_s, 1e-3)
+        mb_per_s = self.bytes / _MEGA / max(self.duration_s, 1e-3)
         # Only the line that says what is wrong begins with "error:".
         outcome = "ended early" if self.outcome == "error" else self.outcome.replace("_", " ")
         return (
             f"{outcome}: {self.copied:,} copied,"
             f" {self.failed:,} failed, {size(self.bytes)} in {duration(self.duration_s)}"
-            f" ({rate:.1f} MB/s), exit code {self.exit_code}"
+            f" ({rate(mb_per_s)}), exit code {self.exit_code}"
         )
 
 
@@ -218,6 +229,7 @@ class BatchComplete(WorkerEvent):
     mb_per_s: Annotated[Amount, doc("10^6 bytes of content a second")]
     attempt: Positive
     pack: Annotated[str, doc("the key of the pack in the bucket; empty where there is none")] = ""
+    answer_s: Annotated[Amount, doc("seconds from the batch's last byte to its answer")] = 0.0
 
     @classmethod
     def of(cls, receipt: Receipt) -> Self:
@@ -232,6 +244,7 @@ class BatchComplete(WorkerEvent):
             mb_per_s=receipt.stored_bytes / max(receipt.duration_s, 1e-6) / _MEGA,
             attempt=receipt.batch.attempt,
             pack=receipt.packs[0].key if receipt.packs else "",
+            answer_s=receipt.answer_s,
         )
 
 
@@ -244,6 +257,7 @@ class BatchRetry(WorkerEvent):
     attempt: Annotated[Positive, doc("of the sending to come")]
     reason: str
     wait_s: Seconds
+    cause: Annotated[str, one_of(*RETRY_CAUSES.values())] = "link"
 
     def _text(self) -> str:
         return (
@@ -295,7 +309,7 @@ class Outage(WorkerEvent):
 
     def _text(self) -> str:
         away, _ = _AWAY_AND_BACK[self.what]
-        return f"{away}, again in {duration(self.wait_s)}: {_join(self.reason, self.detail)}"
+        return f"{away}, again in {duration(self.wait_s)}: {with_detail(self.reason, self.detail)}"
 
 
 class OutageEnd(WorkerEvent):
@@ -323,7 +337,7 @@ class WorkerRestart(WorkerEvent):
 
     def _text(self) -> str:
         died = f"worker {self.worker} died (status {self.status})"
-        return _join(f"{died}, a new one in {duration(self.wait_s)}", self.detail)
+        return with_detail(f"{died}, a new one in {duration(self.wait_s)}", self.detail)
 
 
 class WorkerStall(WorkerEvent):
@@ -353,11 +367,12 @@ class WorkerStop(WorkerEvent):
     """A worker process has ended in good order."""
 
 
-def _join(message: str, detail: str) -> str:
+def with_detail(message: str, detail: str) -> str:
+    """Returns both as one text."""
     return f"{message}: {detail}" if detail else message
 
 
 def explain(error: ErrorFields) -> str:
     """Returns what happened, why, and what to do."""
-    text = _join(error.message, error.detail)
+    text = with_detail(error.message, error.detail)
     return f"{text}; {error.hint}" if error.hint else text

@@ -1,8 +1,8 @@
-"""Sizes, durations, moments, counts and errors as people read them, safe to print. Pure."""
+"""Sizes, durations, moments, counts and errors as people read them, safe to print."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import humanize
@@ -10,6 +10,7 @@ import humanize
 from ntt_backup.errors import BackupError
 
 _SHORT_S: Final = 9.95
+_units: Final = {"iec": False}
 
 
 def printable(text: str) -> str:
@@ -23,9 +24,21 @@ def printable(text: str) -> str:
     )
 
 
+def use_iec(*, iec: bool) -> None:
+    """Has sizes and rates shown in KiB and MiB, of 1024 bytes, from now on, or no longer."""
+    _units["iec"] = iec
+
+
 def size(count: int) -> str:
-    """Returns bytes as `212.3 MB`, with MB = 10^6 bytes."""
-    return humanize.naturalsize(count, format="%.1f")
+    """Returns bytes as `212.3 MB`, with MB = 10^6 bytes; or as `202.5 MiB`, see `use_iec`."""
+    return humanize.naturalsize(count, binary=_units["iec"], format="%.1f")
+
+
+def rate(mb_per_s: float) -> str:
+    """Returns megabytes (10^6 bytes) a second as `12.0 MB/s`; or as `11.4 MiB/s`."""
+    if _units["iec"]:
+        return f"{mb_per_s * 1e6 / 2**20:.1f} MiB/s"
+    return f"{mb_per_s:.1f} MB/s"
 
 
 def duration(seconds: float) -> str:
@@ -42,9 +55,17 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
 
 
-def moment(when: datetime) -> str:
-    """Returns a point in time as `2026-03-04 06:06 CET`, in the local time zone."""
-    return f"{when.astimezone():%Y-%m-%d %H:%M %Z}"
+def moment(when: datetime, *, zone: bool = True) -> str:
+    """Returns a point in time as `2026-03-04 06:06 CET`, in the local time zone. zone: whether to
+    say that, which a list of files need not.
+    """
+    local = when.astimezone()
+    return f"{local:%Y-%m-%d %H:%M %Z}" if zone else f"{local:%Y-%m-%d %H:%M}"
+
+
+def utc(when: datetime) -> str:
+    """Returns a point in time for programs: `2026-03-04T05:06:07.123Z`, in UTC."""
+    return when.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def about(count: int) -> int:

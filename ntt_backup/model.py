@@ -154,8 +154,8 @@ class Receipt:
     """The answer for a batch: one verdict a blob, given once what is stored is on stable storage.
 
     stored carries the sizes that were sent, in bytes. wire_bytes is what was handed to the
-    transport for this batch. duration_s runs from the batch's start to the answer. packs: those
-    that hold the stored blobs, where the target is a bucket.
+    transport for this batch. duration_s runs from the batch's start to the answer, answer_s from
+    its last byte. packs: those that hold the stored blobs, where the target is a bucket.
     """
 
     batch: Batch
@@ -164,6 +164,7 @@ class Receipt:
     wire_bytes: int
     duration_s: float
     packs: tuple[StoredPack, ...] = ()
+    answer_s: float = 0.0
 
     @property
     def stored_bytes(self) -> int:

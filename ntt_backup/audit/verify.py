@@ -26,6 +26,7 @@ from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks
 from ntt_backup.client.pool import SessionPool, run_threads
 from ntt_backup.config import RemoteConfig, StoreConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
@@ -53,7 +54,8 @@ class Choice(TypedDict):
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to check, and how. way: hash on the remote (`there`), after a download, or the local
-    store. fraction: a random part. Times are in seconds, max_bytes is of content.
+    store. fraction: a random part. Times are in seconds, max_bytes is of content; bwlimit: of what
+    a download brings.
     """
 
     way: Way = "there"
@@ -63,6 +65,7 @@ class Question:
     max_bytes: int | None = None
     older_than: float | None = None
     workers: int = 2
+    bwlimit: Timetable | None = None
 
     @property
     def choice(self) -> Choice:
@@ -119,7 +122,8 @@ def verify_remote(
 ) -> Findings:
     """Checks what is copied to the target. Raises BackupError; what was found is recorded."""
     fetching = question.way == "download"
-    pool = SessionPool(settings, "verify", ("get" if fetching else "verify", "list"), on_outage)
+    words = ("get" if fetching else "verify", "list")
+    pool = SessionPool(settings, "verify", words, on_outage, question.bwlimit)
     try:
         session = pool.open_first()
         if not fetching and not session.banner.can_hash:
@@ -253,6 +257,6 @@ class _Check:
                 "by-hash on the remote is empty",
                 detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
                 hint="is its disk mounted? Nothing was marked. If the backup is really lost, see"
-                " 'When the remote has lost its disk' in docs/operations.md",
+                " 'When the remote has lost its disk' in docs/first-aid.md",
             )
         self.has_blobs = True

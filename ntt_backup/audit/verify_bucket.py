@@ -28,6 +28,7 @@ from ntt_backup.catalog.packs import PackChecks, forget_packs, mark_packs_checke
 from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
 from ntt_backup.client.pool import WorkQueue, run_threads
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable
 from ntt_backup.format import many
@@ -54,7 +55,9 @@ def verify_bucket(
     else asks the object store. Raises BackupError; what was found is recorded.
     """
     stop, news = threading.Event(), threading.Event()
-    bucket, tables = open_to_read(settings, on_outage, stop, cached=False)
+    bucket, tables = open_to_read(
+        settings, on_outage, stop, cached=False, fetch=SharedPace.of(question.bwlimit)
+    )
     jobs: WorkQueue[Checkable, Checked] = WorkQueue(
         2 * question.workers, bucket.cancelled, news.set
     )
@@ -203,7 +206,7 @@ class _Check:
                 "the bucket is empty below the target's prefix",
                 detail=f"looked for {many(self.found.checked, 'blob')} that should be there",
                 hint="is remote.url right? Nothing was marked. If the backup is really lost, see"
-                " 'When the remote has lost its disk' in docs/operations.md",
+                " 'When the remote has lost its disk' in docs/first-aid.md",
             )
         self.has_blobs = True
 

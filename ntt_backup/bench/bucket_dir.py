@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from ntt_backup.bench.helpers import Answer, Ready
 from ntt_backup.config import Settings, identity
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied
 from ntt_backup.format import many, size
 from ntt_backup.objects.bucket import DEAD_SECONDS, Bucket, ObjectExists, ObjectInfo, sweep

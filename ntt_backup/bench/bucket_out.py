@@ -24,8 +24,8 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.model import Blob, total_size
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import blob_key
+from ntt_backup.objects.outbox import Outbox
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.upload.strategies.outbox import Outbox
 
 CODECS: Final = ("none", "zst", "gz")
 # The smallest part that an object store takes.

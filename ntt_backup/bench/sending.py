@@ -18,7 +18,7 @@ from ntt_backup.bench.tar_pipe import send_tar
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.transport import Transport
 from ntt_backup.config import RunSettings
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt, total_size
 from ntt_backup.source.inspection import Store

@@ -87,6 +87,14 @@ def last_dumps(conn: Connection, target: str) -> list[DumpRun]:
     return [DumpRun(*row) for row in rows]
 
 
+def recent_dumps(conn: Connection, target: str, limit: int) -> list[DumpRun]:
+    """Returns the target's last dumps, made or failed, the newest first."""
+    with translated("read the history of dumps"):
+        values = {"target": target, "limit": limit}
+        rows = conn.execute(statement("recent_dumps"), values).fetchall()
+    return [DumpRun(*row) for row in rows]
+
+
 def ever_made(conn: Connection, target: str) -> bool:
     """Returns whether the target ever got a good dump."""
     return any(one.name for one in last_dumps(conn, target))

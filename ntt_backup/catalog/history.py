@@ -1,4 +1,4 @@
-"""The history of runs: when the last one was, what it copied, whether it is alive.
+"""The history of runs: when the last one was, what it copied, whether it is alive; and by the hour.
 
 A run that dies leaves its row without an end. Nothing cleans up after it: `updated_at`, renewed
 with every progress event, shows how long ago it was last seen.
@@ -43,6 +43,17 @@ class Run:
         return round(self.bytes / lasted / 1e6, 3) if lasted > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """What the runs of a target did in an hour. outage_s: seconds in which something was away."""
+
+    hour: datetime
+    copied: int
+    failed: int
+    bytes: int
+    outage_s: float
+
+
 def start_run(conn: Connection, run_id: UUID, target: str, **about: str | int) -> None:
     """Records that a run begins. about: its host, pid, strategy and number of workers."""
     with translated("note the run"):
@@ -58,16 +69,58 @@ def update_run(
     bytes: int,
     outcome: str | None = None,
     exit_code: int | None = None,
+    outage_s: float | None = None,
 ) -> None:
-    """Records a run so far: blobs copied and failed, bytes copied. With an outcome it has ended."""
+    """Records a run so far: blobs copied and failed, bytes copied. With an outcome it has ended.
+    outage_s: seconds of outages to add to the hour; None leaves the hours alone.
+    """
     done = {"copied": copied, "failed": failed, "bytes": bytes}
     ended = {"outcome": outcome, "exit_code": exit_code}
-    with translated("note the run"):
+    with translated("note the run"), conn.transaction():
+        if outage_s is not None:
+            values = {"run_id": run_id, "outage_s": outage_s, **done}
+            conn.execute(statement("add_to_hour"), values)
         conn.execute(statement("update_run"), {"run_id": run_id, **done, **ended})
+
+
+def may_note_hours(conn: Connection) -> bool:
+    """Returns whether `update_run` can add to the hours: older catalogs do not have them."""
+    with translated("show its privileges"):
+        return bool(conn.execute(statement("may_note_hours")).fetchall()[0][0])
+
+
+def hours(conn: Connection, target: str, days: int) -> list[Hour]:
+    """Returns the hours of the last days in which the target's runs did anything, in order."""
+    with translated("read the history of hours"):
+        values = {"target": target, "days": days}
+        return [Hour(*row) for row in conn.execute(statement("hours"), values)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How the last run that has ended did so, and when one last ended with 0."""
+
+    ended_at: datetime
+    exit_code: int
+    succeeded_at: datetime | None
+
+
+def last_end(conn: Connection, target: str) -> RunEnd | None:
+    """Returns the end of the target's last run that has one."""
+    with translated("read the history of runs"):
+        row = conn.execute(statement("last_end"), {"target": target}).fetchone()
+    return RunEnd(*row) if row else None
 
 
 def latest_runs(conn: Connection, target: str) -> list[Run]:
     """Returns the target's latest run, if there is one, and then others that are under way."""
     with translated("read the history of runs"):
         rows = conn.execute(statement("latest_runs"), {"target": target}).fetchall()
+    return [Run(*row) for row in rows]
+
+
+def recent_runs(conn: Connection, target: str, limit: int) -> list[Run]:
+    """Returns the target's last runs, the newest first."""
+    with translated("read the history of runs"):
+        rows = conn.execute(statement("recent_runs"), {"target": target, "limit": limit}).fetchall()
     return [Run(*row) for row in rows]

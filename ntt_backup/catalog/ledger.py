@@ -125,14 +125,20 @@ def record_checks(
     return int(requeued)
 
 
-def requeue(conn: Connection, target: str, reason: str | None = None) -> int:
-    """Makes failed blobs pending again, all or those of one reason; returns how many.
+def requeue(
+    conn: Connection,
+    target: str,
+    reason: str | None = None,
+    blobids: Sequence[str] | None = None,
+) -> int:
+    """Makes failed blobs pending again, all, those of one reason, or these; returns how many.
 
     Committed in batches, so no row is locked for long; interrupted, it can be called again. Without
     a reason this includes blobs that some other program marked as failed.
     """
     requeued = 0
-    values = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH, "past": None}
+    values: dict[str, Any] = {"target": target, "reason": reason, "limit": _REQUEUE_BATCH}
+    values["blobids"] = _array(blobids) if blobids is not None else None
     with translated("requeue failed blobs"):
         parts = {**read_parts(conn, target), "counted": fragment("counted")}
         names = ["requeue_listed", "requeue_unlisted"] if reason is None else ["requeue_listed"]
@@ -167,7 +173,7 @@ def _columns_of(failures: Sequence[Failure]) -> dict[str, str]:
     return {
         "blobids": _array([failure.blobid for failure in failures]),
         "reasons": _array([str(failure.reason) for failure in failures]),
-        "details": _array([_storable(failure.detail) for failure in failures]),
+        "details": _array([storable(failure.detail) for failure in failures]),
     }
 
 
@@ -181,8 +187,8 @@ def _array(elements: Sequence[str]) -> str:
     return f'{{"{text}"}}' if elements else "{}"
 
 
-def _storable(detail: str) -> str:
-    """Returns the detail as any database can keep it: no NUL, nothing that its encoding may lack.
+def storable(detail: str) -> str:
+    """Returns a detail as any database can keep it: no NUL, nothing that its encoding may lack.
 
     It quotes file names and a remote's words. One odd character must not fail the whole batch.
     """

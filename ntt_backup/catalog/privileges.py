@@ -40,6 +40,11 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "scan": ("insert .blobid .size", "select insert update scans", "temporary database"),
     "run": _RUN,
     "run on a bucket": (*_RUN, "select insert update packs"),
+    "failed": ("select failures",),
+    "failed --known": ("select update failures",),
+    "show": ("select failures",),
+    "runs": ("select runs",),
+    "dumps": ("select dumps",),
     "dump": ("select insert dumps", "select marks"),
     "requeue": ("update .copy_failed", "select delete failures", "select insert update marks"),
     "verify": _CHECKED,
@@ -52,8 +57,24 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
         "delete failures",
         "select insert update delete packs",
     ),
+    # Beside the work of commands: granted with the rest, and none is refused for it.
+    "the history of checks": ("select checks",),
+    "a note of a check": ("insert checks",),
+    "the history of hours": ("select hours",),
+    "a note of an hour": ("select insert update hours",),
 }
-MONITORING: Final = ("check", "status", "status on a bucket", "reconcile")
+MONITORING: Final = (
+    "check",
+    "status",
+    "status on a bucket",
+    "failed",
+    "show",
+    "runs",
+    "dumps",
+    "reconcile",
+    "the history of checks",
+    "the history of hours",
+)
 _VERBS: Final = frozenset({"select", "insert", "update", "delete", "temporary"})
 _OF_A_TARGET: Final = ("copied", "last_checked", "copy_failed")
 _READ_ALL: Final = 140_000  # The first version that has the role pg_read_all_data.

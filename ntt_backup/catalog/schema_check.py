@@ -20,9 +20,9 @@ from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.errors import CatalogRefused
 
 SCHEMA_VERSION = 1
-OWN_TABLES = frozenset({"dumps", "failures", "marks", "packs", "runs", "scans", "schema_version"})
-# They came later, and are needed by those commands alone that use them.
-LATER_TABLES = frozenset({"packs"})
+# What came later, tables and columns, is needed by those commands alone that use them.
+LATER_TABLES = frozenset({"checks", "failures.known_at", "hours", "packs"})
+OWN_TABLES = LATER_TABLES | {"dumps", "failures", "marks", "runs", "scans", "schema_version"}
 PRINT_SQL = (
     "`ntt-backup-remote init-db --print-sql` prints the SQL, a script for each who must run it"
 )
@@ -185,7 +185,7 @@ def check_table(conn: Connection, table: Table, target: str) -> None:
 
 
 def own_tables(conn: Connection) -> frozenset[str]:
-    """Returns those of our own tables that exist."""
+    """Returns those of our own tables that exist, and their columns as `table.column`."""
     return frozenset(name for (name,) in conn.execute(statement("own_tables")))
 
 

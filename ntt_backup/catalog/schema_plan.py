@@ -119,8 +119,14 @@ def make_plan(
     """Returns all that is missing for the role (None: that of this session) to back up, and for the
     monitors to look at figures. Raises CatalogRefused for what adding cannot mend.
     """
+    names = [*filter(None, [role]), *monitors]
     with translated("show what it lacks"):
-        return _Planner(conn, target, role).plan(monitors, notify=notify)
+        for (absent,) in conn.execute(statement("absent_roles"), {"names": names}).fetchall():
+            raise CatalogRefused(
+                f"the server has no role {absent}",
+                hint=f"as a superuser: {shown('create_role', role=sql.Identifier(absent))}",
+            )
+        return _Planner(conn, target, role).plan(names[1:] if role else names, notify=notify)
 
 
 class _Surroundings(NamedTuple):
@@ -161,8 +167,7 @@ class _Planner:
     def _new_table(self) -> Table:
         """Returns a table that is still to be made: its oid is 0, its owner "" for anybody."""
         around = self._around
-        may_make = around.may_create_table and self._role == around.user
-        owner = self._role if may_make else ""
+        owner = self._role if around.may_create_table and self._role == around.user else ""
         return Table(0, "r", around.new_schema, owner, around.database_owner, True, {})
 
     def plan(self, monitors: Iterable[str], *, notify: bool) -> Plan:
@@ -200,7 +205,7 @@ class _Planner:
         text = "make the schema ntt_backup and its tables"
         needed = version != SCHEMA_VERSION or not absent <= LATER_TABLES
         if not needed:
-            text = f"add to ntt_backup the tables {', '.join(sorted(absent))}"
+            text = f"add to ntt_backup {', '.join(sorted(absent))}"
         statements = (*create, shown("create_own_tables"), note)
         return [Step(self._own_maker, text, statements, needed=needed)]
 

@@ -98,7 +98,7 @@ def quick_totals(conn: Connection, target: str) -> Totals:
     failed = sum(reasons.failed.values())
     with translated("estimate its blobs"):
         values = {"target": target}
-        without_blobid = _quick(conn, "without_blobid", parts, values)
+        without_blobid = quick_rows(conn, "without_blobid", parts, values)
         copied, copied_bytes = conn.execute(statement("copied_by_runs"), values).fetchall()[0]
         all_rows = conn.execute(statement("all_rows")).fetchall()[0][0] or all_rows
     average = (copied_bytes + pending.bytes) / max(copied + pending.blobs - pending.unsized, 1)
@@ -139,7 +139,7 @@ def stored_objects(conn: Connection, target: str, least: int, *, exact: bool) ->
         if exact:
             large = conn.execute(statement("large_copied", **parts), values).fetchall()
         else:
-            large = _quick(conn, "large_copied", parts, values) or [(None, None)]
+            large = quick_rows(conn, "large_copied", parts, values) or [(None, None)]
     return StoredObjects(*packs, *large[0])
 
 
@@ -150,12 +150,25 @@ def quick_reasons(conn: Connection, target: str, *, few: bool) -> Reasons:
     with translated("count failed blobs"):
         parts = read_parts(conn, target)
         values = {"target": target, "checks": list(OF_CHECKS)}
-        rows = _quick(conn, "uncopied_by_reason", parts, values) if few else None
+        rows = quick_rows(conn, "uncopied_by_reason", parts, values) if few else None
         if rows is None:
-            rows = _quick(conn, "listed_by_reason", parts, values)
+            rows = quick_rows(conn, "listed_by_reason", parts, values)
         if rows is not None:
             return _reasons(rows)
         return _reasons(conn.execute(statement("noted_by_reason"), values), counted=False)
+
+
+def still_failed(conn: Connection, target: str) -> int:
+    """Returns how many blobs on our list are failed, without those that somebody knows of, as
+    exactly as a moment allows.
+    """
+    with translated("count failed blobs"):
+        parts, values = read_parts(conn, target), {"target": target}
+        with suppress(errors.UndefinedColumn):
+            rows = quick_rows(conn, "unknown_failed", parts, values, 2 * _MILLISECONDS)
+            if rows is not None:
+                return int(rows[0][0])
+    return sum(quick_reasons(conn, target, few=False).failed.values())
 
 
 def pending_estimate(conn: Connection, target: str, milliseconds: int) -> PendingEstimate:
@@ -255,13 +268,17 @@ def _expected_rows(conn: Connection, name: str, parts: Parts) -> int:
     return int(plan[0]["Plan"]["Plan Rows"])
 
 
-def _quick(
-    conn: Connection, name: str, parts: Parts, values: Mapping[str, object]
+def quick_rows(
+    conn: Connection,
+    name: str,
+    parts: Parts,
+    values: Mapping[str, object],
+    milliseconds: int = _MILLISECONDS // 8,
 ) -> list[tuple[Any, ...]] | None:
     """Returns the rows of a query; None where it takes too long."""
     with suppress(errors.QueryCanceled), conn.transaction():
         walk_indexes(conn, local=True)
-        configure(conn, "statement_timeout", _MILLISECONDS // 8, local=True)
+        configure(conn, "statement_timeout", milliseconds, local=True)
         return conn.execute(statement(name, **parts), values).fetchall()
     return None
 

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
@@ -22,72 +21,95 @@ import click
 
 from ntt_backup import __version__
 from ntt_backup.cli.common import Common
+from ntt_backup.cli.completion import target_names
+from ntt_backup.cli.examples import with_examples
+from ntt_backup.cli.lazy_group import LazyGroup
 from ntt_backup.errors import BackupError, remember_global_options
-from ntt_backup.format import printable, render_error
+from ntt_backup.format import printable, render_error, use_iec
 from ntt_backup.model import DEFAULT_TARGET
 
-# Each is a function of that name in a module of that name, with _ for -. The first sentence of its
-# help stands here, so that a list of all need not load all.
 _COMMANDS = {
     "bench": "Measure the link, and the ways to send blobs over it.",
+    "bwlimit": "Set what a running daemon may send.",
     "check": "Check everything that a run needs.",
+    "completion": "Print what makes a shell complete our commands, options and names.",
+    "config": "Show or check the configuration.",
     "demo": "Back up an example store, all on this machine.",
     "drill": "Prove that everything can be restored.",
     "dump": "Dump the catalog to the remote, and remove old dumps.",
+    "dumps": "List the dumps of the catalog on the remote.",
+    "failed": "List the blobs that failed: why, since when, how often.",
     "init-db": "Create the catalog, or add what an existing one lacks.",
     "install-receiver": "Prepare an ssh key that can only back up.",
-    "mount": "Mount packs as a directory of blobs, without unpacking them.",
+    "install-service": "Install the service for systemd, or remove it.",
+    "man": "Print the man page, or write it into a directory.",
+    "mount": "Mount packs as a directory of blobs, or a snapshot as the tree it was taken of.",
+    "now": "Have a running daemon look for work, and do what is due, at once.",
+    "notify": "Send a notice, to see whether it arrives.",
     "pack": "Pack blobs into one file, or look into one.",
+    "pause": "Have a running daemon send nothing until it is resumed.",
     "reconcile": "Compare catalog, store and remote by name and size.",
     "requeue": "Make failed blobs pending again.",
     "restore": "Restore blobs, or the catalog, from the remote.",
+    "resume": "Have a paused daemon go on.",
     "run": "Send the pending blobs to the remote.",
+    "runs": "List the last runs: when, how they ended, what they copied.",
     "scan": "Register in the catalog what only the store has.",
+    "serve": "Show the state of all targets as a web page.",
+    "show": "Tell everything that is known of one blob.",
+    "snapshot": "Keep versions of files that change in place, and bring them back.",
     "status": "Show what is pending, copied and failed, and who works.",
+    "stop": "Have a running daemon end after what is in flight.",
     "unpack": "Unpack pack files into a directory.",
     "verify": "Check the blobs on the remote by their hashes.",
 }
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"ntt_backup.cli.{name}"), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    helps=_COMMANDS,
+    homes=dict.fromkeys(("bwlimit", "now", "pause", "resume", "stop"), "control"),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     help="Configuration file (TOML); default: NTT_CONFIG, else /etc/ntt/backup-remote.toml.",
 )
 @click.option(
-    "--target", default=DEFAULT_TARGET, show_default=True, help="Name of the remote to work with."
+    "--target",
+    default=DEFAULT_TARGET,
+    show_default=True,
+    shell_complete=target_names,
+    help="Name of the remote to work with. For run and status also several, as a,b, or all.",
+)
+@click.option(
+    "--sizes",
+    type=click.Choice(["si", "iec"]),
+    default="si",
+    envvar="NTT_SIZES",
+    help="Units for people: si for MB, of 10^6 bytes, iec for MiB; default: NTT_SIZES, else si.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an unforeseen error.")
 @click.version_option(__version__, prog_name="ntt-backup-remote")
 @click.pass_context
-def cli(context: click.Context, config: Path | None, target: str, verbose: bool) -> None:
-    """Back up a content-addressed store to a remote over ssh.
+def cli(
+    context: click.Context, config: Path | None, target: str, sizes: str, verbose: bool
+) -> None:
+    """Back up a content-addressed store: over ssh, to a disk, or to a bucket.
 
-    Exit codes: 0 done, 2 usage or configuration, 3 another coordinator runs, 4 catalog, 5 remote
-    unreachable, 6 remote cannot store, 7 finished but some blobs or the catalog's dump failed,
-    130/143 stopped by a signal.
+    Exit codes: 0 done, 1 unforeseen, 2 usage or configuration, 3 another coordinator runs, 4
+    catalog, 5 remote unreachable, 6 remote cannot store, 7 finished but something failed or was
+    found wrong, 8 no daemon runs that could be asked, 130/143 stopped by a signal.
     """
     context.obj = Common(config, target)
+    use_iec(iec=sizes == "iec")
     remember_global_options(context.obj.options)
     if not verbose:
         sys.excepthook = _say_unforeseen
+
+
+with_examples(cli, "")
 
 
 def main() -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from ntt_backup.blobdir.layout import is_blobid
-from ntt_backup.errors import ConfigError
+from ntt_backup.errors import ConfigError, remember_global_options
 from ntt_backup.format import printable
 from ntt_backup.model import DEFAULT_TARGET
 
@@ -53,6 +53,14 @@ def sessions_option(default: int) -> Callable[[Any], Any]:
     )
 
 
+def bwlimit_option(what: str) -> Callable[[Any], Any]:
+    """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
+    from ntt_backup.cli.param_types import RATE
+
+    text = f"Bytes a second {what}, for example 10MB, or a timetable as of run.bwlimit."
+    return click.option("--bwlimit", type=RATE, metavar="RATE", help=text)
+
+
 def identity_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the option --identity of a command that reads what may be sealed."""
     return click.option(
@@ -82,12 +90,29 @@ class Common:
         return [*file, *(["--target", self.target] if self.target != DEFAULT_TARGET else [])]
 
     def load(self, model: type[ConfigT], flags: Mapping[str, object] | None = None) -> ConfigT:
-        """Returns the settings under these options. Raises ConfigError."""
-        from ntt_backup.config import load, misspelt
+        """Returns the settings under these options. Raises ConfigError, and click.UsageError where
+        they name several targets.
+        """
+        found = self.load_each(model, flags)
+        if list(found) != [self.target]:
+            raise click.UsageError(
+                f"--target {self.target} names several targets: only run and status take that"
+            )
+        return found[self.target]
+
+    def load_each(
+        self, model: type[ConfigT], flags: Mapping[str, object] | None = None
+    ) -> dict[str, ConfigT]:
+        """Returns the settings of each target of --target, by its name. Raises ConfigError."""
+        from ntt_backup.config import load_each, misspelt
 
         for warning in misspelt(os.environ):
             click.echo(f"warning: {warning}", err=True)
-        return load(model, flags=flags, file=self.config, target=self.target)
+        return load_each(model, self.target, flags=flags, file=self.config)
+
+    def turn_to(self, target: str) -> None:
+        """Lets command lines in hints name this one of several targets from now on."""
+        remember_global_options(replace(self, target=target).options)
 
     def keyring(self, identity: Path | None) -> Keyring:
         """Returns what opens the packs in files, by --identity or by the settings."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
     identity_flag,
@@ -38,7 +39,8 @@ from ntt_backup.ui.progress_line import ProgressLine
     "--database",
     required=True,
     metavar="URL",
-    help="Empty database for the catalog; used instead of catalog.url.",
+    help="Empty database for the catalog, used instead of catalog.url; a password is for ~/.pgpass,"
+    " since others may see arguments.",
 )
 @prefix_option("Restore")
 @sessions_option(default=4)
@@ -62,7 +64,10 @@ def drill(
     """
     flags = {"catalog.url": database, **identity_flag(identity)}
     settings = common.load(RemoteConfig, flags)
-    with ProgressLine(sys.stderr, quiet=quiet) as line:
+    with (
+        noted(common, "drill", prefix=prefix) as note,
+        ProgressLine(sys.stderr, quiet=quiet) as line,
+    ):
         found = restore_and_prove(
             settings,
             scratch.absolute(),
@@ -76,7 +81,9 @@ def drill(
             on_outage=line.outage,
             on_warning=lambda text: line.say(f"warning: {text}"),
         )
-    restored, proof = found.restored, found.proof
+        restored, proof = found.restored, found.proof
+        wrong = len(restored.wrong) + proof.lost + proof.wrong
+        note.saw(proof.right, proof.bytes, wrong, found.exit_code)
     fields = {
         "target": settings.target,
         "prefix": prefix,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from ntt_backup.catalog import schema, schema_plan
 from ntt_backup.catalog.schema_check import PRINT_SQL
-from ntt_backup.cli.common import Common, connect
+from ntt_backup.cli.common import Common, connect, json_option
 from ntt_backup.config import CatalogConfig
 from ntt_backup.errors import complete
 
@@ -26,24 +28,32 @@ from ntt_backup.errors import complete
 )
 @click.option(
     "--role",
-    help="With --print-sql: the database role that will back up; default: the user of catalog.url.",
+    metavar="ROLE",
+    help="Print the SQL, with no more rights than this role needs to back up; default: the user of"
+    " catalog.url.",
 )
 @click.option(
     "--monitor",
     multiple=True,
     metavar="ROLE",
-    help="With --print-sql: a database role that may read the figures; may be repeated.",
+    help="Print the SQL, also for a role that may only read the figures; may be repeated.",
 )
+@json_option
 @click.pass_obj
 def init_db(
-    common: Common, notify: bool, script: str | None, role: str | None, monitor: tuple[str, ...]
+    common: Common,
+    notify: bool,
+    script: str | None,
+    role: str | None,
+    monitor: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Create the catalog, or add what an existing one lacks.
 
     Existing rows are not changed. It is safe to call this again.
     """
-    if script is None and (role or monitor):
-        raise click.UsageError("--role and --monitor are for --print-sql")
+    if role or monitor:
+        script = script or "all"
     settings = common.load(CatalogConfig)
     with connect(settings, "init-db") as conn:
         if script is not None:
@@ -52,8 +62,13 @@ def init_db(
             )
             click.echo(plan.script(None if script == "all" else schema_plan.Who(script)))
             return
-        not_yet = schema.init_db(conn, settings.target, notify=notify, report=click.echo)
+        said: list[str] = []
+        report = said.append if as_json else click.echo
+        not_yet = schema.init_db(conn, settings.target, notify=notify, report=report)
         who = conn.info.user
+    if as_json:
+        click.echo(json.dumps({"target": settings.target, "done": said, "not_yet": not_yet}))
+        return
     if not_yet:
         click.echo(f"{who} may not use all commands yet: {'; '.join(not_yet)}")
         click.echo(complete(PRINT_SQL))

@@ -20,7 +20,7 @@ from ntt_backup.config import RemoteSettings, Settings
 from ntt_backup.errors import ConfigError, complete
 
 RECEIVER: Final = "ntt-backup-receive"
-_ALLOWED: Final = "put,list,verify,dump"
+_ALLOWED: Final = "put,list,verify,dump,snapshot"
 _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 
 

@@ -8,21 +8,20 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 
 from ntt_backup.cli.common import Common, prefix_option, result_options
-from ntt_backup.cli.results import fields_of, report
+from ntt_backup.cli.completion import set_names
+from ntt_backup.cli.results import FirstLines, fields_of, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, ConfigError
-from ntt_backup.format import amount, duration, many, printable, size
+from ntt_backup.format import amount, duration, many, size
 from ntt_backup.mount.image import Built
 from ntt_backup.mount.mount import mount_bucket, mount_packs
 from ntt_backup.objects.cache import cache_of
 from ntt_backup.ui.progress_line import ProgressLine, time_left
-
-_SHOWN: Final = 20
 
 
 @click.command()
@@ -35,11 +34,18 @@ _SHOWN: Final = 20
 )
 @prefix_option("Mount")
 @click.option(
+    "--snapshot",
+    "version",
+    metavar="SET[@VERSION]",
+    shell_complete=set_names,
+    help="Mount the tree of a snapshot: the newest version of a set, or the one that is named.",
+)
+@click.option(
     "--scratch",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have."
-    "  [default: TMPDIR, else /var/tmp]",
+    help="Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"
+    " snapshot some 200 bytes a file.  [default: TMPDIR, else /var/tmp]",
 )
 @result_options
 @click.pass_obj
@@ -48,46 +54,39 @@ def mount(
     directory: Path,
     packs: Path | None,
     prefix: str,
+    version: str | None,
     scratch: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Mount packs as a directory of blobs, without unpacking them.
+    """Mount packs as a directory of blobs, or a snapshot as the tree it was taken of.
 
     A blob is shown as DIR/aa/bb/BLOBID. The packs are those in a directory, or those in the
     target's bucket. Root and Linux 6.12 are needed (6.4 for a bucket). umount DIR ends it. What is
     read from DIR is not compared with its name: that is what verify does. Exit code 7 when a pack
     or a blob is damaged and was left out.
+
+    Of a snapshot a file is shown as DIR/PATH, without unpacking anything. FUSE is needed, and root
+    is not; fusermount3 -u DIR ends it, too.
     """
+    if version is not None and (packs is not None or prefix):
+        raise click.UsageError("--snapshot goes with neither --packs nor --prefix")
     where = (scratch or Path(os.environ.get("TMPDIR") or "/var/tmp")).absolute()  # noqa: S108
     began = time.monotonic()
+    if version is not None:
+        _mount_version(common, version, directory.absolute(), where, as_json=as_json)
     work = partial(mount_packs, packs.absolute()) if packs is not None else _mount_bucket(common)
     with ProgressLine(sys.stderr, quiet=quiet) as line:
         built = work(
             directory.absolute(),
             scratch=where,
             prefix=prefix,
-            on_left_out=LeftOut(line, quiet=quiet).say,
+            on_left_out=FirstLines(line, quiet=quiet, begin="left out ").say,
             on_progress=lambda built: line.show(lambda: _progress(built, began)),
         )
     built.duration_s = time.monotonic() - began
     said = f"mounted on {directory}; umount {directory} ends it"
     report_built(built, said, as_json=as_json)
-
-
-class LeftOut:
-    """Shows the first of what is damaged, even where no progress is shown."""
-
-    def __init__(self, line: ProgressLine, *, quiet: bool) -> None:
-        self._show = partial(click.echo, err=True) if quiet else line.say
-        self._number = 0
-
-    def say(self, text: str) -> None:
-        self._number += 1
-        if self._number <= _SHOWN:
-            self._show(f"left out {printable(text)}")
-        elif self._number == _SHOWN + 1:
-            self._show("more is left out, and not shown")
 
 
 def _progress(built: Built, began: float) -> str:
@@ -106,6 +105,22 @@ def _mount_bucket(common: Common) -> Callable[..., Built]:
             hint="its blobs are files below by-hash/; packs in a directory are mounted by --packs",
         )
     return partial(mount_bucket, lambda: open_bucket(remote), cache=cache_of(remote))
+
+
+def _mount_version(
+    common: Common, wanted: str, directory: Path, scratch: Path, *, as_json: bool
+) -> NoReturn:
+    from ntt_backup.mount.mount import mount_version
+    from ntt_backup.snapshot.open import open_repository
+
+    settings = common.load(RemoteConfig)
+    began = time.monotonic()
+    made = mount_version(lambda: open_repository(settings), wanted, directory, scratch=scratch)
+    took = time.monotonic() - began
+    said = f"{made.set}@{made.version}, {many(made.files, 'file')}, {size(made.bytes)}, in"
+    end = "umount" if os.geteuid() == 0 else "fusermount3 -u"
+    lines = [f"{said} {duration(took)}: mounted on {directory}; {end} {directory} ends it"]
+    report({**fields_of(made), "duration_s": round(took, 3)}, lines, 0, as_json=as_json)
 
 
 def report_built(built: Built, done: str, *, as_json: bool) -> NoReturn:

@@ -19,7 +19,7 @@ from ntt_backup.cli.common import (
     result_options,
     writing,
 )
-from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
+from ntt_backup.cli.results import FirstLines, count_lines, failure_lines, fields_of, report
 from ntt_backup.config import StoreConfig
 from ntt_backup.config.sealing import Keyring, require_sealing
 from ntt_backup.errors import SOME_FAILED, ConfigError
@@ -135,7 +135,7 @@ def pack(
 def _write_image(
     packs: Path, image: Path, prefix: str, force: bool, as_json: bool, quiet: bool
 ) -> NoReturn:
-    from ntt_backup.cli.mount import LeftOut, report_built
+    from ntt_backup.cli.mount import report_built
     from ntt_backup.mount.mount import write_image
 
     began = time.monotonic()
@@ -145,7 +145,7 @@ def _write_image(
             image.absolute(),
             prefix=prefix,
             replace=force,
-            on_left_out=LeftOut(line, quiet=quiet).say,
+            on_left_out=FirstLines(line, quiet=quiet, begin="left out ").say,
         )
     built.duration_s = time.monotonic() - began
     report_built(built, f"written to {image}", as_json=as_json)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ntt_backup.config import parse_duration, parse_size
+from ntt_backup.config.timetable import parse
 
 T = TypeVar("T")
 
@@ -44,4 +45,5 @@ def _hex_prefix(text: str) -> str:
 DURATION = Parsed("duration", parse_duration, "a duration such as 90s, 15min, 2h or 30d")
 PART = Parsed("percent", _part, "a part such as 1% or 0.1%")
 SIZE = Parsed("size", parse_size, "a size such as 500MB, 10GiB or 1TB")
+RATE = Parsed("rate", parse, "a rate such as 10MB, or a timetable such as 08:00 4MB, 19:00 off")
 HEX_PREFIX = Parsed("prefix", _hex_prefix, "the beginning of a blobid: 1 to 64 of 0-9a-f")

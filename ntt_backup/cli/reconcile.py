@@ -9,8 +9,9 @@ from typing import Final, TextIO
 
 import click
 
-from ntt_backup.audit.reconcile import Comparison, Difference
+from ntt_backup.audit.reconcile import SERIOUS, Comparison, Difference
 from ntt_backup.audit.reconcile import reconcile as compare
+from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
     identity_flag,
@@ -83,6 +84,7 @@ def reconcile(
     settings = common.load(Settings, identity_flag(identity))
     command = "reconcile --apply" if apply else "reconcile"
     with ExitStack() as stack:
+        note = stack.enter_context(noted(common, "reconcile"))
         line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
         files = _Files(out, stack)
         conn = stack.enter_context(open_catalog(settings, command, application="reconcile"))
@@ -94,6 +96,8 @@ def reconcile(
             on_difference=files.write,
             on_outage=line.outage,
         )
+        wrong = sum(seen.differences[what] for what in SERIOUS)
+        note.saw(seen.rows, 0, wrong, seen.exit_code)
     fields = {"target": settings.target, **fields_of(seen)}
     said = lines(seen, applied=apply, bucket=settings.remote.kind == "s3")
     report(fields, said, seen.exit_code, as_json=as_json)

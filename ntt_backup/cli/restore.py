@@ -9,8 +9,10 @@ from typing import TextIO
 
 import click
 
+from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
+    bwlimit_option,
     identity_flag,
     identity_option,
     prefix_option,
@@ -22,8 +24,9 @@ from ntt_backup.cli.common import (
 )
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
-from ntt_backup.format import duration, many, printable, size
+from ntt_backup.format import duration, many, moment, printable, size
 from ntt_backup.restore.from_bucket import Thaw
 from ntt_backup.restore.restore import restore as restore_blobs
 from ntt_backup.restore.work import Restored, Wanted
@@ -46,6 +49,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     help="Restore the catalog instead: its newest good dump, into the empty database of"
     " catalog.url.",
 )
+@click.option("--dump", metavar="NAME", help="With --catalog: this dump, and not the newest.")
 @prefix_option("Restore")
 @click.option(
     "--list",
@@ -57,6 +61,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @click.option(
     "--blobid", "blobids", multiple=True, metavar="ID", help="Restore this blob; may be repeated."
 )
+@bwlimit_option("that the blobs may take")
 @sessions_option(default=4)
 @click.option(
     "--trust-size",
@@ -89,9 +94,11 @@ def restore(
     directory: Path | None,
     destination: Path | None,
     of_catalog: bool,
+    dump: str | None,
     prefix: str,
     names: TextIO | None,
     blobids: tuple[str, ...],
+    bwlimit: Timetable | None,
     workers: int,
     trust_size: bool,
     archived: Path | None,
@@ -111,12 +118,15 @@ def restore(
         raise click.UsageError("give one directory: --to DIR, or DIR alone")
     destination = destination or directory
     if of_catalog:
-        if destination is not None or prefix or names is not None or blobids or days or tier:
+        of_blobs = (destination, prefix, names, blobids, days, tier, bwlimit)
+        if any(of_blobs):
             raise click.UsageError(
-                "--catalog cannot be combined with --to, --thaw or a choice of blobs"
+                "--catalog cannot be combined with --to, --thaw, --bwlimit or a choice of blobs"
             )
-        _restore_catalog(common, identity, quiet=quiet)
+        _restore_catalog(common, identity, dump, quiet=quiet)
         return
+    if dump is not None:
+        raise click.UsageError("--dump is for --catalog")
     if destination is None:
         raise click.UsageError("restore needs --to DIR, or --catalog")
     if bool(prefix) + (names is not None) + bool(blobids) > 1:
@@ -124,6 +134,7 @@ def restore(
     if tier is not None and days is None:
         raise click.UsageError("--tier says how fast --thaw DAYS is: give that, too")
     wanted = Wanted(prefix)
+    chosen = "of a list" if names is not None or blobids else ""
     if names is not None:
         wanted = Wanted(blobids=read_blobids(names))
     elif blobids:
@@ -135,8 +146,14 @@ def restore(
             hint="leave out --thaw",
         )
     with ExitStack() as stack:
+        note = stack.enter_context(noted(common, "restore", prefix=prefix, blobs=chosen))
         line = stack.enter_context(ProgressLine(sys.stderr, quiet=quiet))
         keys = None
+
+        def progress(done: Restored) -> None:
+            note.saw(done.restored + done.right, done.bytes, len(done.wrong), done.exit_code)
+            line.show(lambda: progress_text(done))
+
         if archived is not None:
             with writing(archived, "name another file with --archived"):
                 keys = stack.enter_context(archived.open("w", encoding="utf-8"))
@@ -146,26 +163,32 @@ def restore(
             wanted,
             workers=workers,
             trust_size=trust_size,
-            on_progress=lambda done: line.show(lambda: progress_text(done)),
+            on_progress=progress,
             on_outage=line.outage,
             on_archived=lambda key: print(key, file=keys) if keys is not None else None,
             thaw=Thaw(days, tier or "standard") if days is not None else None,
+            bwlimit=bwlimit,
         )
+        progress(done)
     report(fields_of(done), lines(done, destination), done.exit_code, as_json=as_json)
 
 
-def _restore_catalog(common: Common, identity: Path | None, *, quiet: bool) -> None:
+def _restore_catalog(
+    common: Common, identity: Path | None, name: str | None, *, quiet: bool
+) -> None:
     # What speaks to PostgreSQL takes longer to load than a few blobs to restore.
     from ntt_backup.dump.restore import restore_catalog
 
     settings = common.load(RemoteConfig, identity_flag(identity))
-    found = restore_catalog(settings, lambda text: click.echo(f"warning: {text}", err=True))
+    found = restore_catalog(
+        settings, lambda text: click.echo(f"warning: {text}", err=True), name=name
+    )
     if not quiet:
         next_step = f"`{complete('ntt-backup-remote run')}` finds it on the remote"
         if settings.remote.kind == "s3":
             next_step = f"`{complete('ntt-backup-remote reconcile --apply')}` marks it as copied"
         click.echo(
-            f"restored the catalog of {found.dump.begun:%Y-%m-%d %H:%M:%S} UTC from"
+            f"restored the catalog of {moment(found.dump.begun)} from"
             f" {found.dump.name}; what was copied since then is pending in it, and {next_step}"
         )
         click.echo(f"everything in it belongs to {found.user} now, and no grants were restored")

@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from uuid import UUID
 
 import click
 
 from ntt_backup.errors import complete
-from ntt_backup.format import printable
+from ntt_backup.format import printable, utc
 from ntt_backup.model import Failure, Failures
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from ntt_backup.ui.progress_line import ProgressLine
 
 _SHOWN: Final = 20
 
@@ -41,8 +47,17 @@ def fields_of(record: DataclassInstance) -> dict[str, Any]:
         if isinstance(value, Failures):
             fields |= {name: value.counts, "failures": first_failures(value.first)}
         else:
-            fields[name] = round(value, 3) if isinstance(value, float) else value
+            fields[name] = json_value(value)
     return fields
+
+
+def json_value(value: object) -> object:
+    """Returns a value as JSON has it: times in UTC, seconds with three decimals."""
+    if isinstance(value, datetime):
+        return utc(value)
+    if isinstance(value, UUID):
+        return str(value)
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def first_failures(failures: Sequence[Failure]) -> list[dict[str, str]]:
@@ -59,10 +74,29 @@ def count_lines(counts: Mapping[Any, int], after: str = "") -> list[str]:
 
 def failure_lines(failures: Failures) -> list[str]:
     """Returns a line for each of the first failures, and one for the rest."""
-    lines = [
-        f"  {printable(one.blobid)} {one.reason} {printable(one.detail)}"
-        for one in failures.first[:_SHOWN]
-    ]
-    if (more := len(failures) - _SHOWN) > 0:
+    lines = (f"{one.blobid} {one.reason} {one.detail}" for one in failures.first)
+    return first_lines(lines, len(failures))
+
+
+def first_lines(problems: Iterable[str], total: int) -> list[str]:
+    """Returns a line for each of the first problems, and one for the rest of the total."""
+    lines = [f"  {printable(one)}" for one in islice(problems, _SHOWN)]
+    if (more := total - _SHOWN) > 0:
         lines.append(f"  and {more:,} more; --json lists the first 1000")
     return lines
+
+
+class FirstLines:
+    """Shows the first of many lines, even where no progress is shown. begin: of each line."""
+
+    def __init__(self, line: ProgressLine, *, quiet: bool, begin: str = "") -> None:
+        self._show = partial(click.echo, err=True) if quiet else line.say
+        self._begin = begin
+        self._number = 0
+
+    def say(self, text: str) -> None:
+        self._number += 1
+        if self._number <= _SHOWN:
+            self._show(self._begin + printable(text))
+        elif self._number == _SHOWN + 1:
+            self._show(f"{self._begin}more, which is not shown")

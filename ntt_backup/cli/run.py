@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
 
 import click
 
-from ntt_backup.cli.common import Common, only_errors_option, open_catalog
+from ntt_backup.cli.common import Common, json_option, only_errors_option, open_catalog
+from ntt_backup.cli.results import fields_of
 from ntt_backup.config import SendConfig, Settings
+from ntt_backup.config.timetable import describe
+from ntt_backup.daemon.run_state import Listener
 from ntt_backup.format import amount, many, size
 from ntt_backup.model import PendingEstimate
-from ntt_backup.ui.plain import make_view
+from ntt_backup.ui.plain import JsonResult, make_views
 
 _ESTIMATE_MS = 1000
 _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlimit")
@@ -31,7 +38,13 @@ _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlim
     "--bwlimit", metavar="RATE", help="Bytes a second of all workers together, for example 10MB."
 )
 @click.option("--skip-pgdump", is_flag=True, help="Send no dump of the catalog.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["info", "warning", "error"]),
+    help="Write only events of this level and above into the log; info: all.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+@json_option
 @only_errors_option
 @click.pass_obj
 def run(
@@ -41,35 +54,71 @@ def run(
     watch: bool,
     skip_pgdump: bool,
     dry_run: bool,
+    as_json: bool,
     quiet: bool,
+    log_level: str | None,
     **flags: str | None,
 ) -> None:
     """Send the pending blobs to the remote."""
     if once and watch:
         raise click.UsageError("give only one of --once and --watch")
-    given = {f"run.{name}": flags[name] for name in _SETTINGS}
-    settings = common.load(SendConfig, {**given, "run.skip_pgdump": True if skip_pgdump else None})
+    given: dict[str, object] = {f"run.{name}": flags[name] for name in _SETTINGS}
+    given |= {"run.skip_pgdump": True if skip_pgdump else None, "log.level": log_level}
+    each = common.load_each(SendConfig, given)
     if dry_run:
-        from ntt_backup.catalog.stats import pending_estimate
-
-        with open_catalog(settings, "run --dry-run", application="dry-run") as conn:
-            pending = pending_estimate(conn, settings.target, _ESTIMATE_MS)
-            if not pending.blobs:
-                from ntt_backup.daemon import preflight
-
-                preflight.require_known(conn, settings)
-        click.echo("\n".join(plan(settings, pending)))
+        for name, settings in each.items():
+            common.turn_to(name)
+            _show_plan(settings, f"{name}: " if len(each) > 1 else "", as_json=as_json)
         return
+    from ntt_backup.daemon.metrics_process import metrics_process
+    from ntt_backup.daemon.notice_process import notice_process
+
+    views = make_views(sys.stderr if quiet or as_json else sys.stdout, each, quiet=quiet)
+    any_of_them = next(iter(each.values()))
+    heard_by = [one for one in (metrics_process(any_of_them), notice_process(any_of_them)) if one]
+
+    def listeners(name: str) -> list[Listener]:
+        result = [JsonResult(sys.stdout, name)] if as_json else []
+        return [views[name], *result, *(process.of(name) for process in heard_by)]
+
+    def reread(name: str) -> Settings:
+        return replace(common, target=name).load(SendConfig, given)
+
+    if len(each) > 1:
+        from ntt_backup.daemon import targets
+
+        sys.exit(
+            targets.run(
+                each, watch=watch, listeners=listeners, reread=reread, turn_to=common.turn_to
+            )
+        )
     from ntt_backup.daemon import coordinator
 
-    view = make_view(sys.stderr if quiet else sys.stdout, quiet=quiet)
-    sys.exit(coordinator.run(settings, watch=watch, view=view))
+    ((name, settings),) = each.items()
+    common.turn_to(name)
+    again = partial(reread, name)
+    sys.exit(coordinator.run(settings, watch=watch, listeners=listeners(name), reread=again))
+
+
+def _show_plan(settings: Settings, prefix: str, *, as_json: bool) -> None:
+    from ntt_backup.catalog.stats import pending_estimate
+
+    with open_catalog(settings, "run --dry-run", application="dry-run") as conn:
+        pending = pending_estimate(conn, settings.target, _ESTIMATE_MS)
+        if not pending.blobs:
+            from ntt_backup.daemon import preflight
+
+            preflight.require_known(conn, settings)
+    if as_json:
+        click.echo(json.dumps({"target": settings.target, **fields_of(pending)}))
+        return
+    click.echo("\n".join(f"{prefix}{line}" for line in plan(settings, pending)))
 
 
 def plan(settings: Settings, pending: PendingEstimate) -> list[str]:
     """Returns what a run would send, for a terminal."""
     run = settings.run
-    limit = f", at most {size(run.bwlimit)}/s" if run.bwlimit else ""
+    limit = f", {describe(run.bwlimit, datetime.now())}" if run.bwlimit else ""
     least = max(pending.blobs / run.batch_size, pending.bytes / run.batch_bytes)
     batches = many(math.ceil(least), "batch", "batches")
     remote = settings.remote

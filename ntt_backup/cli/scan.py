@@ -13,7 +13,8 @@ import click
 from ntt_backup.audit.scan import ScanResult
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.blobdir.layout import Stray
-from ntt_backup.cli.common import Common, only_errors_option, open_catalog, writing
+from ntt_backup.cli.common import Common, json_option, only_errors_option, open_catalog, writing
+from ntt_backup.cli.results import fields_of
 from ntt_backup.config import StoreConfig
 from ntt_backup.format import amount, duration, many
 from ntt_backup.source.inspection import Store
@@ -30,9 +31,10 @@ _STRAYS_SHOWN: Final = 20
     help="Write every stray to this file, one JSON object a line. A scan that continues an"
     " interrupted one adds to the file, and may write a stray twice.",
 )
+@json_option
 @only_errors_option
 @click.pass_obj
-def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> None:
+def scan(common: Common, restart: bool, strays: Path | None, as_json: bool, quiet: bool) -> None:
     """Register in the catalog what only the store has.
 
     What is not a blob (another name, another place, a symlink) is a stray: it is reported and never
@@ -51,7 +53,8 @@ def scan(common: Common, restart: bool, strays: Path | None, quiet: bool) -> Non
             on_progress=lambda done: line.show(lambda: progress_text(done)),
             on_stray=found.add,
         )
-    click.echo("\n".join(lines(result)))
+    fields = {"target": settings.target, **fields_of(result)}
+    click.echo(json.dumps(fields) if as_json else "\n".join(lines(result)))
 
 
 class _Strays:

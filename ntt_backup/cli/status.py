@@ -1,20 +1,34 @@
-"""The command `status`."""
+"""The command `status` shows what is pending, copied and failed, and who works."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from ntt_backup.catalog import dump_history, history, range_locks, stats
 from ntt_backup.cli.common import Common, json_option, open_catalog
 from ntt_backup.config import CatalogConfig
+from ntt_backup.daemon.control_client import report
+from ntt_backup.daemon.run_report import DaemonReport
+from ntt_backup.errors import BackupError, worst
+from ntt_backup.format import render_error
 from ntt_backup.objects.keys import LARGE_BLOB
+from ntt_backup.snapshot.last_take import last
 from ntt_backup.ui.status import Status
+from ntt_backup.ui.watch import Watch
 
-_UNWRAPPED = 100_000  # Columns; no line is that long.
+_UNWRAPPED: Final = 100_000  # Columns; no line is that long.
+_CATALOG_SECONDS: Final = 10.0
 
 
 @click.command()
@@ -24,13 +38,123 @@ _UNWRAPPED = 100_000  # Columns; no line is that long.
     is_flag=True,
     help="Count everything. Without it, figures that take long to count are estimated.",
 )
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch: how often. The catalog is asked every 10 seconds at most.",
+)
 @click.pass_obj
-def status(common: Common, as_json: bool, exact: bool) -> None:
+def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: float) -> None:
     """Show what is pending, copied and failed, and who works."""
-    settings = common.load(CatalogConfig)
+    each = common.load_each(CatalogConfig)
+    seen = Seen(common, each, exact=exact)
+    if watch:
+        with suppress(KeyboardInterrupt):
+            _watch(seen, interval, as_json=as_json)
+        return
+    seen.look()
+    for name, error in seen.errors.items():
+        if not seen.several:
+            raise error
+        # What is wrong with one target hides no other.
+        click.echo(f"target {name}: {render_error(error)}", err=True)
+    if as_json:
+        click.echo(json.dumps(seen.json()))
+    else:
+        # For grep and for mail each row is one line.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED)
+        for found in seen.found.values():
+            console.print(found.table())
+    if seen.errors:
+        sys.exit(worst(error.exit_code for error in seen.errors.values()))
+
+
+class Seen:
+    """What was seen of each target by the last look."""
+
+    def __init__(self, common: Common, each: Mapping[str, CatalogConfig], *, exact: bool) -> None:
+        self.several = list(each) != [common.target]
+        self.each = each
+        self.found: dict[str, Status] = {}
+        self.errors: dict[str, BackupError] = {}
+        self.daemons: dict[str, DaemonReport | str] = {}
+        self._common = common
+        self._exact = exact
+
+    def look(self) -> None:
+        """Asks each catalog, and each daemon."""
+        self.found, self.errors = {}, {}
+        for name, settings in self.each.items():
+            self._common.turn_to(name)
+            self.daemons[name] = _daemon(settings)
+            try:
+                self.found[name] = _status(settings, self._exact, self.daemons[name])
+            except BackupError as error:
+                self.errors[name] = error
+
+    def look_at_daemons(self) -> None:
+        """Asks each daemon again, and no catalog."""
+        self.daemons = {name: _daemon(settings) for name, settings in self.each.items()}
+        for name, one in self.found.items():
+            self.found[name] = replace(one, daemon=self.daemons[name])
+
+    def json(self) -> dict[str, Any]:
+        """Returns plain JSON values: of one target, or of all by their names."""
+        errors = {
+            name: {"target": name, "error": error.fields} for name, error in self.errors.items()
+        }
+        found = {name: one.json() for name, one in self.found.items()} | errors
+        return {"targets": found} if self.several else found[self._common.target]
+
+
+def _watch(seen: Seen, interval: float, *, as_json: bool) -> None:
+    """Shows how things are, for ever."""
+    asked = -math.inf
+    with Watch(sys.stdout) as shown:
+        while True:
+            began = time.monotonic()
+            if began - asked >= _CATALOG_SECONDS:
+                seen.look()
+                # Counted from here: a catalog that is away may let us wait for as long.
+                asked = time.monotonic()
+            else:
+                seen.look_at_daemons()
+            if as_json:
+                click.echo(json.dumps(seen.json()))
+                sys.stdout.flush()
+            else:
+                shown.show(picture(seen, shown))
+            time.sleep(max(0.0, interval - (time.monotonic() - began)))
+
+
+def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
+    """Yields what --watch shows: each daemon, also one whose catalog is away, and the figures."""
+    for name, daemon in seen.daemons.items():
+        if not isinstance(daemon, str):
+            yield shown.picture(daemon, len(seen.each))
+        if (error := seen.errors.get(name)) is not None:
+            yield Text(f"target {name}: {render_error(error)}", style="red")
+        else:
+            yield seen.found[name].table()
+
+
+def _daemon(settings: CatalogConfig) -> DaemonReport | str:
+    """Returns what runs for the target on this host, or why nothing is known of it."""
+    try:
+        return report(settings)
+    except BackupError as error:
+        return error.message
+
+
+def _status(settings: CatalogConfig, exact: bool, daemon: DaemonReport | str) -> Status:
+    """Asks the catalog. Raises CatalogError."""
     remote = settings.remote
     with open_catalog(settings, "status") as conn:
-        found = Status(
+        return Status(
             settings.target,
             (stats.exact_totals if exact else stats.quick_totals)(conn, settings.target),
             history.latest_runs(conn, settings.target),
@@ -40,10 +164,7 @@ def status(common: Common, as_json: bool, exact: bool) -> None:
             stats.stored_objects(conn, settings.target, LARGE_BLOB, exact=exact)
             if remote is not None and remote.kind == "s3"
             else None,
+            {name: last(settings, name) for name in settings.snapshots},
+            settings.scheduled,
+            daemon,
         )
-    if as_json:
-        click.echo(json.dumps(found.json()))
-    else:
-        # For grep and for mail each row is one line.
-        width = None if sys.stdout.isatty() else _UNWRAPPED
-        Console(highlight=False, width=width).print(found.table())

@@ -11,8 +11,10 @@ import click
 
 from ntt_backup.audit.verify import Findings, Question, Way, verify_remote, verify_store
 from ntt_backup.audit.verify_bucket import verify_bucket
+from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
+    bwlimit_option,
     identity_flag,
     identity_option,
     open_catalog,
@@ -49,6 +51,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @click.option(
     "--download", is_flag=True, help="Fetch every blob and hash it locally, not on the remote."
 )
+@bwlimit_option("that --download fetches")
 @sessions_option(default=2)
 @identity_option
 @result_options
@@ -72,11 +75,17 @@ def verify(
     """
     if local and download:
         raise click.UsageError("give only one of --local and --download")
+    if chosen["bwlimit"] and not download:
+        raise click.UsageError("--bwlimit is for --download: nothing else goes over the link")
     way: Way = "local" if local else "download" if download else "there"
     question = Question(way, **chosen)
-    with ProgressLine(sys.stderr, quiet=quiet) as line:
+    sample = f"{question.fraction:.3%}" if question.fraction else None
+    asked = {"way": "download" if download else "", "prefix": question.prefix, "sample": sample}
+    command = "verify --local" if local else "verify"
+    with noted(common, command, **asked) as note, ProgressLine(sys.stderr, quiet=quiet) as line:
 
         def progress(found: Findings) -> None:
+            note.saw(found.checked, found.bytes, len(found.wrong), found.exit_code)
             line.show(lambda: progress_text(found))
 
         if local:
@@ -95,6 +104,7 @@ def verify(
                     "only sizes and checksums were asked for; to prove the contents:"
                     " ntt-backup-remote verify --download"
                 )
+        progress(found)
     fields = {"target": common.target, "way": way, **fields_of(found)}
     report(fields, said, found.exit_code, as_json=as_json)
 

@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.client.throttle import Pace
 from ntt_backup.client.transport import Transport
 from ntt_backup.errors import BackupError, RemoteDenied, RemoteUnreachable
-from ntt_backup.process.pipeline import Child, start, wait_for, write
+from ntt_backup.process.pipeline import READ_BYTES, Child, start, wait_for, write
 
 NOISE_LIMIT: Final = 256 * 1024
 # Signs of life are waited for so many times as long as silence: a sync that hangs shows them, too.
 PATIENCE_FACTOR: Final = 10
+# The remote gives up a client that sends nothing for too long, also one that is paused.
+_SIGN_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 10.0
 _LINGER_SECONDS: Final = 2.0
 _LAST_WORDS_SECONDS: Final = 1.0
@@ -30,9 +33,9 @@ _RECEIVER: Final = re.compile(rb"^NTT-RECEIVE \d")
 class Channel:
     """A running remote command. Raises SourceError where its local process cannot be started.
 
-    pace limits what is sent; on_bytes is told how many bytes were sent. heard: when something last
-    came back, in monotonic seconds. lingers: whether, after `close`, another process on the remote
-    held the connection open.
+    pace limits what is sent, fetch what is read; on_bytes is told how many bytes were sent. heard:
+    when something last came back, in monotonic seconds. lingers: whether, after `close`, another
+    process on the remote held the connection open.
     """
 
     def __init__(
@@ -41,16 +44,18 @@ class Channel:
         command: str,
         *,
         pace: Pace | None = None,
+        fetch: SharedPace | None = None,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._transport = transport
         self.pace = pace
+        self._fetch = fetch
         self.on_bytes = on_bytes
         self._child: Final[Child] = start(transport.argv(command), env=transport.environment())
         self._reads = True
         self._greeted = False
         self._ahead = b""
-        self.heard = time.monotonic()
+        self.heard = self._wrote = time.monotonic()
         self.lingers = False
         self.ended = False
 
@@ -129,14 +134,14 @@ class Channel:
             pause = 0.0
             chunk = data
             if self.pace is not None:
-                chunk = data[: self.pace.allowance()]
+                chunk = data[: self.pace.allowance() or self._sign_of_life()]
                 pause = self.pace.delay() if not chunk else 0.0
             sent = self._write(chunk)
             if not self._reads:
                 self._hear_the_end(hear)
             now = time.monotonic()
             if sent:
-                moved = now
+                moved = self._wrote = now
                 data = data[sent:]
                 continue
             if pause:
@@ -148,6 +153,10 @@ class Channel:
                 )
             self._poll([] if pause else [self._child.stdin_fd], pause or 1.0, beside)
             self.hear(hear, 0.0)
+
+    def _sign_of_life(self) -> int:
+        """Returns 1, for a byte that may be sent although nothing may, now and then; else 0."""
+        return int(time.monotonic() - self._wrote >= _SIGN_SECONDS)
 
     def hear(
         self, hear: Callable[[bytes], None], timeout: float, *, beside: Iterable[int] = ()
@@ -185,7 +194,13 @@ class Channel:
         raise self.lost()
 
     def _poll(self, writing: list[int], timeout: float, beside: Iterable[int]) -> None:
-        wait_for(reading=[*self._child.fds, *beside], writing=writing, timeout=timeout)
+        reading = self._child.fds
+        if pause := self._fetch.pause() if self._fetch is not None else 0.0:
+            # What has come waits in the pipe: that is not silence.
+            self.heard = time.monotonic()
+            reading = [fd for fd in reading if fd != self._child.stdout_fd]
+            timeout = min(timeout, pause)
+        wait_for(reading=[*reading, *beside], writing=writing, timeout=timeout)
         self._child.drain_stderr()
         self.on_bytes(0)  # It waits, but it lives.
 
@@ -202,7 +217,12 @@ class Channel:
         return sent
 
     def _read(self) -> bytes | None:
-        data = self._child.read()
+        share = READ_BYTES
+        if self._fetch is not None and not (share := self._fetch.take_now(share)):
+            return None
+        data = self._child.read(share)
+        if self._fetch is not None:
+            self._fetch.give_back(share - len(data or b""))
         if data:
             self.heard = time.monotonic()
         return data

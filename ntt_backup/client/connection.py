@@ -20,8 +20,10 @@ from typing import Final
 from ntt_backup import __version__
 from ntt_backup.client.bootstrap import bundle
 from ntt_backup.client.channel import Channel
+from ntt_backup.client.effort import Sender
 from ntt_backup.client.error_text import explain_batch, explain_gone, explain_root
 from ntt_backup.client.local import Local
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.client.ssh import Ssh
 from ntt_backup.client.throttle import Pace
 from ntt_backup.client.transport import Transport
@@ -52,6 +54,7 @@ _EXPLANATIONS: Final = {
     "root": explain_root,
     "storage": explain_batch,
     "dump": explain_root,
+    "snapshot": explain_root,
 }
 _HINT: Final = "install python3 (3.8 or newer) on the remote, or set run.strategy to tar"
 
@@ -73,7 +76,8 @@ class SessionSpec:
 
     root: the remote's path, which holds `by-hash/`. owner names this host and target, run_id the
     run and slot the session within it: together they name its workspace on the remote, so that the
-    next session can remove what a dead one left. pace limits what is sent.
+    next session can remove what a dead one left. pace limits what is sent, fetch what comes; effort
+    is how hard what is sent is compressed.
 
     on_bytes is told how many bytes were handed to the transport (none, as a sign of life while
     nothing can go), and right before it on_content how much content of blobs they carry; less than
@@ -92,6 +96,8 @@ class SessionSpec:
     slot: str
     run: RunSettings
     pace: Pace | None = None
+    fetch: SharedPace | None = None
+    effort: Sender | None = None
     on_bytes: Callable[[int], None] = lambda _: None
     on_content: Callable[[int], None] = lambda _: None
     meanwhile: Callable[[], None] = lambda: None
@@ -125,7 +131,9 @@ class SessionSpec:
 
     def channel(self, command: str) -> Channel:
         """Starts the remote command, under this limit."""
-        return Channel(self.transport, command, pace=self.pace, on_bytes=self.on_bytes)
+        return Channel(
+            self.transport, command, pace=self.pace, fetch=self.fetch, on_bytes=self.on_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +318,7 @@ def _refusal(code: str, text: str) -> BackupError:
         return RemoteCannotStore(
             "what is below remote.path cannot be used",
             detail=text,
-            hint="by-hash and pgdump must be directories on the file system of remote.path",
+            hint="by-hash, pgdump and snapshots must be directories on its file system",
         )
     if code == "refused":
         return RemoteDenied(

@@ -24,7 +24,9 @@ from typing import Final, Generic, TypeVar
 from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import (
     BackupError,
     ProtocolViolation,
@@ -54,7 +56,7 @@ class SessionPool:
     """Opens sessions for the threads of one command, named for errors and for the remote.
 
     words: what the receiver must allow the command: `list`, `verify`, `get`. on_outage is told the
-    error and for how many seconds it will be waited.
+    error and for how many seconds it will be waited. bwlimit: of all that comes.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class SessionPool:
         command: str,
         words: Sequence[str],
         on_outage: Callable[[BackupError, float], None],
+        bwlimit: Timetable | None = None,
     ) -> None:
+        self._fetch = SharedPace.of(bwlimit)
         self._settings = settings
         self._command = command
         self._words = words
@@ -162,7 +166,7 @@ class SessionPool:
     def _connect(self, slot: str) -> ReadSession:
         spec = SessionSpec.of(self._settings, f"{self._command}-{os.getpid()}", slot)
         try:
-            session = ReadSession(replace(spec, cancelled=self.cancelled))
+            session = ReadSession(replace(spec, cancelled=self.cancelled, fetch=self._fetch))
         except Unsupported as error:
             raise self._no_receiver(error) from error
         try:

@@ -14,6 +14,8 @@ from ntt_backup.client.channel import PATIENCE_FACTOR
 from ntt_backup.client.connection import Banner, Connection, SessionSpec
 from ntt_backup.errors import RemoteUnreachable, Unsupported
 
+# A slow disk reads this many bytes a second when it is asked for a sum.
+SLOW: Final = 5_000_000
 _POLL_SECONDS: Final = 0.5
 
 

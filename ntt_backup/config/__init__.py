@@ -10,19 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from ntt_backup.config import sources
-from ntt_backup.config.messages import Problem, explain
+from ntt_backup.config.credentials import from_credentials
+from ntt_backup.config.messages import explain
 from ntt_backup.config.models import CatalogConfig as CatalogConfig
 from ntt_backup.config.models import RemoteConfig as RemoteConfig
-from ntt_backup.config.models import RemoteSettings as RemoteSettings
-from ntt_backup.config.models import RunSettings as RunSettings
 from ntt_backup.config.models import SendConfig as SendConfig
 from ntt_backup.config.models import Settings as Settings
 from ntt_backup.config.models import StoreConfig as StoreConfig
+from ntt_backup.config.sections import RemoteSettings as RemoteSettings
+from ntt_backup.config.sections import RunSettings as RunSettings
+from ntt_backup.config.sources import Problem
 from ntt_backup.config.sources import misspelt as misspelt
 from ntt_backup.config.values import parse_duration as parse_duration
 from ntt_backup.config.values import parse_size as parse_size
@@ -30,6 +32,8 @@ from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET as DEFAULT_TARGET
 
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
+# Stands for every target, where none is called so.
+ALL_TARGETS = "all"
 
 
 def load(
@@ -44,12 +48,42 @@ def load(
     given. file: `--config`; without it `NTT_CONFIG`, else /etc/ntt/backup-remote.toml where that
     exists. Raises ConfigError that names every problem, in one line.
     """
-    in_file, others = sources.from_file(file, environ, target)
+    found = examine(model, flags=flags, environ=environ, file=file, target=target)
+    if found.settings is None or found.problems:
+        texts = dict.fromkeys(problem.text for problem in found.problems)
+        hints = dict.fromkeys(problem.hint for problem in found.problems if problem.hint)
+        # A log entry is one line.
+        raise ConfigError("; ".join(texts), hint="; ".join(hints))
+    return found.settings
+
+
+class Found(NamedTuple, Generic[ConfigT]):
+    """The settings, None where they are wrong; what the layers say of them; all problems."""
+
+    settings: ConfigT | None
+    layer: sources.Layer
+    problems: list[Problem]
+
+
+def examine(
+    model: type[ConfigT],
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str],
+    file: Path | None,
+    target: str,
+) -> Found[ConfigT]:
+    """Returns what `load` returns or raises, with the origin of each value that was set. Raises
+    ConfigError where the file cannot be read or has no such target.
+    """
+    in_file, others, problems = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
-    layer = in_file | in_environment | sources.from_flags(flags or {})
+    held = from_credentials(environ)
+    layer = in_file | held | in_environment | sources.from_flags(flags or {})
     layer = sources.from_aws(environ, layer) | layer
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"
-    settings, problems = _validated(model, layer, target, table)
+    settings, wrong = _validated(model, layer, target, table)
+    problems += wrong
     # A variable would send the blobs of another target to the place of `remote`.
     place = next((in_file[key].origin for key in sources.PLACE if key in in_file), None)
     if place is not None and target != DEFAULT_TARGET:
@@ -63,12 +97,39 @@ def load(
         ]
     for other in others:
         problems += _validated(CatalogConfig, other, target, "remote", complete=False)[1]
-    if settings is None or problems:
-        texts = dict.fromkeys(problem.text for problem in problems)
-        hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
-        # A log entry is one line.
-        raise ConfigError("; ".join(texts), hint="; ".join(hints))
-    return settings
+    return Found(settings, layer, problems)
+
+
+def load_each(
+    model: type[ConfigT],
+    targets: str,
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    file: Path | None = None,
+) -> dict[str, ConfigT]:
+    """Returns the settings of several targets by name. targets: `all`, or a list such as `a,b`.
+    Raises ConfigError that says what is wrong with which; then none of them can be served.
+    """
+    names = targets.split(",")
+    if names == [ALL_TARGETS]:
+        known = sources.targets(file, environ)
+        names = names if ALL_TARGETS in known else known
+    found: dict[str, ConfigT] = {}
+    wrong: dict[str, ConfigError] = {}
+    for name in dict.fromkeys(names):
+        try:
+            found[name] = load(model, flags=flags, environ=environ, file=file, target=name)
+        except ConfigError as error:
+            wrong[name] = error
+    if len({str(error) for error in wrong.values()}) == 1 and not found:
+        raise next(iter(wrong.values()))
+    if wrong:
+        raise ConfigError(
+            "; ".join(f"target {name}: {error}" for name, error in wrong.items()),
+            hint="; ".join(dict.fromkeys(error.hint for error in wrong.values() if error.hint)),
+        )
+    return found
 
 
 def _validated(

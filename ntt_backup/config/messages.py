@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pydantic_core import ErrorDetails
 
 from ntt_backup.config.models import ENVIRONMENT, TABLES
-from ntt_backup.config.sources import Layer
+from ntt_backup.config.sections import SnapshotSettings
+from ntt_backup.config.sources import Layer, Problem
 from ntt_backup.config.target_url import FORMS
 from ntt_backup.config.values import needed
 
@@ -31,13 +31,6 @@ _CHAIN = (
 )
 
 
-class Problem(NamedTuple):
-    """text: what is wrong with which value. hint: what to do, where the text does not say it."""
-
-    text: str
-    hint: str = ""
-
-
 def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
     """Yields the problems of an error of pydantic. table: names the target."""
 
@@ -45,8 +38,10 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
         origin = layer[key].origin if key in layer else key
         return origin if origin.isprintable() else ascii(origin)[1:-1]
 
-    section, name = str(error["loc"][0]), str((*error["loc"], "")[1])
-    fields = TABLES[section].model_fields
+    section, name, *more = (*map(str, error["loc"]), "")
+    fields = TABLES[section].model_fields if section in TABLES else SnapshotSettings.model_fields
+    if section == "snapshots":
+        section, name = f"snapshots.{name}", more[0]
     key = f"{section}.{name}"
     origin = origin_of(key)
     if error["type"] == "missing":
@@ -76,6 +71,11 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
         own = error.get("ctx", {}).get("reason")
         needs = own or f"{needed(fields[name])} is needed"
         yield Problem(f"{origin} is {_shown(key, error['input'])}: {needs}")
+
+
+def may_be_secret(text: str) -> bool:
+    """Returns whether a text looks as if it held a password or a key."""
+    return bool(_MAY_HOLD_A_PASSWORD.search(text) or _SECRET.search(text))
 
 
 def _no_place(layer: Layer, table: str) -> Problem:

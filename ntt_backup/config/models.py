@@ -1,230 +1,29 @@
-"""What can be set: one frozen pydantic model for each table of the file.
-
-Sizes are in bytes, times in seconds.
-"""
+"""What can be set: the tables together, and what each command needs of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from ntt_backup.config.target_url import Endpoint, Kind, Place, TargetUrl, parse
-from ntt_backup.config.values import (
-    Count,
-    Host,
-    LocalPath,
-    LockPath,
-    Rate,
-    Recipients,
-    Region,
-    RemotePath,
-    Seconds,
-    Share,
-    Size,
-    StorageClass,
-    Url,
-    WholeSeconds,
+from ntt_backup.config.sections import (
+    CatalogSettings,
+    ControlSettings,
+    DumpSettings,
+    LockSettings,
+    LogSettings,
+    MetricsSettings,
+    NotifySettings,
+    PackSettings,
+    RemoteSettings,
+    RunSettings,
+    SnapshotSettings,
+    SourceSettings,
 )
 from ntt_backup.model import DEFAULT_TARGET
-
-# More is a slip of the keyboard, and cannot be computed with as a float in the end.
-MOST_BYTES = 10**15
-# What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
-# ten parts of the usual size, and no eleventh. Who looks more often makes more, smaller packs.
-_PACKS: Mapping[str, int] = {
-    "batch_size": 32_768,
-    "batch_bytes": 318 * 1024**2,
-    "window": 2,
-    "poll_interval": 600,
-}
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class CatalogSettings(_Section):
-    """The database of the table `blobs`. url: a libpq connection string or URI, with password."""
-
-    url: Url = Field(default="postgresql:///copyjob", repr=False)
-
-
-class SourceSettings(_Section):
-    """The store. root is the directory that holds `aa/bb/<blobid>`. read_order: in which order what
-    was claimed is read, and whether ahead: see `source.read_ahead`.
-    """
-
-    root: LocalPath
-    read_order: Literal["auto", "hash", "inode", "extent"] = "auto"
-
-
-# The settings of `remote` that one kind of target has, and the others not.
-ONLY_FOR: Mapping[Kind, tuple[str, ...]] = {
-    "ssh": ("identity_file", "ssh_config", "known_hosts", "alive_interval", "alive_count"),
-    "s3": ("endpoint", "region", "addressing", "storage_class", "part_size", "ca_bundle"),
-}
-
-
-class RemoteSettings(_Section):
-    """The target: a place, and how it is reached.
-
-    The place is set by url, or by host, port and path; each then has its part of it, and what has
-    no part in it is empty. `by-hash/` lies below path. model_fields_set holds what was set.
-    """
-
-    url: TargetUrl = ""
-    host: Host = ""
-    path: RemotePath = ""
-    port: Count | None = Field(default=None, ge=1, le=65535)
-    identity_file: LocalPath | None = None
-    ssh_config: LocalPath | None = None
-    known_hosts: LocalPath | None = None
-    connect_timeout: WholeSeconds = Field(default=15, ge=1, le=600)
-    alive_interval: WholeSeconds = Field(default=15, ge=1, le=600)
-    alive_count: Count = Field(default=4, ge=1, le=100)
-    endpoint: Endpoint | None = None
-    region: Region | None = None
-    addressing: Literal["auto", "path", "virtual"] = "auto"
-    storage_class: StorageClass | None = None
-    part_size: Size = Field(default=32 * 1024**2, ge=5 * 1024**2, le=5 * 1024**3)
-    ca_bundle: LocalPath | None = None
-
-    _place: Place = PrivateAttr()
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if not self.url and not (self.host and self.path):
-            raise PydanticCustomError("missing", "the place is missing")
-        place = parse(self.url) if self.url else Place("ssh", self.host, self.port, self.path)
-        for name in ("host", "port", "path"):
-            if name in self.model_fields_set and getattr(self, name) != getattr(place, name):
-                raise PydanticCustomError("places", "{name} differs", {"name": name})
-        self._place = place
-        # What is validated is frozen for everybody else.
-        self.__dict__.update(url=str(place), host=place.host, port=place.port, path=place.path)
-        return self
-
-    @property
-    def kind(self) -> Kind:
-        """What the target is: an account on the remote, a local directory, or a bucket."""
-        return self._place.kind
-
-    @property
-    def idle(self) -> list[str]:
-        """The settings that were set, and mean nothing for this kind."""
-        others = {name for kind, names in ONLY_FOR.items() if kind != self.kind for name in names}
-        return sorted(others & self.model_fields_set)
-
-    @property
-    def where(self) -> str:
-        """The place in events and messages: host:path, or the URL of what has no host."""
-        return f"{self.host}:{self.path}" if self.kind == "ssh" else self.url
-
-    @property
-    def bucket(self) -> str:
-        """The bucket's name."""
-        return self._place.bucket
-
-    @property
-    def prefix(self) -> str:
-        """What begins all keys in the bucket, without slashes at its ends; may be empty."""
-        return self._place.prefix
-
-
-class RunSettings(_Section):
-    """How the work is cut into batches, and how long a run waits.
-
-    window: batches that a worker may have sent without an answer. attempts: how often a batch that
-    the remote refuses is sent before it is split. codec: compression of `stream`; `auto` tries
-    samples. verify_source: hash every blob before it is sent (`tar`; `stream` always does).
-    bwlimit: bytes a second of all workers together. max_failed_share: if a larger share of the
-    blobs cannot be read, the store is blamed and not the blobs; 1: never. outage_timeout: how long
-    `--once` waits for a remote, catalog or store that is away; `--watch` waits forever.
-    """
-
-    workers: Count = Field(default=4, ge=1, le=256)
-    batch_size: Count = Field(default=1000, ge=1, le=100_000)
-    batch_bytes: Size = Field(default=256 * 1024**2, ge=1, le=MOST_BYTES)
-    strategy: Literal["auto", "tar", "stream", "objects"] = "auto"
-    codec: Literal["auto", "none", "zlib", "zstd-1", "zstd-3", "zstd-6", "zstd-9", "zstd-12"] = (
-        "auto"
-    )
-    bwlimit: Rate | None = Field(default=None, ge=1024, le=MOST_BYTES)
-    window: Count = Field(default=4, ge=1, le=64)
-    attempts: Count = Field(default=3, ge=1, le=100)
-    max_failed_share: Share = Field(default=0.5, ge=0, le=1)
-    verify_source: bool = Field(default=True, strict=True)
-    poll_interval: Seconds = Field(default=30, ge=0.1, le=86400)
-    stall_timeout: Seconds = Field(default=60, ge=1, le=3600)
-    receipt_timeout: Seconds = Field(default=600, ge=1, le=86400)
-    outage_timeout: Seconds = Field(default=3600, ge=0)
-    backoff_base: Seconds = Field(default=1, ge=0.01, le=60)
-    backoff_cap: Seconds = Field(default=60, ge=0.01, le=3600)
-    skip_pgdump: bool = Field(default=False, strict=True)
-
-    @model_validator(mode="after")
-    def _base_below_cap(self) -> Self:
-        if self.backoff_base > self.backoff_cap:
-            pair = {"low": "backoff_base", "high": "backoff_cap"}
-            raise PydanticCustomError("contradiction", "{low} is above {high}", pair)
-        return self
-
-    def for_bucket(self) -> RunSettings:
-        """Returns the settings for a bucket, where a batch is a pack: what was set holds, but for
-        the strategy.
-        """
-        unset = {name: value for name, value in _PACKS.items() if name not in self.model_fields_set}
-        return self.model_copy(update={**unset, "strategy": "objects"})
-
-
-class DumpSettings(_Section):
-    """Dumps of the catalog. bin: the directory of pg_dump and pg_restore.
-
-    max_age: a dump older than this is made anew even if nothing has changed (0: always). interval:
-    how often `--watch` looks whether one is due. keep_*: see `dump.retention`.
-    """
-
-    bin: LocalPath | None = None
-    keep_last: Count = Field(default=3, ge=1, le=1000)
-    keep_daily: Count = Field(default=7, ge=0, le=1000)
-    keep_weekly: Count = Field(default=4, ge=0, le=1000)
-    max_age: Seconds = Field(default=7 * 86400, ge=0, le=366 * 86400)
-    interval: Seconds = Field(default=86400, ge=1, le=366 * 86400)
-
-
-class PackSettings(_Section):
-    """How packs are sealed in a bucket. recipients: public keys of age; none: nothing is sealed.
-    identity_file: the secret keys, which nothing needs but what reads.
-    """
-
-    recipients: Recipients = ()
-    identity_file: LocalPath | None = None
-
-
-class LogSettings(_Section):
-    """The JSONL file, and how often a `progress` event goes into it."""
-
-    jsonl: LocalPath = Path("/var/log/ntt/backup-remote.jsonl")
-    progress_interval: Seconds = Field(default=60, ge=0.1, le=86400)
-
-
-class LockSettings(_Section):
-    """The coordinator's PID lock. `{target}` in file stands for the target's name."""
-
-    file: LockPath = Path("/tmp/ntt-backup-{target}.lock")  # noqa: S108  the documented default
-
 
 # Scripts rely on the names of the variables, which follow no scheme.
 ENVIRONMENT: Mapping[str, str] = {
@@ -248,7 +47,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "NTT_PACK_RECIPIENTS": "pack.recipients",
     "NTT_PACK_IDENTITY_FILE": "pack.identity_file",
     "NTT_LOG_JSON": "log.jsonl",
+    "NTT_LOG_LEVEL": "log.level",
     "NTT_LOCK_FILE": "lock.file",
+    "NTT_CONTROL_SOCKET": "control.socket",
+    "NTT_METRICS_LISTEN": "metrics.listen",
+    "NTT_METRICS_TEXTFILE": "metrics.textfile",
 }
 
 
@@ -268,6 +71,10 @@ class CatalogConfig(BaseModel):
     pack: PackSettings = PackSettings()
     log: LogSettings = LogSettings()
     lock: LockSettings = Field(default=LockSettings(), validate_default=True)
+    control: ControlSettings = Field(default=ControlSettings(), validate_default=True)
+    metrics: MetricsSettings = MetricsSettings()
+    notify: NotifySettings = NotifySettings()
+    snapshots: Mapping[str, SnapshotSettings] = Field(default_factory=dict)
 
     @field_validator("run")
     @classmethod
@@ -283,6 +90,23 @@ class CatalogConfig(BaseModel):
     @classmethod
     def _of_this_target(cls, lock: LockSettings, info: ValidationInfo) -> LockSettings:
         return LockSettings(file=Path(str(lock.file).replace("{target}", info.data["target"])))
+
+    @field_validator("control")
+    @classmethod
+    def _beside_the_lock(cls, control: ControlSettings, info: ValidationInfo) -> ControlSettings:
+        if control.socket is not None:
+            name = str(control.socket).replace("{target}", info.data["target"])
+            return ControlSettings(socket=Path(name))
+        if (lock := info.data.get("lock")) is None:
+            return control
+        # Another suffix may be the target's name.
+        return ControlSettings(socket=Path(str(lock.file).removesuffix(".lock") + ".sock"))
+
+    @property
+    def scheduled(self) -> dict[str, float]:
+        """The snapshot sets that a run takes, with the seconds from one version to the next."""
+        sets = self.snapshots.items()
+        return {name: one.every for name, one in sets if one.every is not None}
 
     @property
     def recipients(self) -> tuple[str, ...]:
@@ -317,5 +141,7 @@ class SendConfig(Settings):
 
 
 TABLES: Mapping[str, Any] = {
-    name: field.annotation for name, field in Settings.model_fields.items() if name != "target"
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if name not in ("target", "snapshots")
 }

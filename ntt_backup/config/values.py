@@ -7,6 +7,7 @@ shown. Sizes are in bytes, times in seconds.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -115,6 +117,18 @@ def _absolute(path: Path) -> Path:
     return path
 
 
+def _straight(path: Path) -> Path:
+    if ".." in path.parts:
+        raise ValueError("what .. means is decided by symlinks")
+    return path
+
+
+def _block_size(size: int) -> int:
+    if size not in (1 << bits for bits in range(12, 25)):
+        raise ValueError("not a size of blocks")
+    return size
+
+
 def _lock_path(path: Path) -> Path:
     if re.search(r"[{}]", str(path).replace("{target}", "")):
         raise ValueError("an unknown placeholder")
@@ -171,8 +185,70 @@ Recipients = Annotated[
     Field(max_length=64),
     Needs("a list of up to 64 public keys of age, age1... with 62 characters,"),
 ]
+Paths = Annotated[
+    tuple[Annotated[LocalPath, AfterValidator(_straight)], ...],
+    Field(min_length=1),
+    Needs("a list of absolute paths without .."),
+]
+Patterns = Annotated[
+    tuple[Annotated[Line, Field(min_length=1)], ...], Needs("a list of patterns for paths")
+]
+BlockSize = Annotated[Size, AfterValidator(_block_size), Needs("a power of two from 4KiB to 16MiB")]
 LockPath = Annotated[
     LocalPath,
     AfterValidator(_lock_path),
     Needs("an absolute path with no placeholder but {target}"),
+]
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Returns the IP address and the port of host:port. Raises ValueError."""
+    host, colon, port = listen.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("no port")
+    ipaddress.ip_address(bare)
+    return bare, int(port)
+
+
+def is_loopback(listen: str) -> bool:
+    """Returns whether only this machine can reach host:port."""
+    return ipaddress.ip_address(address_of(listen)[0]).is_loopback
+
+
+def _listen(text: str) -> str:
+    address_of(text)
+    return text
+
+
+def _web_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("not a URL of the web")
+    # urllib takes a user and a password for a part of the host's name, and asks the DNS for it.
+    if "@" in parts.netloc or not (text.isascii() and text.isprintable()) or " " in text:
+        raise ValueError("not a URL that urllib sends as it is")
+    return text
+
+
+def _program(command: tuple[str, ...]) -> tuple[str, ...]:
+    if command and not command[0].startswith("/"):
+        raise ValueError("which program it is depends on PATH")
+    return command
+
+
+Listen = Annotated[
+    Line,
+    AfterValidator(_listen),
+    Needs("an address and a port such as 127.0.0.1:9787 or [::1]:9787"),
+]
+WebUrl = Annotated[
+    Line,
+    AfterValidator(_web_url),
+    Needs("a URL that begins with https:// or http://, without user, password and spaces"),
+]
+Command = Annotated[
+    tuple[Line, ...],
+    AfterValidator(_program),
+    Needs("a program's absolute path and its arguments, as a list"),
 ]

@@ -1,33 +1,14 @@
-"""What a request sends: content in shares, at a pace."""
+"""What a request sends, and what an answer brings: content in shares, at a pace."""
 
 from __future__ import annotations
 
-import time
-from threading import Lock
-from typing import Final
+from typing import Any, Final
 
-from ntt_backup.objects.bucket import Buffer, Pace
+from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.objects.bucket import Buffer
 
 # A time limit holds for each of these, whatever the size of the content.
 _SHARE: Final = 256 * 1024
-
-
-class SharedPace:
-    """A pace for the threads of one sender."""
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._lock = Lock()
-
-    def take(self, wanted: int) -> int:
-        """Waits for a share, counts it as sent, and returns its bytes."""
-        while True:
-            with self._lock:
-                if allowed := min(wanted, self._pace.allowance()):
-                    self._pace.spend(allowed)
-                    return allowed
-                delay = self._pace.delay()
-            time.sleep(delay)
 
 
 class Body:
@@ -45,7 +26,7 @@ class Body:
         """Returns the next share, larger than the few kilobytes that an HTTP library asks for."""
         share = min(_SHARE, len(self._data) - self._at)
         if self._pace is not None and share:
-            share = self._pace.take(share)
+            share = self._pace.take(share, begun=self._at > 0)
         start, self._at = self._at, self._at + share
         return self._data[start : self._at]
 
@@ -54,3 +35,17 @@ class Body:
 
     def tell(self) -> int:
         return self._at
+
+
+def content_of(answer: Any, pace: SharedPace | None) -> bytes:
+    """Returns the content that an answer of botocore's brings."""
+    stream = answer["Body"]
+    if pace is None:
+        content: bytes = stream.read()
+        return content
+    pieces: list[bytes] = []
+    while pieces[-1:] != [b""]:
+        share = pace.take(_SHARE, begun=True)
+        pieces.append(stream.read(share))
+        pace.give_back(share - len(pieces[-1]))
+    return b"".join(pieces)

@@ -89,21 +89,15 @@ class Upload:
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
     """What a bucket says about itself. versioning and lock: `on`, `off`, or "" where it does not
-    say. skew_s: by how much its clock differs from ours.
+    say. skew_s: by how much its clock differs from ours. lock_days: for how long its lock protects
+    an object unasked; 0 where it does not, or does not say.
     """
 
     server: str
     skew_s: float
     versioning: str = ""
     lock: str = ""
-
-
-class Pace(Protocol):
-    """Says how much may be sent now; see `client.throttle.Pace`."""
-
-    def allowance(self) -> int: ...
-    def delay(self) -> float: ...
-    def spend(self, sent: int) -> None: ...
+    lock_days: int = 0
 
 
 def checksum(sha256: bytes) -> str:

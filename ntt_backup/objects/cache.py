@@ -14,7 +14,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 
 _MOST_BYTES: Final = 2 << 30
 _LOOK_EVERY: Final = 64 << 20
@@ -27,6 +27,12 @@ def cache_directory() -> Path:
     if os.geteuid() == 0:
         return Path("/var/cache/ntt-backup")
     return Path.home() / ".cache" / "ntt-backup"
+
+
+def directory_for(kind: str, remote: RemoteSettings, *more: str) -> Path:
+    """Returns where something is kept of a target. more: what else tells it from others."""
+    place = " ".join((remote.endpoint or "", remote.url, *more))
+    return cache_directory() / kind / blake3(place.encode()).hexdigest(length=16)
 
 
 def cache_of(remote: RemoteSettings) -> Cache:

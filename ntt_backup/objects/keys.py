@@ -19,6 +19,7 @@ PACKS: Final = "packs/"
 WIDE_PACKS: Final = "packs/wide/"
 BLOBS: Final = "blobs/"
 DUMPS: Final = "pgdump/"
+SNAPSHOTS: Final = "snapshots/"
 # Beside the packs, so that what protects these is tried. No pack has such a key.
 TRIALS: Final = f"{PACKS}trial-"
 # A blob of so many bytes is an object of its own, not in a pack.

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import BackupError
@@ -21,13 +22,15 @@ def open_to_read(
     stop: threading.Event,
     *,
     cached: bool = True,
+    fetch: SharedPace | None = None,
 ) -> tuple[PatientBucket, Tables]:
     """Returns the bucket, and its packs' tables. on_outage is told the error and for how many
     seconds it will be waited; stop ends the waiting. cached: tables that this machine keeps are
-    believed. Raises ConfigError.
+    believed. fetch: the pace of what is fetched. Raises ConfigError.
     """
     remote, run = settings.remote, settings.run
     backoff = Backoff(run.backoff_base, run.backoff_cap)
-    bucket = PatientBucket(open_bucket(remote), backoff, run.outage_timeout, on_outage, stop)
+    plain = open_bucket(remote, fetch=fetch)
+    bucket = PatientBucket(plain, backoff, run.outage_timeout, on_outage, stop)
     cache = cache_of(remote) if cached else None
     return bucket, Tables(bucket, cache, Keyring(lambda: settings.pack.identity_file))

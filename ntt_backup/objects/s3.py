@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.client.shared_pace import Pace, SharedPace
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError
-from ntt_backup.objects.bucket import Bucket, Pace
+from ntt_backup.objects.bucket import Bucket
 
 
 def load() -> None:
@@ -19,8 +20,11 @@ def load() -> None:
         s3_client.read_models()
 
 
-def open_bucket(remote: RemoteSettings, pace: Pace | None = None) -> Bucket:
-    """Returns the bucket of the settings; asks it nothing yet. pace: of all that is sent.
+def open_bucket(
+    remote: RemoteSettings, pace: Pace | None = None, fetch: SharedPace | None = None
+) -> Bucket:
+    """Returns the bucket of the settings; asks it nothing yet. pace: of all that is sent; fetch: of
+    the content that is fetched.
 
     Raises ConfigError where boto3 is missing, or the settings or AWS's own files cannot be used.
     """
@@ -33,4 +37,4 @@ def open_bucket(remote: RemoteSettings, pace: Pace | None = None) -> Bucket:
             detail=str(error),
             hint="pip install 'ntt-backup[s3]'",
         ) from error
-    return S3Bucket(make_client(remote), remote, pace)
+    return S3Bucket(make_client(remote), remote, pace, fetch)

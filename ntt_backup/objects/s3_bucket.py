@@ -14,16 +14,16 @@ from typing import Any, Final
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.client.shared_pace import Pace, SharedPace
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ProtocolViolation, RemoteCannotStore
-from ntt_backup.objects.body import Body, SharedPace
+from ntt_backup.objects.body import Body, content_of
 from ntt_backup.objects.bucket import (
     BucketFacts,
     Buffer,
     ContentDamaged,
     ObjectInfo,
     ObjectMissing,
-    Pace,
     Part,
     ThawUnderWay,
     Upload,
@@ -47,13 +47,18 @@ class S3Bucket:
     """See `bucket.Bucket`. patience: seconds that an answer which asks for time is waited out."""
 
     def __init__(
-        self, client: BaseClient, settings: RemoteSettings, pace: Pace | None = None
+        self,
+        client: BaseClient,
+        settings: RemoteSettings,
+        pace: Pace | None = None,
+        fetch: SharedPace | None = None,
     ) -> None:
         self._client = client
         self._bucket = settings.bucket
         self._prefix = f"{settings.prefix}/" if settings.prefix else ""
         self._storage_class = settings.storage_class
         self._pace = SharedPace(pace) if pace is not None else None
+        self._fetch = fetch
         self.patience = _PATIENCE
         self._errors = Translator(settings.bucket, client.meta.endpoint_url)
 
@@ -174,7 +179,7 @@ class S3Bucket:
                     detail=f"{key}: {wanted}, and it sends {size} bytes",
                     hint="does it, or a proxy before it, support ranges?",
                 )
-            content = _body(answer)
+            content = content_of(answer, self._fetch)
             place, _, total = answer.get("ContentRange", "").removeprefix("bytes ").partition("/")
             if total and place != _place(start, length, int(total)):
                 raise ProtocolViolation(
@@ -207,21 +212,27 @@ class S3Bucket:
         clock = moment_of(headers)
         # A server's clock is told in whole seconds.
         skew = 0.0 if clock is None else max(0.0, before - clock - 1, clock - after)
-        versioning = self._told("get_bucket_versioning", "Status")
-        lock = self._told(
-            "get_object_lock_configuration", "ObjectLockConfiguration", "ObjectLockEnabled"
+        versioning = self._told("get_bucket_versioning")
+        lock = self._told("get_object_lock_configuration")
+        lock = lock and lock.get("ObjectLockConfiguration", {})
+        default = (lock or {}).get("Rule", {}).get("DefaultRetention", {})
+        return BucketFacts(
+            headers.get("server", "unknown server"),
+            skew,
+            _state(versioning, "Status"),
+            _state(lock, "ObjectLockEnabled"),
+            default.get("Days", 0) + 365 * default.get("Years", 0),
         )
-        return BucketFacts(headers.get("server", "unknown server"), skew, versioning, lock)
 
-    def _told(self, operation: str, *names: str) -> str:
-        """Returns whether something of the bucket is on; "" where the credentials may not ask."""
+    def _told(self, operation: str) -> dict[str, Any] | None:
+        """Returns what the bucket tells of itself, nothing where that was never set; None where the
+        credentials may not ask.
+        """
         try:
-            said = getattr(self._client, operation)(Bucket=self._bucket)
+            said: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket)
         except FAILURES as failure:
-            return "off" if "NotFound" in str(failure) else ""
-        for name in names:
-            said = said.get(name, {})
-        return "on" if said == "Enabled" else "off"
+            return {} if "NotFound" in str(failure) else None
+        return said
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         following = {"StartAfter": self._prefix + after} if after else {}
@@ -291,7 +302,7 @@ class S3Bucket:
                 return read(getattr(self._client, operation)(Bucket=self._bucket, **arguments))
             except FAILURES as failure:
                 if operation == "head_object" and _is_mute(failure):
-                    self._ask_and_read(_body, "get_object", key, Range="bytes=0-0")
+                    self._ask_and_read(_no_pace, "get_object", key, Range="bytes=0-0")
                 error = self._errors.translated(failure, operation, key)
                 damaged += isinstance(error, ContentDamaged)
                 again = isinstance(error, Passing) and waited < self.patience
@@ -310,9 +321,8 @@ def _is_mute(failure: Exception) -> bool:
     return failure.response["ResponseMetadata"]["HTTPStatusCode"] in (400, 403)
 
 
-def _body(answer: Any) -> bytes:
-    content: bytes = answer["Body"].read()
-    return content
+def _no_pace(answer: Any) -> bytes:
+    return content_of(answer, None)
 
 
 def _place(start: int, length: int, total: int) -> str:
@@ -320,3 +330,9 @@ def _place(start: int, length: int, total: int) -> str:
     if start < 0:
         return f"{max(0, total + start)}-{total - 1}"
     return f"{start}-{min(start + length, total) - 1}"
+
+
+def _state(said: dict[str, Any] | None, name: str) -> str:
+    if said is None:
+        return ""
+    return "on" if said.get(name) == "Enabled" else "off"

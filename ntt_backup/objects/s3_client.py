@@ -19,7 +19,7 @@ from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
 from botocore.session import Session, get_session
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError
 
 _CONNECTIONS: Final = 64

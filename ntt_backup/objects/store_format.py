@@ -58,7 +58,7 @@ def gone(url: str, detail: str = "") -> RemoteUnreachable:
         "the bucket holds no store",
         detail=f"{url}/{FORMAT} is missing{detail}",
         hint="is remote.url right, and its prefix too? Where the bucket was really lost, see"
-        " 'When the remote has lost its disk' in docs/operations.md",
+        " 'When the remote has lost its disk' in docs/first-aid.md",
     )
 
 

@@ -107,8 +107,8 @@ class Seal:
 
 
 def sealed_size(size: int) -> int:
-    """Returns how many bytes so many are once they are sealed; no pack is empty."""
-    return size + (SEALED_PIECE - PIECE) * -(-size // PIECE)
+    """Returns how many bytes so many are once they are sealed: there is always one piece."""
+    return size + (SEALED_PIECE - PIECE) * max(1, -(-size // PIECE))
 
 
 def sealed_offset(offset: int) -> int:
@@ -135,8 +135,8 @@ class SealWriter:
     """Seals the bytes of a pack, which come in order, and passes them on to `write`. Raises
     SealUnusable.
 
-    recipients: public keys of age, `age1...`. pack_id: what the sealed pack is called. size: the
-    bytes that were passed on so far.
+    recipients: public keys of age, `age1...`. keys: the pack's key, sealed for them. pack_id: what
+    the sealed pack is called. size: the bytes that were passed on so far.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SealWriter:
         self._store_id = store_id
         key = secrets.token_bytes(_KEY_BYTES)
         self._key = PackKey(key)
-        self._keys = _seal_key(key, recipients)
+        self.keys = _seal_key(key, recipients)
         self.pack_id = self._key.pack_id(store_id)
         self._number = 0
         self._held = bytearray()
@@ -168,11 +168,15 @@ class SealWriter:
             view = view[PIECE:]
         self._held += view
 
+    def end(self) -> None:
+        """Seals the last piece, and adds nothing else."""
+        self._seal(self._held, last=True)
+
     def close(self) -> None:
         """Seals the last piece, and adds the key and the trailer."""
-        self._seal(self._held, last=True)
+        self.end()
         size = self._number * PIECE - PIECE + len(self._held)
-        keys = self._keys
+        keys = self.keys
         self._put(keys)
         said = (len(keys), size, blake3(keys).digest(), self.pack_id, self._store_id)
         self._put(write_block(SEALED_VERSION, _TRAILER.pack(*said)) + bytes(2 * BLOCK))

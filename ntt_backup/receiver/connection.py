@@ -11,7 +11,7 @@ import select
 import time
 
 from ntt_backup.receiver.workspace import Refusal
-from ntt_backup.wire import dump_messages, framing
+from ntt_backup.wire import file_messages, framing
 from ntt_backup.wire.framing import Inbox
 
 _BUSY_SECONDS = 5.0
@@ -29,7 +29,7 @@ class Connection:
         self._reading = reading
         self._writing = writing
         self._idle_timeout = idle_timeout
-        self._inbox = Inbox(dump_messages.TO_RECEIVER)
+        self._inbox = Inbox(file_messages.TO_RECEIVER)
         self._outbox = bytearray()
         self._moved = self._spoke = time.monotonic()
         self._wake, self.wake = os.pipe()

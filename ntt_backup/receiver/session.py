@@ -1,8 +1,8 @@
 """One session of the receiver: a loop that takes frames, and never waits for a disk.
 
-HELLO says whether the session writes, reads, or is for dumps of the catalog; the frames that may
-follow are handled by `write_session`, `read_session` or `dump_session`. `docs/protocol.md` is the
-contract.
+HELLO says whether the session writes, reads, or is for dumps of the catalog or for snapshots; the
+frames that may follow are handled by `write_session`, `read_session`, `dump_session` or
+`snapshot_session`. `docs/protocol.md` is the contract.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ AnyWorkspace = TypeVar("AnyWorkspace", bound=Workspace)
 _OWNER_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
 # No dot: a stage's name joins the session's names with dots.
 _NAME_ALPHABET = _OWNER_ALPHABET | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ-_")
+# The kinds of session other than one that writes, each with the word that allows it.
+_PURPOSES = {"reading": "", "dumps": "dump", "snapshots": "snapshot"}
 _CHOICES = {"hash": ("sha256", "blake3"), "sync": ("syncfs", "fsync")}
 
 
@@ -132,20 +134,20 @@ class Receiver:
             raise ProtocolError("a hash that was not offered")
         if terms.root is not None and os.path.normpath(root) != os.path.normpath(terms.root):
             raise Refusal("refused", f"this receiver is for {terms.root} only")
-        reading, dumps = bool(asked.get("reading")), bool(asked.get("dumps"))
-        if reading and dumps:
+        purposes = [purpose for purpose in _PURPOSES if asked.get(purpose)] or ["blobs"]
+        if len(purposes) > 1:
             raise ProtocolError("a session of two kinds")
-        right, what = ("dump", "dumps") if dumps else ("put", "blobs")
-        if not reading and right not in terms.allow:
-            raise Refusal("refused", f"this receiver takes no {what} (--allow)")
+        (purpose,) = purposes
+        if _PURPOSES.get(purpose, "put") not in {"", *terms.allow}:
+            raise Refusal("refused", f"this receiver takes no {purpose} (--allow)")
         # --root itself, not the client's spelling of it: `a/../b` leads elsewhere where `a` is a
         # symlink.
         root = terms.root or root
         self._by_file = asked["sync"] == "fsync"
-        if reading or dumps:
-            self._begin_to_answer(root, dumps)
-        else:
+        if purpose == "blobs":
             self._begin_to_write(root, (owner, run, slot), kind)
+        else:
+            self._begin_to_answer(root, purpose)
         self._handlers[framing.PING] = lambda payload: self._connection.say(
             framing.frame(framing.PONG, payload)
         )
@@ -154,12 +156,16 @@ class Receiver:
 
     # Modules are loaded by the sessions that need them: source that travels is compiled each time.
 
-    def _begin_to_answer(self, root: str, dumps: bool) -> None:
+    def _begin_to_answer(self, root: str, purpose: str) -> None:
         workspace = self._enter(Workspace(root))
-        if dumps:
+        if purpose == "dumps":
             from ntt_backup.receiver.dump_session import DumpSession
 
             self._session = DumpSession(workspace, self._terms, self._connection)
+        elif purpose == "snapshots":
+            from ntt_backup.receiver.snapshot_session import SnapshotSession
+
+            self._session = SnapshotSession(workspace, self._terms, self._connection)
         else:
             from ntt_backup.receiver.read_session import ReadSession
 

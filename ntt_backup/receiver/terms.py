@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ntt_backup.receiver.codec import Decompress
     from ntt_backup.receiver.hashing import NewHasher
 
-ALLOWED = ("put", "list", "verify", "get", "replace", "dump")
+ALLOWED = ("put", "list", "verify", "get", "replace", "dump", "snapshot")
 REQUIRED = ("blake3",)
 
 

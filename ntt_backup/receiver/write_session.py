@@ -143,14 +143,15 @@ class WriteSession:
 
     def _pack(self, payload: memoryview) -> None:
         batch = self._open_batch("a PACK")
-        if batch is None:
-            return
         codec, raw_length, rest = write_messages.read_part(payload, MAX_RAW)
         checksum = b""
         if not self._by_blob:
             checksum = bytes(rest[:DIGEST_BYTES])
             rest = rest[DIGEST_BYTES:]
+        # Also what is dropped: what comes next may refer to it.
         raw = unpacked(self._codecs, codec, raw_length, rest)
+        if batch is None:
+            return
         if not self._by_blob and self._new_hasher(raw).digest() != checksum:
             self._fail(OSError(errno.EBADMSG, "a pack does not have its checksum"))
             return
@@ -188,12 +189,12 @@ class WriteSession:
             self._large = LargeBlob(announced, fd, partial, sums)
 
     def _data(self, payload: memoryview) -> None:
-        if self._dropping_large:
-            return
         large = self._large
-        if large is None:
+        if large is None and not self._dropping_large:
             raise ProtocolError("a DATA outside a large blob")
         raw = unpacked(self._codecs, *write_messages.read_part(payload, MAX_CHUNK))
+        if large is None:
+            return
         try:
             large.write(raw)
         except OSError as problem:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ntt_backup.client.pool import run_threads
+from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.objects import store_format
@@ -93,6 +95,7 @@ class FromBucket:
         on_outage: Callable[[BackupError, float], None],
         on_archived: Callable[[str], None],
         thaw: Thaw | None,
+        bwlimit: Timetable | None,
     ) -> None:
         self._thaw = thaw
         self._wanted = wanted
@@ -101,7 +104,9 @@ class FromBucket:
         self._archived: set[str] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._bucket, self._tables = open_to_read(settings, on_outage, self._stop)
+        self._bucket, self._tables = open_to_read(
+            settings, on_outage, self._stop, fetch=SharedPace.of(bwlimit)
+        )
         self.cancelled = self._bucket.cancelled
 
     def run(self, work: Work[Job], workers: int, tick: Callable[[], None]) -> None:

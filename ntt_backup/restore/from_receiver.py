@@ -16,6 +16,7 @@ from ntt_backup.blobdir.layout import StrayKind
 from ntt_backup.client.pool import ReconnectingSession, SessionPool
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Failure, Reason
 from ntt_backup.restore.block_repair import repair
@@ -46,10 +47,11 @@ class FromReceiver:
         settings: RemoteConfig,
         wanted: Wanted,
         on_outage: Callable[[BackupError, float], None],
+        bwlimit: Timetable | None,
     ) -> None:
         self._wanted = wanted
         words = ("list", "get") if wanted.blobids is None else ("get",)
-        self._pool = SessionPool(settings, "restore", words, on_outage)
+        self._pool = SessionPool(settings, "restore", words, on_outage, bwlimit)
         self.cancelled = self._pool.cancelled
 
     def run(self, work: Work[Batch], workers: int, tick: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import BackupError
 from ntt_backup.restore.from_bucket import FromBucket, Thaw
 from ntt_backup.restore.from_receiver import FromReceiver
@@ -31,16 +32,18 @@ def restore(
     on_outage: Callable[[BackupError, float], None],
     on_archived: Callable[[str], None] = lambda key: None,
     thaw: Thaw | None = None,
+    bwlimit: Timetable | None = None,
 ) -> Restored:
     """Fetches what is wanted and missing. on_archived is told the keys of objects that must be
-    thawed first; thaw: ask the object store for that. Raises BackupError; what is there then is
+    thawed first; thaw: ask the object store for that. bwlimit: of all that comes.
+    Raises BackupError; what is there then is
     right.
     """
     remote: FromReceiver | FromBucket
     if settings.remote.kind == "s3":
-        remote = FromBucket(settings, wanted, on_outage, on_archived, thaw)
+        remote = FromBucket(settings, wanted, on_outage, on_archived, thaw, bwlimit)
     else:
-        remote = FromReceiver(settings, wanted, on_outage)
+        remote = FromReceiver(settings, wanted, on_outage, bwlimit)
     target = RestoreTarget(destination)
     try:
         work: Work[Any] = Work(target, workers, remote.cancelled, trust_size=trust_size)

@@ -301,19 +301,7 @@ def destination(path: Path) -> Iterator[None]:
     """Raises DestinationError for what the system says about the target."""
     try:
         yield
-    except (OSError, Misplaced) as error:
-        code = error.errno if isinstance(error, OSError) else errno.ELOOP
-        hints = {
-            errno.ENOSPC: "free space, and call it again: what is there already is kept",
-            errno.EDQUOT: "raise the quota, and call it again",
-            errno.EROFS: "remount it for writing, or name another directory",
-            errno.EACCES: "let this user write to it, or name another directory",
-            errno.ENOENT: "make the directory that shall hold it",
-            errno.EXDEV: "mount one file system at the destination itself, not below it",
-            errno.ELOOP: "links below the destination are not followed: remove it",
-        }
-        raise DestinationError(
-            f"cannot restore into {path}",
-            detail=getattr(error, "strerror", None) or str(error),
-            hint=hints.get(code or 0, "look at that path, and at its disk"),
-        ) from error
+    except Misplaced as error:
+        raise DestinationError.at(path, OSError(errno.ELOOP, str(error))) from error
+    except OSError as error:
+        raise DestinationError.at(path, error) from error

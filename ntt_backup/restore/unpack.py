@@ -8,7 +8,6 @@ interrupted is made again.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +19,14 @@ from typing import Any, Final
 
 from ntt_backup.blobdir.open import open_below
 from ntt_backup.config.sealing import Keyring
-from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError, DestinationError, WorkerFailed
+from ntt_backup.errors import SOME_FAILED, ConfigError, DestinationError
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.pack.format import Entry, PackError
 from ntt_backup.pack.reader import PackFile
 from ntt_backup.pack.salvage import Salvage
 from ntt_backup.pack.seal import SealedForOthers
 from ntt_backup.pack.unpack import Unpacked, Unpacker
-from ntt_backup.process.fork import Fork
-from ntt_backup.process.pipeline import wait_for
+from ntt_backup.process.helpers import run_helpers
 from ntt_backup.restore.target_dir import SCRATCH, RestoreTarget, destination
 
 # What is published at once.
@@ -143,21 +141,13 @@ def _work(
     if len(slices) == 1:
         yield from _steps(target, pack, 0, slices[0], verify)
         return
-    with ExitStack() as stack:
-        helpers: list[_Helper] = []
-        for number, entries in enumerate(slices):
-            helper = _Helper(partial(_be_helper, target, pack, number, entries, verify))
-            stack.callback(helper.release)
-            stack.callback(helper.kill)
-            helpers.append(helper)
-        while helpers:
-            wait_for(reading=[fd for one in helpers for fd in one.fds], timeout=None)
-            for helper in list(helpers):
-                for message in helper.hear():
-                    if message is None:
-                        helpers.remove(helper)
-                    else:
-                        yield message
+    bodies = [
+        partial(_helper, target, pack, number, entries, verify)
+        for number, entries in enumerate(slices)
+    ]
+    for said in run_helpers(bodies, "ntt-unpack", DestinationError):
+        said["wrong"] = [(bytes.fromhex(name), text) for name, text in said["wrong"]]
+        yield Unpacked(**said)
 
 
 def _steps(
@@ -193,48 +183,12 @@ def _cut(entries: Slice) -> Iterator[Slice]:
         yield entries[start:]
 
 
-class _Helper(Fork):
-    """A process that unpacks a slice. Its messages are lines of JSON: one a step, and an end."""
-
-    def __init__(self, body: Callable[[], int]) -> None:
-        super().__init__(body, "ntt-unpack")
-        self._said = b""
-
-    def hear(self) -> Iterator[Unpacked | None]:
-        """Yields its messages that have come; None after the last. Raises what it raised."""
-        self.drain_stderr()
-        data = self.read()
-        if data == b"":
-            status = self.wait(1.0)
-            last = self.stderr.text.splitlines()[-1:] or [f"it ended with status {status}"]
-            raise WorkerFailed("a process that unpacks died", detail=last[0])
-        *lines, self._said = (self._said + (data or b"")).split(b"\n")
-        for line in lines:
-            said: dict[str, Any] = json.loads(line)
-            if "message" in said:
-                raise DestinationError(**said)
-            if not said:
-                yield None
-                return
-            said["wrong"] = [(bytes.fromhex(name), text) for name, text in said["wrong"]]
-            yield Unpacked(**said)
-
-
-def _be_helper(target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool) -> int:
-    try:
-        pack.open()
-        target.fd = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        for step in _steps(target, pack, number, entries, verify):
-            said = asdict(step)
-            said["wrong"] = [(digest.hex(), text) for digest, text in step.wrong]
-            _say(said)
-    except BackupError as error:
-        _say(error.fields)
-    else:
-        _say({})
-    return 0
-
-
-def _say(message: dict[str, Any]) -> None:
-    with os.fdopen(1, "wb", closefd=False) as output:
-        output.write(json.dumps(message).encode() + b"\n")
+def _helper(
+    target: RestoreTarget, pack: Pack, number: int, entries: Slice, verify: bool
+) -> Iterator[dict[str, Any]]:
+    pack.open()
+    target.fd = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for step in _steps(target, pack, number, entries, verify):
+        said = asdict(step)
+        said["wrong"] = [(digest.hex(), text) for digest, text in step.wrong]
+        yield said

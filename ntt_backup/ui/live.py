@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final, TextIO
 
@@ -19,153 +19,217 @@ from rich.table import Table
 from rich.text import Text
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Snapshot, WorkerStatus
-from ntt_backup.format import duration, many, printable, size
+from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.format import duration, many, printable, rate, size
+from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 
 _RECENT: Final = 5
 _BAR_WIDTH: Final = 40
-# The lines that are no worker's: header, bar, speeds, recent events, and one for the cursor.
-_OTHER_LINES: Final = 4 + _RECENT
+# The lines that are neither a worker's nor an event's: header, bar, speeds, snapshot, cursor.
+_OTHER_LINES: Final = 5
 _GAP: Final = 2
 _COLUMNS: Final[tuple[JustifyMethod, ...]] = ("left", "left", "right", "right", "left")
 # Red has failed, yellow wants a look; what is well has no colour, or green.
 _RED: Final = "red"
 _YELLOW: Final = "yellow"
-_LEVEL_STYLES: Final = {"info": "", "warning": _YELLOW, "error": _RED}
-_STATE_STYLES: Final = {"outage": _YELLOW, "stalled": _YELLOW, "stopped": "dim"}
+LEVEL_STYLES: Final = {"info": "", "warning": _YELLOW, "error": _RED}
+_STATE_STYLES: Final = {"outage": _YELLOW, "paused": _YELLOW, "stalled": _YELLOW, "stopped": "dim"}
 
 
-class LiveView:
-    """A picture that is drawn over itself; a short summary takes its place at the end."""
+def fit(console: Console) -> None:
+    """Lets the console have the size of its terminal. Raises OSError where that has gone. Rich
+    would ask stdin, which may be another terminal or none; and windows are resized.
+    """
+    size_now = os.get_terminal_size(console.file.fileno())
+    if all(size_now):  # a terminal that does not know its size says 0
+        console.size = ConsoleDimensions(*size_now)
+
+
+class Screen:
+    """A terminal, on which pictures stand one below the other, with an empty line between."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._console = console = Console(file=terminal, highlight=False)
-        self._header = "starting"
-        self._summary = Text("ended")
-        self._recent: deque[Text] = deque(maxlen=_RECENT)
-        self._snapshot: Snapshot | None = None
+        self._views: list[LiveView] = []
         self._live: Live | None = Live(
             console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
+
+    def add(self, target: str) -> LiveView:
+        """Returns a new picture, below the others."""
+        self._views.append(LiveView(self, target))
+        return self._views[-1]
+
+    @property
+    def width(self) -> int:
+        return self._console.width
+
+    @property
+    def height(self) -> int:
+        """The lines of one picture."""
+        between = len(self._views) - 1
+        return (self._console.height - between) // len(self._views)
+
+    @property
+    def recent(self) -> int:
+        """The recent events that one picture shows."""
+        return max(1, _RECENT // len(self._views))
+
+    def draw(self) -> None:
+        """Draws all pictures, made for the size that the terminal has now."""
+        if self._live is None:
+            return
+        last = all(view.closed for view in self._views)
+        try:
+            fit(self._console)
+            self._live.start()  # does nothing the second time
+            first, *others = (view.picture() for view in self._views)
+            picture = Group(first, *(line for one in others for line in ("", one)))
+            self._live.update(picture, refresh=True)
+            if last:
+                self._live.stop()
+        except OSError:  # the terminal has gone; the backup matters, not the view
+            last = True
+        if last:
+            self._live = None
+
+
+class LiveView:
+    """A picture that is drawn over itself; a short summary takes its place at the end. target: its
+    name, where there are several.
+    """
+
+    def __init__(self, screen: Screen, target: str) -> None:
+        self._screen = screen
+        self._prefix = f"{target}: " if target else ""
+        self.closed = False
+        self._header = f"{self._prefix}starting"
+        self._summary: Text | None = None
+        self._recent: deque[Text] = deque(maxlen=_RECENT)
+        self._state: RunState | None = None
+        self._taking: list[Text] = []
 
     def event(self, event: events.Event) -> None:
         """Keeps the event's line to be shown; progress is seen in the picture itself."""
         line = event.line
         if line is None or isinstance(event, events.Progress):
             return
+        if isinstance(event, SnapshotProgress):
+            self._taking = [one_line(line)]
+            return
+        if isinstance(event, SnapshotComplete | SnapshotFailed):
+            self._taking = []
         if isinstance(event, events.RunStart):
             self._header = line
+            self._summary = None
         elif isinstance(event, events.RunStop):
             bad = event.outcome not in ("done", "stopped")
-            self._summary = Text(line, style=_RED if bad else "")
+            self._summary = Text(self._prefix + line, style=_RED if bad else "")
+            self._state = None
         else:
             failed = isinstance(event, events.BlobFailed)
-            self._recent.append(Text(line, style=_RED if failed else _LEVEL_STYLES[event.level]))
-        if self._snapshot is None:  # before the workers start, only events move the picture
-            self._draw(self._picture)
+            style = _RED if failed else LEVEL_STYLES[event.level]
+            self._recent.append(Text(self._prefix + line, style=style))
+        if self._state is None:  # before the workers start, only events move the picture
+            self._screen.draw()
 
-    def refresh(self, snapshot: Snapshot) -> None:
+    def refresh(self, state: RunState) -> None:
         """Draws the run as it is now."""
-        self._snapshot = snapshot
-        self._draw(self._picture)
+        self._state = state
+        self._screen.draw()
 
     def close(self) -> None:
         """Leaves a summary in place of the picture."""
-        summary = Group(*self._recent, self._summary)
-        self._draw(lambda: summary, last=True)
-        self._live = None
+        self.closed = True
+        self._screen.draw()
 
-    def _draw(self, picture: Callable[[], RenderableType], *, last: bool = False) -> None:
-        """Draws the picture, made for the size that the terminal has now."""
-        if self._live is None:
-            return
-        try:
-            # Rich would ask stdin, which may be another terminal or none; and windows are resized.
-            size_now = os.get_terminal_size(self._console.file.fileno())
-            if all(size_now):  # a terminal that does not know its size says 0
-                self._console.size = ConsoleDimensions(*size_now)
-            self._live.start()  # does nothing the second time
-            self._live.update(picture(), refresh=True)
-            if last:
-                self._live.stop()
-        except OSError:  # the terminal has gone; the backup matters, not the view
-            self._live = None
-
-    def _picture(self) -> RenderableType:
-        recent = [_line(line.plain, str(line.style)) for line in self._recent]
-        snapshot = self._snapshot
-        if snapshot is None:
-            return Group(_line(self._header, "bold"), *recent)
+    def picture(self) -> RenderableType:
+        """Returns the picture for the size that the terminal has now."""
+        if self.closed:
+            return Group(*self._recent, self._summary or Text(f"{self._prefix}ended"))
+        shown = list(self._recent)[-self._screen.recent :]
+        recent = [one_line(line.plain, str(line.style)) for line in shown]
+        if self._summary is not None:
+            return Group(one_line(self._header, "bold"), *recent, self._summary)
+        state = self._state
+        if state is None:
+            return Group(one_line(self._header, "bold"), *recent)
+        room = self._screen.height - _OTHER_LINES - self._screen.recent
         return Group(
-            _line(self._header, "bold"),
-            self._bar(snapshot),
-            _speeds(snapshot, self._console.width),
-            *self._workers(snapshot.workers),
+            one_line(self._header, "bold"),
+            *picture_of(state, self._screen.width, room),
+            *self._taking,
             *recent,
         )
 
-    def _bar(self, snapshot: Snapshot) -> RenderableType:
-        room = self._console.width
-        if snapshot.share is None:
-            return _line(_fitting(_how_far(snapshot), room))
-        width = min(_BAR_WIDTH, room // 3)
-        bar = ProgressBar(total=1, completed=snapshot.share, width=width, complete_style="green")
-        grid = Table.grid(padding=(0, _GAP))
-        grid.add_row(bar, _line(_fitting(_how_far(snapshot), room - width - _GAP)))
-        return grid
 
-    def _workers(self, workers: tuple[WorkerStatus, ...]) -> Iterator[RenderableType]:
-        """Yields a line for each worker, as many as fit."""
-        room = max(1, self._console.height - _OTHER_LINES)
-        shown = workers if len(workers) <= room else workers[: room - 1]
-        rows = [
-            (
-                Text(f"worker {worker.worker}"),
-                Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
-                Text(f"{worker.mb_per_s:.1f} MB/s"),
-                Text(many(worker.copied, "blob")),
-                Text(printable(worker.batch)),
-            )
-            for worker in shown
-        ]
-        table = Table.grid(padding=(0, _GAP))
-        columns = _columns_that_fit(rows, self._console.width)
-        for justify in _COLUMNS[:columns]:
-            table.add_column(justify=justify, no_wrap=True, overflow="crop")
-        for row in rows:
-            table.add_row(*row[:columns])
-        yield table
-        if len(shown) < len(workers):
-            yield _line(f"and {many(len(workers) - len(shown), 'worker')} more")
+def picture_of(state: RunState, width: int, room: int) -> Iterator[RenderableType]:
+    """Yields how far a run is, its speeds, and a line for each worker, as many as there is room."""
+    yield _bar(state, width)
+    yield _speeds(state, width)
+    yield from _workers(state.workers, width, max(1, room))
 
 
-def _line(text: str, style: str = "") -> Text:
+def _bar(state: RunState, room: int) -> RenderableType:
+    if state.share is None:
+        return one_line(_fitting(_how_far(state), room))
+    width = min(_BAR_WIDTH, room // 3)
+    bar = ProgressBar(total=1, completed=state.share, width=width, complete_style="green")
+    grid = Table.grid(padding=(0, _GAP))
+    grid.add_row(bar, one_line(_fitting(_how_far(state), room - width - _GAP)))
+    return grid
+
+
+def _workers(workers: Sequence[WorkerStatus], width: int, room: int) -> Iterator[RenderableType]:
+    shown = workers if len(workers) <= room else workers[: room - 1]
+    rows = [
+        (
+            Text(f"worker {worker.worker}"),
+            Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
+            Text(rate(worker.mb_per_s)),
+            Text(many(worker.copied, "blob")),
+            Text(printable(worker.batch)),
+        )
+        for worker in shown
+    ]
+    table = Table.grid(padding=(0, _GAP))
+    columns = _columns_that_fit(rows, width)
+    for justify in _COLUMNS[:columns]:
+        table.add_column(justify=justify, no_wrap=True, overflow="crop")
+    for row in rows:
+        table.add_row(*row[:columns])
+    yield table
+    if len(shown) < len(workers):
+        yield one_line(f"and {many(len(workers) - len(shown), 'worker')} more")
+
+
+def one_line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="crop")
 
 
-def _how_far(snapshot: Snapshot) -> list[str]:
+def _how_far(state: RunState) -> list[str]:
     """Returns how far the work is and how long it will take, what matters most first."""
-    pending, done = snapshot.pending, snapshot.done
+    pending, done = state.pending, state.done
     if pending is None:
         return [many(done, "blob"), "counting what is pending"]
-    if snapshot.share is None:
+    if state.share is None:
         return ["nothing is pending"]
-    about = "about " if snapshot.estimated else ""
+    about = "about " if state.estimated else ""
     # Rounded down: 100 % is for when nothing is pending.
-    parts = [f"{about}{int(snapshot.share * 100)}%"]
-    if pending and snapshot.eta_s is not None:
-        parts.append(f"about {duration(snapshot.eta_s)} left")
+    parts = [f"{about}{int(state.share * 100)}%"]
+    if pending and state.eta_s is not None:
+        parts.append(f"about {duration(state.eta_s)} left")
     return [*parts, f"{done:,} of {about}{many(done + pending, 'blob')}"]
 
 
-def _speeds(snapshot: Snapshot, room: int) -> Text:
-    failed = f"{snapshot.failed:,} failed" if snapshot.failed else ""
+def _speeds(state: RunState, room: int) -> Text:
+    failed = f"{state.failed:,} failed" if state.failed else ""
     parts = [
-        f"{size(snapshot.sent)} sent in {duration(snapshot.elapsed_s)}",
-        f"{snapshot.mb_per_s:.1f} MB/s on the link",
-        f"{snapshot.blobs_per_s:,.0f} files/s",
+        f"{size(state.sent)} sent in {duration(state.elapsed_s)}",
+        f"{rate(state.mb_per_s)} on the link",
+        f"{state.blobs_per_s:,.0f} files/s",
     ]
-    line = _line(_fitting([failed, *parts] if failed else parts, room))
+    line = one_line(_fitting([failed, *parts] if failed else parts, room))
     line.stylize(_RED, 0, len(failed))
     return line
 

@@ -5,11 +5,13 @@ A view never ends a run: once nobody reads any more, it is silent.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Collection, Mapping
 from typing import Final, TextIO
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Snapshot, View
+from ntt_backup.daemon.run_state import Listener, RunState
 from ntt_backup.errors import SOME_FAILED
 
 FAILURES_SHOWN: Final = 20
@@ -17,22 +19,36 @@ FAILURES_SHOWN: Final = 20
 _CANNOT_DRAW: Final = ("dumb", "unknown")
 
 
-def make_view(stream: TextIO, *, quiet: bool = False) -> View:
+def make_view(stream: TextIO, *, quiet: bool = False) -> Listener:
     """Returns a live picture on a terminal, else plain lines; when quiet only what is wrong."""
-    if quiet:
-        return QuietView(stream)
-    if not stream.isatty() or os.environ.get("TERM") in _CANNOT_DRAW:
-        return PlainView(stream)
-    from ntt_backup.ui.live import LiveView  # It loads rich, which a cron job never needs.
+    return make_views(stream, [""], quiet=quiet)[""]
 
-    return LiveView(stream)
+
+def make_views(
+    stream: TextIO, targets: Collection[str], *, quiet: bool = False
+) -> Mapping[str, Listener]:
+    """Returns what `make_view` does, by target. Where there are several, each has a picture below
+    the others, or lines that begin with its name.
+    """
+    labels = {name: name if len(targets) > 1 else "" for name in targets}
+    if quiet:
+        return {name: QuietView(stream, label) for name, label in labels.items()}
+    if not stream.isatty() or os.environ.get("TERM") in _CANNOT_DRAW:
+        return {name: PlainView(stream, label) for name, label in labels.items()}
+    from ntt_backup.ui.live import Screen  # It loads rich, which a cron job never needs.
+
+    screen = Screen(stream)
+    return {name: screen.add(label) for name, label in labels.items()}
 
 
 class PlainView:
-    """One line for each event that an operator wants in a mail; no colours, no cursor."""
+    """One line for each event that an operator wants in a mail; no colours, no cursor. target: what
+    each line begins with, where there are several.
+    """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, target: str = "") -> None:
         self._stream: TextIO | None = stream
+        self._prefix = f"{target}: " if target else ""
         self._failures = 0
 
     def event(self, event: events.Event) -> None:
@@ -44,14 +60,17 @@ class PlainView:
                 line = "more blobs failed, see the log"
             elif self._failures > FAILURES_SHOWN:
                 return
-        if line is None or self._stream is None:
-            return
-        try:
-            print(line, file=self._stream, flush=True)
-        except OSError:
-            self._stream = None
+        if line is not None:
+            self._print(f"{self._prefix}{line}")
 
-    def refresh(self, snapshot: Snapshot) -> None:
+    def _print(self, line: str) -> None:
+        if self._stream is not None:
+            try:
+                print(line, file=self._stream, flush=True)
+            except OSError:
+                self._stream = None
+
+    def refresh(self, state: RunState) -> None:
         """Does nothing: the event `progress` has a line."""
 
     def close(self) -> None:
@@ -66,3 +85,16 @@ class QuietView(PlainView):
         failed = isinstance(event, events.RunStop) and event.exit_code == SOME_FAILED
         if failed or isinstance(event, events.StillFailed) or event.level == "error":
             super().event(event)
+
+
+class JsonResult(PlainView):
+    """One JSON object for a program, at the end of a run: the fields of its last event."""
+
+    def __init__(self, stream: TextIO, target: str) -> None:
+        super().__init__(stream)
+        self._target = target
+
+    def event(self, event: events.Event) -> None:
+        """Prints the fields, where the run has ended."""
+        if isinstance(event, events.RunStop):
+            self._print(json.dumps({"target": self._target, **event.fields}))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,15 +17,20 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import StoredObjects, Totals
+from ntt_backup.daemon.run_report import DaemonReport
 from ntt_backup.errors import complete
-from ntt_backup.format import about, amount, duration, many, moment, printable, size
+from ntt_backup.format import about, amount, duration, many, moment, printable, rate, size, utc
+from ntt_backup.snapshot.last_take import Last
+from ntt_backup.ui.watch import daemon_line
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """What the catalog says of a target: its last run and those under way beside it, its dumps, and
     who holds which range. url: where the settings have the target, if they do. stored: its objects,
-    where that is a bucket.
+    where that is a bucket. snapshots: what this host knows of each set of the settings; every: of
+    those that a run takes, the seconds from one version to the next. daemon: what runs for the
+    target on this host, or why nothing is known of it.
     """
 
     target: str
@@ -35,6 +40,9 @@ class Status:
     holders: Sequence[Holder]
     url: str | None = None
     stored: StoredObjects | None = None
+    snapshots: Mapping[str, Last] = field(default_factory=dict)
+    every: Mapping[str, float] = field(default_factory=dict)
+    daemon: DaemonReport | str = "no daemon runs"
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: bytes are integers, times RFC 3339 in UTC."""
@@ -50,10 +58,20 @@ class Status:
                 if one.ended_at is None
             ],
             "dumps": [_plain(one) for one in self.dumps],
+            "snapshots": [
+                {
+                    "set": name,
+                    **_plain(one),
+                    "taken_at": _json(one.taken_at),
+                    "next_due": _json(self._next_due(name)),
+                }
+                for name, one in self.snapshots.items()
+            ],
             "ranges": [
                 {"range": range_name(one.index), "holder": one.application_name, "pid": one.pid}
                 for one in self.holders
             ],
+            "daemon": None if isinstance(self.daemon, str) else self.daemon.fields,
         }
 
     def table(self) -> Table:
@@ -66,8 +84,10 @@ class Status:
         )
         table.add_column(justify="right")
         table.add_column(overflow="fold")
-        place = [("url", self.url)] if self.url is not None else []
-        for name, text in [*place, *_totals(self.totals), *self._objects(), *self._work()]:
+        head = [("url", self.url)] if self.url is not None else []
+        daemon = self.daemon if isinstance(self.daemon, str) else daemon_line(self.daemon)
+        head.append(("daemon", daemon))
+        for name, text in [*head, *_totals(self.totals), *self._objects(), *self._work()]:
             # As Text: other programs write into the catalog, also markup and control sequences.
             table.add_row(name, Text(printable(text)))
         return table
@@ -82,23 +102,44 @@ class Status:
         return [("in the bucket", said)]
 
     def _work(self) -> list[tuple[str, str]]:
-        rows = [("last run", _run(one)) for one in self.runs] or [("last run", "none")]
+        rows = [("last run", run_line(one)) for one in self.runs] or [("last run", "none")]
         if not any(one.name for one in self.dumps):
             rows.append(("last dump", "none"))
         rows += [("last dump", _dump(one)) for one in self.dumps]
+        rows += [row for name in self.snapshots for row in self._snapshot(name)]
         grouped: dict[str, list[int]] = {}
         for one in self.holders:
             grouped.setdefault(f"{one.application_name} (PID {one.pid})", []).append(one.index)
         return rows + [("at work", f"{who}: {_ranges(held)}") for who, held in grouped.items()]
 
+    def _snapshot(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yields the rows of a set: its last version, and why there is no newer one."""
+        one, due = self.snapshots[name], self._next_due(name)
+        said = "none known to this host"
+        if one.taken_at is not None:
+            said = f"{moment(one.taken_at)}: {one.version}, {many(one.files, 'file')},"
+            said += f" {size(one.bytes)}, {size(one.stored)} stored"
+            if one.unreadable:
+                said += f"; {many(one.unreadable, 'file')} could NOT be read"
+        yield f"snapshot {name}", said + (f"; next due {moment(due)}" if due is not None else "")
+        if one.error:
+            when = f"{moment(one.failed_at)}: " if one.failed_at is not None else ""
+            yield "", f"{when}FAILED, {one.error}"
 
-def _plain(record: Run | DumpRun) -> dict[str, Any]:
-    def plain(value: object) -> object:
-        if isinstance(value, datetime):
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        return str(value) if isinstance(value, UUID) else value
+    def _next_due(self, name: str) -> datetime | None:
+        taken = self.snapshots[name].taken_at
+        every = self.every.get(name)
+        return None if taken is None or every is None else taken + timedelta(seconds=every)
 
-    return {name: plain(value) for name, value in asdict(record).items()}
+
+def _json(value: object) -> object:
+    if isinstance(value, datetime):
+        return utc(value)
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _plain(record: Run | DumpRun | Last) -> dict[str, Any]:
+    return {name: _json(value) for name, value in asdict(record).items()}
 
 
 def _totals(totals: Totals) -> list[tuple[str, str]]:
@@ -125,13 +166,14 @@ def _totals(totals: Totals) -> list[tuple[str, str]]:
     return rows
 
 
-def _run(run: Run) -> str:
+def run_line(run: Run) -> str:
+    """Returns when and where a run was, how it ended, and what it did."""
     began = f"{moment(run.started_at)} on {run.host}"
     did = f"{run.copied:,} copied, {run.failed:,} failed, {size(run.bytes)}"
     if run.ended_at is None:
         age = max(0.0, (run.read_at - run.updated_at).total_seconds())
-        rate = f"{did}, {run.mb_per_s:.1f} MB/s"
-        return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {rate}"
+        did += f", {rate(run.mb_per_s)}"
+        return f"{began}, PID {run.pid}: no end yet; as of {duration(age)} ago {did}"
     return f"{began}: {run.outcome} (exit code {run.exit_code}), {did}"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Final
 
 from ntt_backup.process.messages import Message, Tick
 from ntt_backup.process.pipeline import wait_for
+
+# Ends a wait; every other word asks for the end.
+NOW: Final = b"now\n"
 
 _TICK_SECONDS: Final = 0.5
 # The time between two signs of life to the catalog in a long wait.
@@ -23,6 +27,7 @@ class EventPipe:
         self._stdin = stdin
         self._stdout = stdout
         self._stopping = False
+        self.hurried = False
         self._state = ""
         self._sent = 0
         self._content = 0
@@ -37,9 +42,19 @@ class EventPipe:
     @property
     def stopping(self) -> bool:
         """Whether the coordinator has asked for the end, or is dead."""
-        if not self._stopping and wait_for(reading=[self._stdin], timeout=0):
-            self._stopping = True  # It wrote `stop`, or the pipe is closed.
+        while not self._stopping and wait_for(reading=[self._stdin], timeout=0):
+            if os.read(self._stdin, len(NOW)) == NOW:
+                self.hurried = True
+            else:
+                self._stopping = True  # It wrote `stop`, or the pipe is closed.
         return self._stopping
+
+    def take_hurry(self) -> bool:
+        """Returns whether the coordinator has asked to look for work at once, since the last
+        call.
+        """
+        hurried, self.hurried = self.hurried, False
+        return hurried
 
     def emit(self, message: Message) -> None:
         """Sends a message to the coordinator."""
@@ -77,8 +92,8 @@ def pause(
     *fds: int,
     heard: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Waits until the coordinator asks for the end, one of fds is readable, heard returns True, or
-    time is up.
+    """Waits until the coordinator asks for the end or for a look, one of fds is readable, heard
+    returns True, or time is up.
     """
     until = time.monotonic() + max(0.0, seconds)
     watched = [fd for fd in (pipe.fd, *fds) if fd >= 0]
@@ -86,5 +101,5 @@ def pause(
         wait_s = min(_SIGN_SECONDS, max(0.0, until - time.monotonic()))
         pipe.state(state, wait_s)
         # What comes with the answer to a sign of life does not make the socket readable.
-        if heard() or not wait_s or wait_for(reading=watched, timeout=wait_s):
+        if pipe.hurried or heard() or not wait_s or wait_for(reading=watched, timeout=wait_s):
             break

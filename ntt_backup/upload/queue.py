@@ -83,6 +83,11 @@ class SendQueue:
         """
         self._put_off |= dict.fromkeys(ranges, due)
 
+    def hurry(self) -> None:
+        """Lets nothing wait any longer."""
+        self.recall()
+        self._delayed = [_Delayed(one.batch, 0.0) for one in self._delayed]
+
     def recall(self) -> None:
         """Puts off no range any longer."""
         self._put_off.clear()

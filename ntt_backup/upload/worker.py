@@ -34,6 +34,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Batch, Receipt
 from ntt_backup.process.messages import BatchStart, Drained
+from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.batching import GiveUp, Retry, after_link_loss, after_rejection
@@ -70,6 +71,7 @@ class Worker:
         watch: bool,
     ) -> None:
         self._run = run
+        self.poll = SharedNumber(run.poll_interval)
         self._watch = watch
         self._store = store
         self._ahead = ahead
@@ -77,8 +79,7 @@ class Worker:
         self._connect_catalog = connect_catalog
         self._pipe = pipe
         self._backoff = Backoff(run.backoff_base, run.backoff_cap)
-        limit = None if watch else run.outage_timeout
-        self._outages = Outages(pipe.emit, self._backoff, limit)
+        self._outages = Outages(pipe.emit, self._backoff, None if watch else run.outage_timeout)
         self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None
         self._catalog: CatalogSession | None = None
@@ -117,6 +118,9 @@ class Worker:
         if self._session is not None and not self._session.usable:
             lost = self._give_up_session()
             self._resend(lost, 0.0, RemoteUnreachable("the session was given up"))
+        if self._pipe.take_hurry():
+            self._queue.hurry()
+            self._catalog_due = self._catalog_due and 0.0
         self._accept()
         busy = bool(self._in_flight())
         if self._catalog_due is not None and (busy or not self._pipe.stopping):
@@ -127,8 +131,7 @@ class Worker:
             self._queue.forget()
             if busy:
                 self._collect()
-            else:
-                self._done = True
+            self._done = not busy
         elif self._away_s:
             wait_s, self._away_s = self._away_s, 0.0
             pause(self._pipe, wait_s, "outage")
@@ -266,6 +269,7 @@ class Worker:
                     attempt=batch.attempt,
                     reason=str(error),
                     wait_s=wait_s,
+                    cause=events.RETRY_CAUSES.get(type(error), "link"),
                 )
             )
 
@@ -318,8 +322,7 @@ class Worker:
             self._done = True
             return
         now = time.monotonic()
-        if self._idle_since is None:
-            self._idle_since = now
+        self._idle_since = self._idle_since or now
         if self._session is not None and now - self._idle_since > _IDLE_SESSION_SECONDS:
             self._session.close()
             self._session = None
@@ -328,7 +331,7 @@ class Worker:
             pause(self._pipe, self._poll, "idle")
         else:
             heard, fd = claims.drain_notifications, claims.fileno()
-            pause(self._pipe, self._run.poll_interval, "idle", fd, heard=heard)
+            pause(self._pipe, self.poll.value, "idle", fd, heard=heard)
 
     # --- when a side is away ----------------------------------------------------------------------
 

@@ -21,11 +21,13 @@ from typing import Final
 from ntt_backup import events
 from ntt_backup.catalog.ranges import claim_order
 from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
 from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.process.messages import Done, Fatal, Found, Message
+from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.read_ahead import ReadAhead
 from ntt_backup.upload.event_pipe import EventPipe
@@ -51,8 +53,9 @@ _FRESH_SECONDS: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What a worker is to do. worker: its number, counted from 0. limit: what all
-    workers together may send. probes: the worker probes the remote before it works; its strategy
-    may be `auto`. started: the time of the epoch when the run began.
+    workers together may send. poll: how often they look for new work; None: as the settings say.
+    effort: how hard all compress. probes: the worker probes the remote
+    before it works; its strategy may be `auto`. started: the time of the epoch when the run began.
     """
 
     settings: Settings
@@ -62,6 +65,8 @@ class WorkerSpec:
     strategy: str
     watch: bool
     limit: Limit | None = None
+    poll: SharedNumber | None = None
+    effort: Effort | None = None
     probes: bool = False
     started: float = 0.0
 
@@ -138,6 +143,7 @@ def session_spec(spec: WorkerSpec, pipe: EventPipe) -> SessionSpec:
     return replace(
         SessionSpec.of(spec.settings, spec.run_id, str(spec.worker), sends=True),
         pace=spec.limit.sender(spec.worker) if spec.limit is not None else None,
+        effort=spec.effort.sender(spec.worker) if spec.effort is not None else None,
         on_bytes=pipe.sent,
         on_content=pipe.carried,
         meanwhile=load,
@@ -183,7 +189,11 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
 
     name, connect = str(spec.worker), remote.connect
     ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0))
-    Worker(name, settings.run, store, ahead, connect, connect_catalog, pipe, watch=spec.watch).run()
+    worker = Worker(
+        name, settings.run, store, ahead, connect, connect_catalog, pipe, watch=spec.watch
+    )
+    worker.poll = spec.poll or worker.poll
+    worker.run()
 
 
 def work(spec: WorkerSpec) -> int:

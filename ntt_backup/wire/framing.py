@@ -45,6 +45,9 @@ BLOCK_SUMS = 170
 # Those of a session for dumps of the catalog, which also answers with PIECE and BLOB_END.
 DUMPS, DUMP_DATA, DUMP_END, NAME, DROP, FETCH = range(64, 70)
 DUMP, DUMP_SUM, DONE = range(192, 195)
+# Those of a session for snapshots, which also answers with PIECE, BLOB_END and DONE.
+FILES, FILE_DATA, FILE_END, FORGET, READ, REMOVE = range(96, 102)
+FILE_NAMES, FILE_SAID = range(224, 226)
 
 # The kinds without a CRC-32.
 CONTENT = frozenset((PACK, DATA))

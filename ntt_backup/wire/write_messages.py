@@ -37,8 +37,10 @@ MAX_UNSETTLED = 8
 # A blob larger than this keeps what has arrived of it when the connection is lost.
 RESUMABLE = 64 << 20
 
-RAW, ZLIB, ZSTD = range(3)
-CODECS = {"zlib": ZLIB, "zstd": ZSTD}
+RAW, ZLIB, ZSTD, ZSTD_STREAM = range(4)
+CODECS = {"zlib": ZLIB, "zstd": ZSTD, "zstd-stream": ZSTD_STREAM}
+# The longest window of a ZSTD_STREAM: 16 MiB. A receiver keeps as much of what it has decompressed.
+STREAM_WINDOW_LOG = 24
 
 SHA256, BLAKE3 = range(2)
 HASHES = {"sha256": SHA256, "blake3": BLAKE3}

@@ -71,3 +71,8 @@ union all
     )
     order by ended_at desc limit 1
 );
+
+-- name: recent_dumps
+-- The target's last dumps, also those that failed, the newest first.
+select started_at, ended_at, name, bytes, sha256, error from ntt_backup.dumps
+where target = %(target)s order by ended_at desc limit %(limit)s;

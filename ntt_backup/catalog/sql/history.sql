@@ -16,6 +16,42 @@ set updated_at = now(), copied = greatest(copied, %(copied)s),
     ended_at = case when %(outcome)s::text is not null then now() end
 where run_id = %(run_id)s and ended_at is null;
 
+-- name: may_note_hours
+-- Whether there is a table of hours, and we may add to it.
+select coalesce(
+    has_table_privilege(hours, 'select') and has_table_privilege(hours, 'insert')
+    and has_table_privilege(hours, 'update'), false
+)
+from to_regclass('ntt_backup.hours') as hours;
+
+-- name: add_to_hour
+-- Adds to the hour what a run has done since its row was updated last. Comes before that update, in one
+-- transaction: what is carried out late, or twice, adds nothing twice.
+insert into ntt_backup.hours as known (target, hour, copied, failed, bytes, outage_s)
+select target, date_trunc('hour', now()), greatest(%(copied)s - copied, 0),
+    greatest(%(failed)s - failed, 0), greatest(%(bytes)s - bytes, 0), %(outage_s)s
+from ntt_backup.runs
+where run_id = %(run_id)s and ended_at is null
+    and (%(copied)s > copied or %(failed)s > failed or %(bytes)s > bytes or %(outage_s)s > 0)
+for update
+on conflict (target, hour) do update
+set copied = known.copied + excluded.copied, failed = known.failed + excluded.failed,
+    bytes = known.bytes + excluded.bytes, outage_s = known.outage_s + excluded.outage_s;
+
+-- name: hours
+-- What a target's runs did in each of the last hours in which they did anything.
+select hour, copied, failed, bytes, outage_s from ntt_backup.hours
+where target = %(target)s and hour > now() - make_interval(days => %(days)s)
+order by hour;
+
+-- name: last_end
+-- When the target's last run ended, and how; and when one last ended with all copied.
+select ended_at, exit_code, (
+    select max(ended_at) from ntt_backup.runs where target = %(target)s and exit_code = 0
+)
+from ntt_backup.runs where target = %(target)s and ended_at is not null
+order by ended_at desc limit 1;
+
 -- name: latest_runs
 -- The target's latest run, and those that are under way on other hosts; with the server's time, by
 -- which the figures of a run have an age. One that was not heard of for some minutes has died.
@@ -27,3 +63,31 @@ from (
 ) as runs
 where nth = 1 or (ended_at is null and updated_at > now() - interval '10 minutes')
 order by nth limit 100;
+
+-- name: note_check
+-- Notes a check that ends now. Times are the server's.
+insert into ntt_backup.checks
+    (target, command, started_at, exit_code, blobs, bytes, wrong, detail)
+values (
+    %(target)s, %(command)s, clock_timestamp() - make_interval(secs => %(lasted)s::float8),
+    %(exit_code)s, %(blobs)s, %(bytes)s, %(wrong)s, %(detail)s
+)
+on conflict do nothing;
+
+-- name: last_checks
+-- Of each command its last calls, and the last one that found all right; the newest first.
+select command, started_at, ended_at, exit_code, blobs, bytes, wrong, detail
+from (
+    select *, row_number() over (partition by command order by ended_at desc) as nth,
+        row_number() over (partition by command, exit_code order by ended_at desc) as nth_so
+    from ntt_backup.checks where target = %(target)s
+) as checks
+where nth <= %(each)s or (exit_code = 0 and nth_so = 1)
+order by ended_at desc, command;
+
+-- name: recent_runs
+-- The target's last runs, the newest first.
+select run_id, target, host, pid, strategy, workers, started_at, updated_at, ended_at, outcome,
+    exit_code, copied, failed, bytes, clock_timestamp()
+from ntt_backup.runs where target = %(target)s
+order by started_at desc, run_id limit %(limit)s;

@@ -83,12 +83,13 @@ set reason = excluded.reason, detail = excluded.detail,
     attempts = known.attempts + 1, last_at = excluded.last_at;
 
 -- name: requeue_listed
--- Makes one batch of the failed blobs in our list pending again, all or those of one reason, and
--- takes them off the list. Locks blobs before failures, as recording does. Returns how many were on
+-- Makes one batch of the failed blobs in our list pending again, all, those of one reason or those of
+-- these names, and takes them off the list. Locks blobs before failures, as recording does. Returns how many were on
 -- the list, the last of them, and how many became pending.
 with listed as materialized (
     select blobid from ntt_backup.failures
     where target = %(target)s and (%(reason)s::text is null or reason = %(reason)s)
+        and (%(blobids)s::text[] is null or blobid = any(%(blobids)s))
     order by blobid limit %(limit)s
 ), locked as materialized (
     select blobid from blobs
@@ -114,6 +115,7 @@ from unchanged;
 with locked as materialized (
     select blobid from blobs
     where {uncopied} and {copy_failed} and (%(past)s::text is null or blobid > %(past)s)
+        and (%(blobids)s::text[] is null or blobid = any(%(blobids)s))
     order by blobid limit %(limit)s
     for no key update
 ), marked as (

@@ -66,8 +66,12 @@ from unnest(%(los)s::text[], %(his)s::text[]) as r (lo, hi)
 where r.hi is not null;
 
 -- name: own_tables
--- Those of our tables that exist.
+-- Those of our tables that exist, and their columns as `table.column`.
 select c.relname from pg_class c
+where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r'
+union all
+select concat(c.relname, '.', a.attname) from pg_class c
+join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 where c.relnamespace = to_regnamespace('ntt_backup') and c.relkind = 'r';
 
 -- name: schema_version

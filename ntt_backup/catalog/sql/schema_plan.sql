@@ -16,6 +16,15 @@ left join pg_namespace n on n.nspname = 'ntt_backup'
 left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
 where d.datname = current_database();
 
+-- name: absent_roles
+-- Those of the named roles that the server does not have.
+select name from unnest(%(names)s::text[]) as name
+where not exists (select from pg_roles where rolname = name);
+
+-- name: create_role
+-- A role without any right but to log in.
+create role {role} login;
+
 -- name: create_table
 -- The catalog, where no other program has made it.
 create table if not exists {table} (
@@ -66,6 +75,7 @@ create table if not exists ntt_backup.failures (
     last_at timestamptz not null default now(),
     primary key (target, blobid)
 );
+alter table ntt_backup.failures add column if not exists known_at timestamptz;
 
 -- The history of runs.
 create table if not exists ntt_backup.runs (
@@ -83,6 +93,17 @@ create table if not exists ntt_backup.runs (
     copied bigint not null default 0,
     failed bigint not null default 0,
     bytes bigint not null default 0
+);
+
+-- What the runs of a target did in each hour; outage_s: seconds in which something was away.
+create table if not exists ntt_backup.hours (
+    target text not null,
+    hour timestamptz not null,
+    copied bigint not null default 0,
+    failed bigint not null default 0,
+    bytes bigint not null default 0,
+    outage_s double precision not null default 0,
+    primary key (target, hour)
 );
 
 -- How far the scan of a store got. directory is the last one that is done with.
@@ -105,6 +126,20 @@ create table if not exists ntt_backup.dumps (
     sha256 text not null,
     error text not null,
     primary key (target, started_at)
+);
+
+-- The history of checks: verify, reconcile, drill and restore, a row a call.
+create table if not exists ntt_backup.checks (
+    target text not null,
+    command text not null,
+    started_at timestamptz not null,
+    ended_at timestamptz not null default clock_timestamp(),
+    exit_code integer not null,
+    blobs bigint not null,
+    bytes bigint not null,
+    wrong bigint not null,
+    detail text not null,
+    primary key (target, command, started_at)
 );
 
 -- The packs in buckets, a row each. key: the object's. low and high: its smallest and largest blobid.

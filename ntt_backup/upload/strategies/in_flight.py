@@ -136,9 +136,15 @@ class PipelinedSession(ABC):
 
     def _confirm(self, flight: Flight, stored: Iterable[Blob]) -> None:
         """Keeps a receipt for `collect`."""
-        duration = time.monotonic() - flight.started
-        failed = tuple(flight.failed)
-        receipt = Receipt(flight.batch, tuple(stored), failed, flight.wire_bytes, duration)
+        now = time.monotonic()
+        receipt = Receipt(
+            flight.batch,
+            tuple(stored),
+            tuple(flight.failed),
+            flight.wire_bytes,
+            now - flight.started,
+            answer_s=now - (flight.handed_over or now),
+        )
         self._correct_content(flight, receipt.stored_bytes)
         self._outcomes.append(receipt)
 

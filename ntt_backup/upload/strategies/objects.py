@@ -29,12 +29,12 @@ from ntt_backup.model import Batch, Blob, Failure, Reason, Receipt, StoredPack, 
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import Bucket, Buffer
 from ntt_backup.objects.keys import LARGE_BLOB, PackKey, blob_key
+from ntt_backup.objects.outbox import Meter, Outbox, Outgoing
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge, wrong_content
-from ntt_backup.upload.strategies.outbox import Meter, Outbox, Outgoing
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 
 # What fits a processor's cache is copied and hashed there.
@@ -59,8 +59,8 @@ def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
 @dataclass(slots=True)
 class _Flight:
     """A batch that was put. look: something of it may be in the bucket already. packed and large:
-    the objects on their way, and which blobs are in them; whole: there come no more. told: bytes of
-    content that were reported.
+    the objects on their way, and which blobs are in them; whole: when there were no more to come,
+    0 before. told: bytes of content that were reported.
     """
 
     batch: Batch
@@ -70,7 +70,7 @@ class _Flight:
     packed: list[tuple[Outgoing, PackKey, list[Blob]]] = field(default_factory=list)
     large: list[tuple[Outgoing, Blob]] = field(default_factory=list)
     told: int = 0
-    whole: bool = False
+    whole: float = 0.0
 
     @property
     def objects(self) -> list[Outgoing]:
@@ -79,7 +79,7 @@ class _Flight:
     @property
     def answered(self) -> bool:
         """Whether each of its objects has an outcome."""
-        return self.whole and all(out.settled for out in self.objects)
+        return self.whole > 0 and all(out.settled for out in self.objects)
 
 
 class ObjectsSession:
@@ -140,7 +140,7 @@ class ObjectsSession:
         except BaseException:
             self.abort()
             raise
-        flight.whole = True
+        flight.whole = time.monotonic()
 
     def collect(self, timeout: float) -> list[Outcome]:
         deadline = time.monotonic() + timeout
@@ -339,13 +339,15 @@ class ObjectsSession:
             low, high = blobs[0].blobid, blobs[-1].blobid
             count, size = len(blobs), info.size
             packs.append(StoredPack(name.pack_id, out.key, low, high, count, size, info.checksum))
+        now = time.monotonic()
         receipt = Receipt(
             flight.batch,
             tuple(stored),
             tuple(flight.failed),
             sum(out.size for out in flight.objects),
-            time.monotonic() - flight.started,
+            now - flight.started,
             tuple(packs),
+            now - flight.whole,
         )
         self._correct_content(flight, receipt.stored_bytes)
         return receipt

@@ -104,7 +104,7 @@ class StreamSession(PipelinedSession):
         self._store = store
         self._hash = banner.hash
         self._sums = self._hash == "sha256"
-        self._codec = choose_codec(spec.run.codec, banner.codecs)
+        self._codec = choose_codec(spec.run.codec, banner.codecs, spec.effort)
         self._packer = Packer(self._codec, checksum=self._sums)
         self._offset: tuple[int, bytes] | None = None
         self._chunk = memoryview(bytearray(_CHUNK))
@@ -173,7 +173,8 @@ class StreamSession(PipelinedSession):
 
     def _flush(self, flight: Flight) -> None:
         self._begin_batch(flight)
-        if not self._packer.empty:
+        # What was compressed must be sent: what comes next may refer to it.
+        if not self._packer.empty and not flight.answered:
             content = self._packer.used
             self._write_coded(flight, *self._packer.pop_frame(), content=content)
 
@@ -186,10 +187,11 @@ class StreamSession(PipelinedSession):
             self._write(flight, write_messages.batch(flight.number, len(blobs), most))
 
     def _write(self, flight: Flight, *parts: bytes | memoryview, content: int = 0) -> None:
+        """Sends a frame, and all of it, whatever is heard of the batch meanwhile."""
+        if flight.answered:
+            return  # It failed on the remote: the rest of it need not travel.
         self._announce_content(flight, content, sum(map(len, parts)))
         for part in parts:
-            if flight.answered:
-                return  # It failed on the remote: the rest of it need not travel.
             self._send(part)
             flight.wire_bytes += len(part)
 
@@ -309,6 +311,8 @@ class StreamSession(PipelinedSession):
             raise ProtocolError(f"a receipt that does not fit batch {said.number}")
         self._flights.remove(flight)
         flight.answered = True
+        if not settled or any(one.verdict == write_messages.MISMATCH for one in said.exceptions):
+            self._codec.restart()  # What was altered on its way, what follows may refer to.
         if flight.aborted:
             return
         if settled:

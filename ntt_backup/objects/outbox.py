@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Final, TypeVar
 
+from ntt_backup.client.shared_pace import Pace
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.objects.bucket import (
     Bucket,
@@ -26,7 +27,6 @@ from ntt_backup.objects.bucket import (
     ObjectExists,
     ObjectInfo,
     ObjectMissing,
-    Pace,
     Part,
     UploadGone,
     checksum,
@@ -45,7 +45,11 @@ T = TypeVar("T")
 
 
 class KeyTaken(Exception):
-    """Another content lies under the key."""
+    """Another content lies under the key. older: it was there before."""
+
+    def __init__(self, key: str, *, older: bool) -> None:
+        super().__init__(key)
+        self.older = older
 
 
 class _Dropped(Exception):
@@ -62,8 +66,8 @@ class Meter:
         self.sent = 0
         self.throttled = 0.0
 
-    def allowance(self) -> int:
-        allowed = _READ_BACK if self._pace is None else self._pace.allowance()
+    def allowance(self, *, begun: bool = False) -> int:
+        allowed = _READ_BACK if self._pace is None else self._pace.allowance(begun=begun)
         if not allowed:
             self.throttled = time.monotonic()
         return allowed
@@ -176,14 +180,27 @@ class Outbox:
             self.filled(out, count)
             rest = rest[count:]
 
+    def flush(self, out: Outgoing) -> None:
+        """Waits until all of the object is in the bucket, where nobody sees it yet. Nothing may be
+        added to it then.
+        """
+        if out.buffer is None and not out.parts:
+            self.space(out)
+        if out.buffer is not None:
+            self._send_part(out)
+        while not all(part.done() for part in out.parts):
+            self.wait(0.2)
+
     def finish(self, out: Outgoing) -> None:
         """Makes the object visible, once its last part has arrived; `done` gives the outcome."""
         self._begun.remove(out)
         if out.parts:
-            self._send_part(out)
+            if out.buffer is not None:
+                self._send_part(out)
             out.done = self._submit(self._complete, out)
         else:
-            self.space(out)
+            if out.buffer is None:
+                self.space(out)
             buffer, out.buffer = out.buffer, None
             assert buffer is not None
             self.handed_over += out.used if out.known is None else 0
@@ -318,7 +335,7 @@ class Outbox:
             info = self._bucket.head(out.key) or info
         same = info.checksum == ours
         if (older or not same) and not self._has_it(out, info, parts, same=same):
-            raise KeyTaken(out.key)
+            raise KeyTaken(out.key, older=older)
         return ObjectInfo(out.key, out.size, info.checksum or ours)
 
     def _has_it(self, out: Outgoing, info: ObjectInfo, parts: list[Part], *, same: bool) -> bool:

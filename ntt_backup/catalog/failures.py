@@ -1,0 +1,152 @@
+"""The catalog tells what failed, and what it knows of one blob."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from psycopg import errors
+
+from ntt_backup.catalog.connection import Connection, configure, translated
+from ntt_backup.catalog.pending import columns, read_parts, walk_indexes
+from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.errors import ConfigError
+from ntt_backup.model import OF_CHECKS
+
+# The reason of what another program has marked as failed.
+UNKNOWN: Final = "unknown"
+
+_PAGE: Final = 2000
+_PATIENCE_MS: Final = 5000
+_DIGITS: Final = 64
+_SHOWN: Final = 5
+_PREFIX: Final = re.compile(r"[0-9a-f]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBlob:
+    """Why a blob failed, how often, when first and last. known_at: when somebody said that this is
+    known. Of what another program has marked, nothing but its name is known.
+    """
+
+    blobid: str
+    reason: str = UNKNOWN
+    detail: str = ""
+    attempts: int | None = None
+    first_at: datetime | None = None
+    last_at: datetime | None = None
+    known_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What the ledger of a target says of a blob. failure: also of one that a check has found
+    missing or wrong, which is pending.
+    """
+
+    target: str
+    size: int | None
+    copied: bool
+    failed: bool
+    last_checked: datetime | None
+    failure: FailedBlob | None
+
+
+def iter_failed(
+    conn: Connection,
+    target: str,
+    *,
+    reason: str | None = None,
+    since: float | None = None,
+    on_cut: Callable[[], None] = lambda: None,
+) -> Iterator[FailedBlob]:
+    """Yields the failed blobs in constant memory, with no transaction open in between: those of our
+    list in the order of their names, then those that another program has marked. reason: only
+    these; since: only those that failed in the last so many seconds.
+
+    Finding the last ones reads all that is pending. Unless they are asked for by their reason, that
+    ends after some seconds, and on_cut is called.
+    """
+    with translated("list failed blobs"):
+        parts = {**read_parts(conn, target), "known_at": fragment("known_at")}
+    values = {"target": target, "reason": reason, "since": since, "limit": _PAGE}
+    queries = ["next_failed"] if reason != UNKNOWN else []
+    if since is None and reason in (None, UNKNOWN):
+        queries.append("next_failed_unlisted")
+    for name in queries:
+        query = statement(name, **parts)
+        past, found = None, _PAGE
+        while found == _PAGE:
+            with translated("list failed blobs"):
+                try:
+                    with conn.transaction():
+                        walk_indexes(conn, local=True)
+                        if name == "next_failed_unlisted" and reason is None:
+                            configure(conn, "statement_timeout", _PATIENCE_MS, local=True)
+                        rows = conn.execute(query, {**values, "past": past}).fetchall()
+                except errors.QueryCanceled:
+                    if name == "next_failed" or reason is not None:
+                        raise
+                    on_cut()
+                    return
+            yield from (FailedBlob(*row) for row in rows)
+            found, past = len(rows), rows[-1][0] if rows else None
+
+
+def acknowledge(conn: Connection, target: str, reason: str | None = None) -> int:
+    """Notes that the failures of now are known, all or those of one reason; returns how many."""
+    values = {"target": target, "reason": reason, "checks": list(OF_CHECKS)}
+    with translated("note that failures are known"):
+        return int(conn.execute(statement("acknowledge"), values).fetchall()[0][0])
+
+
+def find_blob(conn: Connection, name: str) -> str:
+    """Returns the blobid that is, or begins with, name. Raises ConfigError where none does, or
+    several do.
+    """
+    values = {
+        "name": name,
+        "low": name.ljust(_DIGITS, "0"),
+        "high": name.ljust(_DIGITS, "f"),
+        # What is no prefix can only be the whole name of a row.
+        "limit": _SHOWN + 1 if _PREFIX.fullmatch(name) else 0,
+    }
+    found: list[str] = []
+    # What no text of the database can be is nobody's name.
+    with translated("look for a blob"), suppress(UnicodeEncodeError):
+        found = sorted(one for (one,) in conn.execute(statement("blobs_named"), values))
+    if name in found:
+        return name
+    if not found:
+        raise ConfigError(
+            f"the catalog has no blob {name[:_DIGITS]!r}",
+            hint="give a blobid, or its first digits; `ntt-backup-remote failed` lists what failed",
+        )
+    if len(found) > 1:
+        more = ", ..." if len(found) > _SHOWN else ""
+        raise ConfigError(
+            f"several blobs begin with {name}",
+            detail=", ".join(found[:_SHOWN]) + more,
+            hint="give more digits",
+        )
+    return found[0]
+
+
+def ledger_of(conn: Connection, blobid: str) -> list[LedgerEntry]:
+    """Returns what the ledger of each target says of a blob of the catalog."""
+    entries = []
+    with translated("tell about a blob"):
+        for (target,) in conn.execute(statement("targets")).fetchall():
+            parts = {**columns(target), "size": fragment("read_size")}
+            query = statement("blob_at_target", known_at=fragment("known_at"), **parts)
+            values = {"target": target, "blobid": blobid}
+            for size, copied, failed, checked, *why in conn.execute(query, values).fetchall():
+                failure = FailedBlob(blobid, *why) if why[0] is not None else None
+                if failed and failure is None:
+                    failure = FailedBlob(blobid)
+                entries.append(LedgerEntry(target, size, copied, failed, checked, failure))
+    return entries

@@ -1,0 +1,51 @@
+"""The command `config check` tells all that is wrong with the configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from ntt_backup.cli.common import Common, json_option
+from ntt_backup.cli.results import report
+from ntt_backup.config import Found, RemoteConfig, SendConfig, examine, misspelt, sources
+from ntt_backup.errors import ConfigError
+from ntt_backup.format import many, printable
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def check(common: Common, as_json: bool) -> None:
+    """Check the configuration, for all targets.
+
+    All problems are told at once; a missing store is none where there are only snapshot sets. Exit
+    code 2 when there is one.
+    """
+    file, environ = common.config, os.environ
+    path, targets = sources.path_of(file, environ), sources.targets(file, environ)
+    problems: dict[str, str] = {}
+    for target in targets:
+        found: Found[Any] = examine(SendConfig, environ=environ, file=file, target=target)
+        if "source.root" not in found.layer and sources.snapshot_sets(file, environ):
+            found = examine(RemoteConfig, environ=environ, file=file, target=target)
+        problems |= dict(found.problems)
+    for warning in misspelt(environ):
+        click.echo(f"warning: {warning}", err=True)
+    lines = []
+    for text, hint in problems.items():
+        lines += [f"FAILED  {printable(text)}", *([f"        {printable(hint)}"] if hint else [])]
+    at = printable(str(path)) + " (there is no such file)" * (not path.exists())
+    of = f"{many(len(targets), 'target')} ({', '.join(targets)})"
+    end = f"{many(len(problems), 'problem')} in" if problems else "ok     "
+    report(
+        {
+            "file": str(path),
+            "targets": targets,
+            "problems": [{"text": text, "hint": hint} for text, hint in problems.items()],
+        },
+        [*lines, f"{end} {at}: {of}"],
+        ConfigError.exit_code if problems else 0,
+        as_json=as_json,
+    )

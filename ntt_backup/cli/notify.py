@@ -1,0 +1,32 @@
+"""The command `notify` sends a notice, to see whether it arrives."""
+
+from __future__ import annotations
+
+import click
+
+from ntt_backup.cli.common import Common
+from ntt_backup.config import CatalogConfig
+from ntt_backup.errors import ConfigError
+
+
+@click.command()
+@click.argument("text", default="this is a test")
+@click.pass_obj
+def notify(common: Common, text: str) -> None:
+    """Send a notice, to see whether it arrives.
+
+    It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
+    """
+    from ntt_backup.daemon.notice_process import check, send
+    from ntt_backup.daemon.notices import Notice
+
+    settings = common.load(CatalogConfig)
+    wanted = settings.notify
+    if not (wanted.command or wanted.webhook_url or wanted.ping_url):
+        raise ConfigError(
+            "nobody is to be told",
+            hint="set notify.command, notify.webhook_url or notify.ping_url",
+        )
+    if problems := send(settings, Notice("test", settings.target, text, {})):
+        raise ConfigError("; ".join(problems))
+    click.echo(f"sent {check(settings)[0]}")

@@ -1,0 +1,63 @@
+"""People see the settings that hold, each with the origin of its value, without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+
+from ntt_backup.config.messages import may_be_secret
+from ntt_backup.config.models import TABLES, CatalogConfig
+from ntt_backup.config.sources import PLACE, Layer
+from ntt_backup.config.timetable import Timetable
+
+HIDDEN: Final = "(hidden)"
+DEFAULT: Final = "default"
+
+# What begins a URL may be missing, and a password may have an unescaped @, / or space.
+_IN_A_URL: Final = re.compile(r"((?:://|^(?!\w+://))[^:]*:).*@", re.DOTALL)
+_BY_NAME: Final = re.compile(r"(passw\w*\s*=).*", re.IGNORECASE | re.DOTALL)
+
+
+class Effective(NamedTuple):
+    """A setting; value: as JSON has it."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def effective(settings: CatalogConfig, layer: Layer) -> Iterator[Effective]:
+    """Yields every setting of every table that is there. layer: what was set."""
+    tables = {name: getattr(settings, name) for name in TABLES}
+    tables |= {f"snapshots.{name}": one for name, one in settings.snapshots.items()}
+    for table, section in tables.items():
+        if section is not None:
+            yield from _of_table(table, section, layer)
+
+
+def _of_table(table: str, section: BaseModel, layer: Layer) -> Iterator[Effective]:
+    values = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        key, value = f"{table}.{name}", values[name]
+        origin = layer[key].origin if key in layer else DEFAULT
+        if key not in layer and key in PLACE and value:
+            origin = next((layer[one].origin for one in PLACE if one in layer), DEFAULT)
+        if key == "catalog.url":
+            value = without_password(value)
+        elif value is not None and not field.repr:
+            value = HIDDEN
+        elif isinstance(rates := getattr(section, name), Timetable):
+            value = rates.text
+        elif isinstance(value, list):
+            value = [HIDDEN if may_be_secret(str(one)) else one for one in value]
+        yield Effective(key, value, origin)
+
+
+def without_password(url: str) -> str:
+    """Returns a connection string of PostgreSQL with *** for what may be a password: rather too
+    much than too little.
+    """
+    return _BY_NAME.sub(r"\1***", _IN_A_URL.sub(r"\1***@", url))

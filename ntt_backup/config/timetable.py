@@ -1,0 +1,154 @@
+"""A timetable says how much may be sent at which time of the week: `run.bwlimit`. Pure.
+
+A rate alone holds always. `08:00 4MB/s, 19:00 off` holds every day; `mon-fri 08:00 4MB/s, mon-fri
+19:00 off, sat-sun off` has days of its own. A rate holds until the next one. Days that are named
+somewhere have what is said for them, and nothing of what is said for every day; without a time it
+holds from 00:00 on. Commas and blanks separate alike, and `Mon-08:00,512kB`, which users of rclone
+write, is read as `mon 08:00 512kB`.
+
+The time is that of the clock on the wall. So an hour that a change of the clock leaves out is over
+at once, and one that comes twice has the same rate twice.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
+
+from ntt_backup.config.values import Needs, parse_size
+from ntt_backup.format import size
+
+_LEAST: Final = 1024
+_MOST: Final = 10**15
+_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY: Final = 24 * 60
+_ONE_OF: Final = f"({'|'.join(_NAMES)})"
+_DAYS: Final = re.compile(rf"{_ONE_OF}(?:-{_ONE_OF})?")
+_TIME: Final = re.compile(r"(\d|[01]\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """changes: the minutes of the week, from Monday 00:00 on, from which a rate holds, in bytes a
+    second, None for no limit; at least one, sorted. text: what the operator wrote.
+    """
+
+    text: str
+    changes: tuple[tuple[int, int | None], ...]
+
+    def at(self, when: datetime) -> int | None:
+        """Returns the rate at a local time; None for no limit."""
+        return self.changes[self._index(when)][1]
+
+    def next(self, when: datetime) -> tuple[str, int | None] | None:
+        """Returns from when on (`19:00`, `Mon 08:00`) another rate holds, and which; None where one
+        rate holds always.
+        """
+        index, now = self._index(when), self.at(when)
+        for step in range(1, len(self.changes) + 1):
+            minute, rate = self.changes[(index + step) % len(self.changes)]
+            if rate != now:
+                day, rest = divmod(minute, _DAY)
+                name = "" if self._is_daily else f"{_NAMES[day].capitalize()} "
+                return f"{name}{rest // 60:02}:{rest % 60:02}", rate
+        return None
+
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit at any time."""
+        return any(rate is not None for _, rate in self.changes)
+
+    def _index(self, when: datetime) -> int:
+        minute = when.weekday() * _DAY + when.hour * 60 + when.minute
+        # Before the first change of the week the last one of the week before holds: index -1.
+        return bisect_right(self.changes, minute, key=lambda change: change[0]) - 1
+
+    @property
+    def _is_daily(self) -> bool:
+        changes = [(minute % _DAY, rate) for minute, rate in self.changes]
+        return changes == changes[: len(changes) // 7] * 7
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(value: object) -> Timetable:
+    """Returns the timetable of a rate, of `off`, or of a text as above. Raises ValueError."""
+    if isinstance(value, Timetable):
+        return value
+    if not isinstance(value, str):
+        return Timetable(str(value), ((0, _rate(value)),))
+    text = re.sub(r"(\d)\s+(?=[kmgt]?i?b)", r"\1", value.strip().lower())
+    text = re.sub(rf"\b{_ONE_OF}-(?=\d)", r"\1 ", text)
+    words = re.split(r"[,\s]+", text)
+    if len(words) == 1:
+        return Timetable(value.strip(), ((0, _rate(text)),))
+    daily: dict[int, int | None] = {}
+    own: dict[int, dict[int, int | None]] = {}
+    for days, minute, rate in _entries(words):
+        for plan in [own.setdefault(day, {}) for day in days] if days else [daily]:
+            if minute in plan:
+                raise ValueError("two rates from the same time on")
+            plan[minute] = rate
+    plans = enumerate(own.get(day, daily) for day in range(7))
+    changes = [(day * _DAY + minute, rate) for day, plan in plans for minute, rate in plan.items()]
+    return Timetable(value.strip(), tuple(sorted(changes, key=lambda change: change[0])))
+
+
+def describe(timetable: Timetable, when: datetime) -> str:
+    """Returns what holds at a local time and what comes next, for people."""
+    said = speed(timetable.at(when))
+    if (following := timetable.next(when)) is not None:
+        said += f" until {following[0]}, then {speed(following[1])}"
+    return said
+
+
+def speed(rate: int | None) -> str:
+    """Returns a limit as people read it."""
+    return "no limit" if rate is None else f"at most {size(rate)}/s"
+
+
+Bandwidth = Annotated[
+    Timetable,
+    BeforeValidator(parse),
+    Needs(
+        "a rate (12MB/s, bytes a second; off; or a timetable: 08:00 4MB/s, 19:00 off)"
+        f" from {_LEAST} to {_MOST}"
+    ),
+]
+
+
+def _entries(words: list[str]) -> Iterator[tuple[list[int], int, int | None]]:
+    """Yields the days, none for all, the minute of the day, and the rate from then on."""
+    days: list[int] = []
+    minute = None
+    for word in words:
+        if (match := _DAYS.fullmatch(word)) is not None and minute is None:
+            first = _NAMES.index(match[1])
+            last = _NAMES.index(match[2] or match[1])
+            # sat-mon goes round the end of the week.
+            days += [day % 7 for day in range(first, last + 1 + 7 * (last < first))]
+        elif (match := _TIME.fullmatch(word)) is not None and minute is None:
+            minute = int(match[1]) * 60 + int(match[2])
+        elif days or minute is not None:
+            yield days, minute or 0, _rate(word)
+            days, minute = [], None
+        else:
+            raise ValueError("a rate without a time")
+    if days or minute is not None:
+        raise ValueError("a time without a rate")
+
+
+def _rate(value: object) -> int | None:
+    if value == "off":
+        return None
+    rate = parse_size(value)
+    if not _LEAST <= rate <= _MOST:
+        raise ValueError("out of range")
+    return rate
