@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
 from ntt_backup.objects.s3 import open_bucket

@@ -24,7 +24,7 @@ from tests.packs import Person, key_of, pack, reader, seal
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBucket:
     """A bucket in memory, which every command opens; the local cache is empty."""
     fake = FakeBucket()
-    monkeypatch.setattr(opening, "open_bucket", lambda remote: fake)
+    monkeypatch.setattr(opening, "open_bucket", lambda remote, **_: fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fake
 

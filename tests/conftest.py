@@ -14,6 +14,7 @@ from hypothesis import settings
 from tests.parallel import memory, processes
 
 pytest_plugins = [
+    "tests.program",
     "tests.postgres",
     "tests.sshd",
     "tests.s3_servers",

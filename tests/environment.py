@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
+import jsonschema
 import psycopg
 import pytest
 
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.cli import app
 from ntt_backup.errors import remember_global_options
+from tests import program, status_schema
 from tests.files import put, tree
 from tests.patience import PATIENCE
 from tests.sshd import RemoteDir, Sshd
@@ -60,7 +62,8 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = PATI
 class Environment:
     """One source host with its catalog, and the remote directory its blobs go to.
 
-    environ is added to the program's environment; wrapper is a command that starts the program.
+    environ is added to the program's environment; wrapper is a command that starts the program,
+    which is a copy of one that has started already as long as neither is about the start.
     shared_store is the store of another environment, where this is not the only host.
     """
 
@@ -277,8 +280,16 @@ class Environment:
     # --- the program
 
     def argv(self, *args: str) -> list[str]:
-        program = [*self.wrapper, sys.executable, "-m", "ntt_backup"]
-        return [*program, "--config", str(self.config), *args]
+        return [*self.wrapper, sys.executable, "-m", "ntt_backup", *self._args(*args)]
+
+    @property
+    def _starts_python(self) -> bool:
+        """Whether a command must be started as usual: something is said to Python's start."""
+        said = any(key.startswith(("LD_", "PYTHON")) for key in self.environ)
+        return said or bool(self.wrapper)
+
+    def _args(self, *args: str) -> list[str]:
+        return ["--config", str(self.config), *args]
 
     def environment(self) -> dict[str, str]:
         # Neither our settings nor Python's: unbuffered output hides what goes wrong at the end.
@@ -294,6 +305,8 @@ class Environment:
         stderr: int | IO[str] = subprocess.PIPE,
     ) -> subprocess.CompletedProcess[str]:
         """A command of the CLI, to its end."""
+        if not self._starts_python:
+            return program.run(self._args(*args), self.environment(), timeout, stdout, stderr)
         return subprocess.run(
             self.argv(*args),
             env=self.environment(),
@@ -323,17 +336,21 @@ class Environment:
         return subprocess.CompletedProcess(argv, code, stdout.getvalue(), stderr.getvalue())
 
     @contextmanager
-    def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *args: str) -> Iterator[program.Process]:
         """A command of the CLI in the background; killed at the end, with all that it started."""
         with (self.root / "output.txt").open("w") as output:
-            process = subprocess.Popen(
-                self.argv(*args),
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            process: program.Process
+            if self._starts_python:
+                process = subprocess.Popen(
+                    self.argv(*args),
+                    env=self.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            else:
+                process = program.Started(self._args(*args), self.environment(), output, output)
             try:
                 yield process
             finally:
@@ -344,13 +361,13 @@ class Environment:
 
     def processes(self) -> dict[int, str]:
         """What runs of the CLI and of all that it started: PID to the program's name."""
-        mark = f"{_MARK}={self.root}".encode()
+        marks = {f"{_MARK}={self.root}".encode(), program.mark().encode()}
         found: dict[int, str] = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                if not marks.isdisjoint((entry / "environ").read_bytes().split(b"\0")):
                     found[int(entry.name)] = (entry / "comm").read_text().strip()
-        return found
+        return {pid: name for pid, name in found.items() if name != program.MAKER}
 
     def children(self, pid: int) -> dict[int, str]:
         """Those of `processes` that pid has started itself."""
@@ -369,6 +386,7 @@ class Environment:
         result = self.call("status", "--json")
         assert result.returncode == 0, result.stderr
         answer: dict[str, Any] = json.loads(result.stdout)
+        jsonschema.validate(answer, json.loads(status_schema.FILE.read_text()))
         return answer
 
     def output(self) -> str:

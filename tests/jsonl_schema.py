@@ -9,10 +9,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-import ntt_backup.dump.events  # noqa: F401 - its classes are events, too
+import ntt_backup.daemon.events
+import ntt_backup.dump.events
+import ntt_backup.snapshot.events  # noqa: F401 - their classes are events, too
 from ntt_backup.events import Event, WorkerEvent
 from ntt_backup.process.messages import kinds
 
+_MODULES = tuple(f"ntt_backup.{one}events" for one in ("", "daemon.", "dump.", "snapshot."))
 FILE = Path(__file__).parents[1] / "docs" / "jsonl.schema.json"
 COMMON = {
     "timestamp": {
@@ -25,13 +28,17 @@ COMMON = {
         "format": "uuid",
         "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
     },
+    "target": {"type": "string", "description": "the name of the target"},
     "host": {"type": "string"},
 }
 
 
 def schema() -> dict[str, Any]:
     """The schema of a line: one of all events."""
-    events = {one.kind: _event(one) for one in kinds(Event) if issubclass(one, Event)}
+    known = [one for one in kinds(Event) if issubclass(one, Event)]
+    # Whatever order the modules were imported in.
+    known.sort(key=lambda one: _MODULES.index(one.__module__))
+    events = {one.kind: _event(one) for one in known}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of the JSONL log of ntt-backup-remote",
@@ -52,6 +59,8 @@ def _event(event: type[Event]) -> dict[str, Any]:
         **fields,
     }
     required = list(properties)
+    if "target" not in fields:
+        required.remove("target")  # Older lines lack it.
     if issubclass(event, WorkerEvent) and not event.always:
         required.remove("worker")
     return {

@@ -9,9 +9,11 @@ import os
 from ntt_backup.wire.framing import *
 from ntt_backup.wire.write_messages import *
 from ntt_backup.wire.read_messages import *
-from ntt_backup.wire.dump_messages import dump, dump_sum, TO_RECEIVER
-inbox = Inbox(TO_RECEIVER)
-words = b"version=0 python=3.11.0 hash=blake3 codec=zlib allow=list,get,verify,dump"
+from ntt_backup.wire.dump_messages import dump, dump_sum
+from ntt_backup.wire import file_messages
+inbox = Inbox(file_messages.TO_RECEIVER)
+words = b"version=0 python=3.11.0 hash=blake3 codec=zlib "
+words += b"allow=list,get,verify,replace,dump,snapshot"
 os.write(1, b"\\nNTT-RECEIVE 1 " + words + b"\\n")
 def say(frame): os.write(1, frame)
 A, B, C = bytes(32), b"\\x01" * 32, b"\\x02" * 32
@@ -21,6 +23,6 @@ while True:
     inbox.filled(count)
     while (found := inbox.next()) is not None:
         if found[0] == HELLO: say(fields(READY, {"placed": 1}))
-        if found[0] in (*range(LIST, BLOCKS + 1), DUMPS):
+        if found[0] in (*range(LIST, BLOCKS + 1), DUMPS, FILES, READ, REMOVE):
             {answer}
 """

@@ -1,11 +1,12 @@
-"""Packs for the tests of mounts, and places where they are mounted."""
+"""Packs for the tests of mounts, places where they are mounted, and what shows them."""
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,11 +60,15 @@ def write(directory: Path, objects: dict[str, bytes]) -> Path:
     return directory
 
 
+def _require_packs() -> None:
+    kernel.require_erofs(kernel.FILES_SINCE)
+
+
 @contextmanager
-def mount_point() -> Iterator[Path]:
+def mount_point(require: Callable[[], None] = _require_packs) -> Iterator[Path]:
     """An empty directory on a disk; skips where nothing can be mounted."""
     try:
-        kernel.require_erofs(kernel.FILES_SINCE)
+        require()
     except MountImpossible as error:
         pytest.skip(str(error))
     with tempfile.TemporaryDirectory(prefix="ntt-mount-", dir="/var/tmp") as place:
@@ -72,6 +77,24 @@ def mount_point() -> Iterator[Path]:
         finally:
             while Path(place).is_mount():
                 subprocess.run(["umount", "-l", place], check=True)
+
+
+def servers() -> set[int]:
+    """The processes of this one that show packs or a version."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+        except OSError:
+            continue
+        if lines["Name"] == "ntt-mount" and int(lines["PPid"]) == os.getpid():
+            found.add(int(lines["Pid"]))
+    return found
+
+
+def ended(pid: int) -> Callable[[], bool]:
+    """Whether a child of ours ended; a command's own would be left to init."""
+    return lambda: os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
 def wrong(directory: Path, blobs: dict[bytes, bytes]) -> list[str]:

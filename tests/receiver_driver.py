@@ -26,13 +26,24 @@ from ntt_backup.client.bootstrap import bundle
 from ntt_backup.receiver import b3sum, codec, hashing
 from ntt_backup.receiver.session import Receiver
 from ntt_backup.receiver.terms import Terms
-from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
+from ntt_backup.wire import (
+    dump_messages,
+    file_messages,
+    framing,
+    read_messages,
+    write_messages,
+)
 from ntt_backup.wire.framing import Inbox
 from ntt_backup.wire.write_messages import Receipt
 from tests.patience import PATIENCE
 
 PROJECT = Path(__file__).resolve().parent.parent
-TO_CLIENT = {**write_messages.TO_CLIENT, **read_messages.TO_CLIENT, **dump_messages.TO_CLIENT}
+TO_CLIENT = {
+    **write_messages.TO_CLIENT,
+    **read_messages.TO_CLIENT,
+    **dump_messages.TO_CLIENT,
+    **file_messages.TO_CLIENT,
+}
 
 BYE = framing.frame(framing.BYE)
 PING = framing.frame(framing.PING, bytes(8))
@@ -138,6 +149,13 @@ def a_dump(content: bytes, name: str, **record: Any) -> bytes:
     said = {"target": "remote", "database": "x", "bytes": len(content), "sha256": digest, **record}
     text = json.dumps(said).encode()
     return unnamed_dump(content) + dump_messages.named(framing.NAME, name, record=text)
+
+
+def a_file(content: bytes, name: str, digest: bytes | None = None) -> bytes:
+    """All that a client says to send a file of a snapshot. digest: what it says of the content."""
+    pieces = (content[at : at + framing.MAX_CHUNK] for at in range(0, len(content), 1 << 20))
+    data = b"".join(framing.frame(framing.FILE_DATA, piece) for piece in pieces)
+    return data + file_messages.end(name, digest or hashlib.sha256(content).digest())
 
 
 class Frames:
@@ -425,6 +443,9 @@ class ScriptedSession(Frames):
         """A session for dumps of the catalog."""
         return self.say(*said, dumps=1)
 
+    def snapshots(self, *said: bytes) -> ScriptedSession:
+        return self.say(*said, snapshots=1)
+
     def send(self, *said: bytes) -> ScriptedSession:
         """One session without a HELLO of its own. Once begun, it leaves no descriptor open."""
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
@@ -458,6 +479,16 @@ class ScriptedSession(Frames):
     @property
     def error_text(self) -> str:
         return write_messages.read_error(self.answers[-1][1])[1]
+
+    def said(self) -> list[int]:
+        """What was said of files of snapshots."""
+        said = [payload for kind, payload in self.answers if kind == framing.FILE_SAID]
+        return [file_messages.read_said(payload)[0] for payload in said]
+
+    def listed(self) -> list[tuple[str, int]]:
+        """The files of snapshots that were listed."""
+        pages = [payload for kind, payload in self.answers if kind == framing.FILE_NAMES]
+        return [one for payload in pages for one in file_messages.read_names(payload)]
 
     def receipts(self) -> list[Receipt]:
         return [

@@ -28,7 +28,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.demo import seaweedfs as demo
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.process.pipeline import die_with_parent

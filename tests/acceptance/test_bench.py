@@ -77,6 +77,7 @@ def test_strategies_beside_a_backup_leave_it_as_it_was(env: Environment) -> None
     env.assert_complete()
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_and_leaves_the_remote_empty(env: Environment) -> None:
     env.fill(10)
     with env.running("bench", "strategies", "--seconds", "0.2") as process:

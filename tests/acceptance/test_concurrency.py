@@ -105,6 +105,7 @@ def test_a_batch_is_told_after_its_commit(env: Environment) -> None:
 def test_no_password_is_shown_anywhere(env: Environment) -> None:
     """Not in the arguments of any process, not in the log, not in what is printed."""
     secret = "correct-horse-battery"
+    env.wrapper = ["env"]  # For arguments of its own.
     url = psycopg.conninfo.make_conninfo(env.url, password=secret)
     env.write_config(catalog={"url": url})
     env.fill_slowly(12)

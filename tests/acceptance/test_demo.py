@@ -152,7 +152,8 @@ def test_demo_shows_a_whole_backup_and_a_drill_and_leaves_nothing(place: Path, f
     assert_nothing_left(place, output)
 
 
-@pytest.mark.parametrize("drill", [(), pytest.param(("--drill",), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("drill", [(), ("--drill",)])
 def test_demo_with_a_bucket_loses_half_of_the_store_and_leaves_nothing(
     place: Path, files: Path, drill: tuple[str, ...]
 ) -> None:
@@ -208,8 +209,8 @@ def test_demo_without_sshd_in_a_directory_of_the_users_own(place: Path, files: P
     ("moment", "signum", "options"),
     [
         ("A catalog and a remote", signal.SIGTERM, ()),
-        ("run --once", signal.SIGINT, ()),
-        ("A catalog and a bucket", signal.SIGINT, ("--s3",)),
+        pytest.param("run --once", signal.SIGINT, (), marks=pytest.mark.long),
+        pytest.param("A catalog and a bucket", signal.SIGINT, ("--s3",), marks=pytest.mark.long),
         ("run --once", signal.SIGTERM, ("--s3",)),
     ],
 )
@@ -286,6 +287,7 @@ def test_kept_demo_can_be_played_on(place: Path, files: Path) -> None:
     assert_nothing_left(place, output)
 
 
+@pytest.mark.long
 def test_demo_fails_when_a_file_is_missing_on_the_remote(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

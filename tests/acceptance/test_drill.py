@@ -63,6 +63,24 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     assert tree(env.remote.local) == remote
 
 
+def test_a_series_of_dumps_is_proved_by_its_last_increment(
+    backed_up: Environment, database_url: str
+) -> None:
+    env = backed_up
+    env.environ["XDG_CACHE_HOME"] = str(env.root / "cache")
+    env.write_config(dump={"mode": "series"})
+    for _ in range(3):
+        env.put(b"one more")
+        assert env.call("dump", "--force").returncode == 0
+    last = max(env.remote.local.glob("pgdump/*.dump"), key=lambda one: one.name)
+    assert json.loads(Path(f"{last}.json").read_text())["base"]
+
+    found = drilled(env, database_url, code=0)
+
+    assert found["dump"] == last.name
+    assert found["bad_dumps"] == []
+
+
 def test_lost_and_wrong_remote_blobs_are_reported(
     backed_up: Environment, database_url: str
 ) -> None:

@@ -5,8 +5,10 @@ The line comes from `install-receiver`, the receiver is the one file that it wri
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -44,7 +46,7 @@ def required() -> bool:
 @pytest.fixture
 def allowed() -> str:
     """What the line allows."""
-    return "put,list,verify,dump"
+    return "put,list,verify,dump,snapshot"
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def forced(
     line = key_line(RemoteSettings(host="x", path=env.remote.path, identity_file=identity))
     if checking == "none" and not required:
         line = line.replace(" --require blake3", "")
-    line = line.replace("put,list,verify,dump", allowed)
+    line = line.replace("put,list,verify,dump,snapshot", allowed)
     authorized = remote.work / "keys" / "authorized_keys"
     before = authorized.read_text()
     authorized.write_text(before + line.replace(RECEIVER, receiver_on(remote, checking)) + "\n")
@@ -128,6 +130,30 @@ def test_dumps_go_through_the_forced_command_and_come_back(
         assert conn.execute(rows).fetchall() == before.execute(rows).fetchall()
 
 
+def test_snapshots_go_through_the_forced_command_and_cannot_be_removed(
+    env: Environment, forced: list[str], tmp_path: Path
+) -> None:
+    """Nothing is read back: a version builds on what this machine has kept of the last one."""
+    env.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    data = tmp_path / "data"
+    data.mkdir()
+    parents = []
+    for number in range(3):
+        (data / str(number)).write_text("content")
+        taken = env.run("snapshot", "take", "data", str(data), "--json")
+        assert taken.returncode == 0, taken.stdout
+        parents.append(json.loads(taken.stdout[taken.stdout.index("{") :])["parent"])
+        if number == 1:
+            shutil.rmtree(tmp_path / "cache")
+    versions = sorted(path.name for path in (env.remote.local / "snapshots" / "data").iterdir())
+    assert parents == ["", versions[0], ""]
+    assert "cannot be read back, so this one is full" in taken.stderr
+    removed = env.run("snapshot", "forget", "data", "--keep-last", "1", "--yes")
+    assert removed.returncode == 5, removed.stdout
+    assert "its --allow lists" in removed.stderr
+    assert len(list((env.remote.local / "snapshots" / "data").iterdir())) == 3
+
+
 @pytest.mark.parametrize("allowed", ["put,list,verify"])
 def test_check_says_that_no_dump_goes_through_the_forced_command(
     env: Environment, forced: list[str], postgres: Postgres, allowed: str
@@ -176,7 +202,7 @@ def test_whatever_is_asked_for_the_receiver_runs(env: Environment, forced: list[
         asked = command.format(root=env.remote.path)
         done = subprocess.run([*forced, "-T", ALIAS, asked], input=b"", capture_output=True)
         assert done.stdout.startswith(b"\nNTT-RECEIVE 1 ")
-        assert b" allow=put,list,verify,dump " in done.stdout
+        assert b" allow=put,list,verify,dump,snapshot " in done.stdout
     assert list(env.remote.local.iterdir()) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from blake3 import blake3
 
 from tests.files import put, put_as, tree
 from tests.packs import Person, noise, text
+from tests.patience import PATIENCE
+from tests.program import run
 
 CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(1, 30_000), noise(2, 9_000_000)]
 
 
 def program(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ntt_backup", *map(str, words)]
-    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+    with chdir(cwd or "."):
+        return run([*map(str, words)], os.environ, PATIENCE)
 
 
 def call(*words: object) -> dict[str, Any]:

@@ -295,3 +295,20 @@ def test_a_stopped_restore_leaves_only_right_files(env: Environment) -> None:
     assert tree(back).items() <= env.in_store().items()
     restored(env)
     assert tree(back) == env.in_store()
+
+
+def test_a_limit_holds_for_what_is_fetched(env: Environment) -> None:
+    """By all connections of a command together; `verify --download` has the same one."""
+    count, rate = 4, 2 * MIB
+    env.fill(count, size=lambda _: MIB // 2)
+    env.send_all()
+    least = (count * MIB / 2 - rate / 4 - MIB / 4) / rate
+    checked = env.call("verify", "--download", "--bwlimit", "2MiB", "--json")
+
+    found = restored(env, "--bwlimit", "2MiB/s")
+
+    assert found["restored"] == count
+    assert found["duration_s"] > least
+    assert json.loads(checked.stdout)["duration_s"] > least
+    assert env.call("verify", "--bwlimit", "2MB").returncode == 2
+    assert env.call("restore", str(env.root / "back"), "--bwlimit", "5").returncode == 2

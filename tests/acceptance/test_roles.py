@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from ntt_backup.catalog.schema_check import OWN_TABLES
+from ntt_backup.config import CatalogConfig, load
+from ntt_backup.ui.page.facts import Reader
 from tests.environment import Environment
 from tests.postgres import Postgres
 
@@ -102,6 +105,31 @@ def test_who_may_only_read_is_refused_what_writes(env: Environment, monitor: str
         assert done.returncode == 4, said
         assert f"{monitor} may not do what `{command}` does" in said
         assert "init-db --print-sql" in said
+
+
+def test_the_sql_for_a_monitor_lets_it_read_every_figure_and_change_nothing(
+    env: Environment, postgres: Postgres, role: Callable[[], str]
+) -> None:
+    env.fill_both(2)
+    absent = env.call("init-db", "--monitor", "nobody")
+    assert absent.returncode == 4
+    assert 'create role "nobody" login;' in absent.stderr
+    name = role()
+    printed = env.call("init-db", "--monitor", name).stdout
+    assert set(re.findall(r"^grant (\S+) on", printed, re.MULTILINE)) == {"select", "usage"}
+    done = postgres.psql(printed, env.url)
+    assert done.returncode == 0, done.stderr
+    as_role(env, name)
+
+    shown = [env.call(*args.split()) for args in ("status --json", "failed", "runs", "dumps")]
+    page = Reader({"remote": load(CatalogConfig, file=env.config, environ={})}).read("remote")
+
+    assert json.loads(shown[0].stdout)["copied"] == 2
+    assert [done.returncode for done in shown] == [0, 0, 0, 0], shown
+    assert (page.trouble, page.lacks) == (None, [])
+    for table in ("blobs", *sorted(f"ntt_backup.{one}" for one in OWN_TABLES if "." not in one)):
+        refused = postgres.psql(f"delete from {table}", make_conninfo(env.url, user=name))
+        assert "permission denied" in refused.stderr, table
 
 
 def test_transactions_that_only_read_are_told_of(env: Environment, role: Callable[[], str]) -> None:
@@ -237,7 +265,16 @@ def test_the_page_leads_three_roles_from_nothing_to_a_backup(owned: Environment)
         ("backup", "delete from app.blobs"),
         ("backup", "update app.blobs set note = 'mine'"),
         ("backup", "drop table ntt_backup.runs"),
+        ("backup", "update app.blobs set blobid = 'mine'"),
+        ("backup", "truncate app.blobs"),
+        ("backup", "alter table app.blobs disable trigger all"),
         ("backup", "create table app.more (n integer)"),
+        ("backup", "create table ntt_backup.more (n integer)"),
+        ("backup", "create schema more"),
+        ("backup", "update public.accounts set secret = 0"),
+        ("backup", "copy app.blobs to program 'cat'"),
+        ("monitor", "select * from public.accounts"),
+        ("monitor", "create table ntt_backup.more (n integer)"),
         ("monitor", "update app.blobs set remote_copied = false"),
         ("monitor", "delete from ntt_backup.failures"),
         ("app", "delete from ntt_backup.failures"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,13 +16,17 @@ from tests.patience import PATIENCE
 
 
 def test_once_sends_everything_and_then_nothing(env: Environment) -> None:
-    env.fill(300)
+    blobids = env.fill(300)
     first = env.run("run", "--once")
     assert first.returncode == 0, first.stderr + first.stdout
     env.assert_complete()
     second = env.run("run", "--once")
     assert second.returncode == 0
     assert env.events("run_stop")[-1]["copied"] == 0
+    listed = json.loads(env.call("runs", "--json").stdout)["runs"]
+    assert [(one["copied"], one["exit_code"]) for one in listed] == [(0, 0), (len(blobids), 0)]
+    (line,) = env.call("runs", "--limit", "1").stdout.splitlines()
+    assert "done (exit code 0), 0 copied" in line
 
 
 @pytest.fixture

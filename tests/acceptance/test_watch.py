@@ -15,6 +15,8 @@ from tests.link import Link
 from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
+CHANGED = ["log.progress_interval", "run.poll_interval"]
+
 
 @pytest.fixture
 def watching(env: Environment) -> Environment:
@@ -143,13 +145,28 @@ def systemd(env: Environment) -> Iterator[socket.socket]:
         yield service
 
 
-def test_systemd_is_told_that_the_daemon_is_ready_alive_and_stopping(
+def test_systemd_is_told_that_the_daemon_is_ready_alive_reloading_and_stopping(
     watching: Environment, systemd: socket.socket
 ) -> None:
-    with watching.running("run", "--watch") as run:
+    """A reload takes over what is safe, names what is not, and refuses settings that are wrong."""
+    env = watching
+    env.write_config(run={"poll_interval": 86_400})
+    with env.running("run", "--watch") as run:
         _hear_until(systemd, "READY=1")
         _hear_until(systemd, "WATCHDOG=1")
-        assert "copied 0" in _hear_until(systemd, "STATUS=")
+        assert "0 copied" in _hear_until(systemd, "STATUS=")
+        env.write_config(run={"workers": 3, "poll_interval": 0.1}, log={"progress_interval": 0.1})
+        run.send_signal(signal.SIGHUP)
+        _hear_until(systemd, "RELOADING=1")
+        _hear_until(systemd, "READY=1")
+        assert env.await_event("settings_read")["changed"] == CHANGED
+        assert env.await_event("warning", 2)["reason"].endswith("has changed: run.workers")
+        env.config.write_text("[run]\nworkers = 0\n")
+        run.send_signal(signal.SIGHUP)
+        _hear_until(systemd, "READY=1")
+        assert "run.workers" in env.await_event("settings_refused")["message"]
+        # The workers wait for as long as was said last.
+        env.await_copied({env.put(b"after the reload")})
         run.send_signal(signal.SIGTERM)
         _hear_until(systemd, "STOPPING=1")
         assert run.wait(PATIENCE) == 143
@@ -167,8 +184,32 @@ def test_systemd_is_told_that_the_daemon_waits_for_the_remote(
         assert "waiting: the remote" in _hear_until(systemd, "STATUS")
         for _ in range(2):  # the wait is longer than the watchdog's patience may be
             _hear_until(systemd, "WATCHDOG=1")
-        assert len(watching.events("outage")) == 1
+        assert watching.events("outage")
         run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 143
+
+
+@pytest.mark.long
+def test_systemd_is_told_of_several_targets_as_of_one(
+    watching: Environment, systemd: socket.socket
+) -> None:
+    env = watching
+    (env.root / "usb").mkdir()
+    env.write_config(lock={"file": str(env.root / "lock-{target}")})
+    env.write_config(**{"targets.usb": {"url": f"file://{env.root}/usb"}})
+    assert env.call("--target", "usb", "init-db").returncode == 0
+    with env.running("--target", "all", "run", "--watch") as run:
+        _hear_until(systemd, "READY=1")
+        _hear_until(systemd, "WATCHDOG=1")
+        status = _hear_until(systemd, "STATUS=remote: ")
+        assert "; usb: " in status
+        env.await_event("worker_start", 4)
+        run.send_signal(signal.SIGHUP)
+        _hear_until(systemd, "RELOADING=1")
+        _hear_until(systemd, "READY=1")
+        env.await_event("settings_read", 2)
+        run.send_signal(signal.SIGTERM)
+        _hear_until(systemd, "STOPPING=1")
         assert run.wait(PATIENCE) == 143
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup.client.local import Local
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.upload.strategies import STRATEGIES
 from tests.contract.harness import Harness, Machine
 from tests.sshd import Sshd

@@ -25,7 +25,8 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.local import Local
 from ntt_backup.client.throttle import alone
 from ntt_backup.client.transport import Transport
-from ntt_backup.config.models import RunSettings
+from ntt_backup.config.sections import RunSettings
+from ntt_backup.config.timetable import parse
 from ntt_backup.errors import BackupError
 from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.inspection import Inspection, Store
@@ -192,7 +193,7 @@ class Harness:
                 run_id="run",
                 slot=str(len(self.sessions)),
                 run=RunSettings(**{**PATIENT, **run}),
-                pace=alone(bytes_per_second),
+                pace=alone(parse(bytes_per_second)) if bytes_per_second else None,
                 on_bytes=self._count,
                 on_content=self._carry,
             ),

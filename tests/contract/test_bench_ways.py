@@ -19,7 +19,7 @@ from ntt_backup.bench.sending import PLAIN, WAYS, Load, Way, send
 from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.client.local import Local
 from ntt_backup.config import RemoteConfig
-from ntt_backup.config.models import RemoteSettings, RunSettings
+from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import BackupError, MountImpossible
 from ntt_backup.model import Blob
 from ntt_backup.mount import kernel

@@ -187,7 +187,7 @@ def test_what_is_sent_keeps_its_pace(s3: S3Server) -> None:
     class Slow:
         sent = 0
 
-        def allowance(self) -> int:
+        def allowance(self, *, begun: bool = False) -> int:
             return 1000
 
         def delay(self) -> float:

@@ -16,7 +16,7 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.shell import ask
 from ntt_backup.client.transport import Transport
-from ntt_backup.config.models import RunSettings
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.by_shell import DumpsByShell
 from ntt_backup.dump.record import Contents, Stored
 from ntt_backup.dump.remote_dir import connect

@@ -10,7 +10,7 @@ import pytest
 
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
-from ntt_backup.config.models import RunSettings
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.wire import read_messages, write_messages
 from tests.contract.harness import Machine

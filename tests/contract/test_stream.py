@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.config.models import RunSettings
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import (
     BatchRejected,
     RemoteCannotStore,
@@ -157,6 +157,31 @@ def well_equipped(machine: Machine) -> Machine:
 def test_every_codec_carries_everything(local: Harness, well_equipped: Machine, codec: str) -> None:
     batch = local.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
     local.assert_arrives(batch, transport=well_equipped, codec=codec)
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["now", "older receiver"])
+def test_packs_refer_to_earlier_ones_where_the_receiver_remembers_them(
+    local: Harness, machine: Machine, remembers: bool
+) -> None:
+    older = "known = codec.available(); del known[3]; codec.available = lambda: known; "
+    program = (
+        "from ntt_backup.receiver import codec, __main__ as receiver; "
+        f"{'' if remembers else older}raise SystemExit(receiver.main())"
+    )
+    project = Path(__file__).resolve().parents[2]
+    command = f'{sys.executable} -c "{program}" --root {local.path}'
+    machine.tool("python3", f"PYTHONPATH={project} exec {command}")
+    session = local.open(transport=machine, codec="zstd-6")
+    batches = [local.batch(f"{seed}", random_bytes(100_000)[seed:] + TEXT) for seed in range(2)]
+    sent = []
+    for batch in batches:
+        before = local.sent
+        session.put(batch)
+        (outcome,) = settle(session)
+        assert receipt_of(outcome).stored == batch.blobs
+        sent.append(local.sent - before)
+    assert (sent[1] < sent[0] / 4) is remembers
+    assert local.on_remote() == local.expected(*batches)
 
 
 @pytest.mark.parametrize("codec", ["auto", "none"])

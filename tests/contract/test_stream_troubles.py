@@ -16,7 +16,8 @@ import pytest
 from ntt_backup.client.connection import Connection
 from ntt_backup.errors import BatchRejected, RemoteUnreachable, SourceError, Unsupported
 from ntt_backup.upload.strategies.session import Rejection, Session
-from ntt_backup.wire import framing
+from ntt_backup.upload.strategies.stream import StreamSession
+from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, receipt_of, settle
 from tests.contract.test_stream import lying_receiver, random_bytes, receipt
 from tests.patience import PATIENCE
@@ -91,6 +92,50 @@ def test_a_batch_that_fails_on_the_remote_while_it_is_sent_is_ended(
     between = book.read_text().split()
     begun = [at for at, kind in enumerate(between) if int(kind) == framing.BATCH]
     assert int(between[begun[1] - 1]) in (framing.COMMIT, framing.ABORT)
+
+
+def test_a_frame_is_sent_whole_although_its_batch_fails_meanwhile(
+    local: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = local.open(codec="none")
+    assert isinstance(session, StreamSession)
+    inbox = framing.Inbox(write_messages.TO_RECEIVER)
+
+    def send(data: bytes | memoryview) -> None:
+        inbox.space()[: len(data)] = data
+        inbox.filled(len(data))
+        session._flights[0].answered |= bytes(data[4:5]) == bytes([framing.PACK])
+
+    monkeypatch.setattr(session, "_send", send)
+    session.put(local.batch("b", random_bytes(3000)))
+    kinds = [kind for kind, _ in iter(inbox.next, None)]
+    assert kinds == [framing.BATCH, framing.PACK, framing.ABORT]
+
+
+def test_nothing_refers_to_what_was_altered_on_its_way(
+    local: Harness, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.tool("python3", f'exec {sys.executable} "$@"')
+    session = local.open(transport=machine, codec="zstd-6")
+    assert isinstance(session, StreamSession)
+    content, send = random_bytes(300_000), session._send
+
+    def altering(data: bytes | memoryview) -> None:
+        altered = bytearray(data)
+        if len(data) > len(content):
+            altered[len(content) // 2] ^= 1
+            monkeypatch.undo()
+        send(altered)
+
+    monkeypatch.setattr(session, "_send", altering)
+    first = local.batch("first", content)
+    session.put(first)
+    (outcome,) = settle(session)
+    assert isinstance(outcome, Rejection)
+    assert isinstance(outcome.error, BatchRejected)
+    session.put(first)
+    (outcome,) = settle(session)
+    assert receipt_of(outcome).stored == first.blobs
 
 
 # --- time -----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import Any
 from tests.faults.environment import FaultEnvironment
 from tests.faults.kinds import KINDS, Missed, Undo, choose, unavailable
 from tests.faults.model import Model
+from tests.faults.snapshots import ChangingTree
 from tests.files import tree
 from tests.patience import PATIENCE
 
@@ -46,6 +47,7 @@ class Tally:
     moved_under_fire: int = 0
     bytes: int = 0
     blobs: int = 0
+    snapshots: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
@@ -59,6 +61,7 @@ class Tally:
             f"  runs: {', '.join(f'{count} {how}' for how, count in self.endings.items())}",
             f"  blobs: {self.blobs}, moved {self.moved} ({self.bytes / 1e6:.1f} MB),"
             f" {self.moved_under_fire} of them under fire",
+            f"  snapshots: {', '.join(f'{count} {how}' for how, count in self.snapshots.items())}",
         ]
 
     def problems(self) -> list[str]:
@@ -103,18 +106,26 @@ def campaign(
         for name, kind in KINDS.items()
         if name not in tally.unavailable and kind.target in ("", environment.target)
     ]
+    changing = ChangingTree(environment)
+    tally.snapshots = changing.done
     environment.begin_era()
+    changing.begin_era()
     try:
         for number in range(rounds):
             environment.chance = random.Random(f"{seed}/{environment.strategy}/{number}")
+            # What one mode has left is for the other to go on with.
+            mode = environment.chance.choice(("full", "series"))
+            environment.env.write_config(dump={"mode": mode, "full_every": 3})
             names = choose(environment.chance, possible)
             said = _Round(environment, tally, model).play(names, number)
+            said = said or changing.play()
             tally.rounds += 1
             last = number + 1 == rounds
             if not said and (last or (number + 1) % ROUNDS_AN_ERA == 0):
                 said = _finish_era(environment, tally, model)
                 if not said and not last:
                     environment.begin_era()
+                    changing.begin_era()
                     model.begin_era()
             say(f"round {number}: {', '.join(names)}; {said or 'as it must be'}")
             if said:

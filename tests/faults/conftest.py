@@ -51,6 +51,7 @@ def _by_ssh(
     disk = Disk(env.remote.local, small)
     tools = tmp_path / "tools"
     tools.mkdir()
+    env.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     env.write_config(remote={"path": env.remote.path}, run={"batch_size": 6, "bwlimit": "1MB/s"})
     env.through(remote.through(link.port))
     chance = random.Random(0)  # a campaign sets its own

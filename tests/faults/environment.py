@@ -25,6 +25,7 @@ import pytest
 from tests.environment import Environment, wait_until
 from tests.link import Link
 from tests.postgres import Postgres
+from tests.program import Process
 from tests.sshd import Sshd
 
 _IN_CONTAINER = re.compile(r"/proc/(\d+)/root(/.*)")
@@ -80,7 +81,7 @@ class FaultEnvironment:
     damaged: dict[str, bytes] = field(default_factory=dict)
     ever_damaged: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
-    run: subprocess.Popen[str] | None = None
+    run: Process | None = None
     sizes: tuple[int, ...] = (0, 1, 600, 5_000, 30_000, 30_000, 60_000, 90_000)
     target = "ssh"
     _log_before: int = 0
@@ -173,7 +174,7 @@ class FaultEnvironment:
         """An empty store, an empty catalog, an empty remote. by-hash itself stays, as its disk."""
         self.disk.free()
         _empty(self.env.remote.local / "by-hash")
-        for left in ("pgdump", ".ntt-check-*"):
+        for left in ("pgdump", "snapshots", ".ntt-check-*"):
             for entry in self.env.remote.local.glob(left):
                 shutil.rmtree(entry, ignore_errors=True)
         self.begin_source()
@@ -230,7 +231,7 @@ class FaultEnvironment:
 
         What a killed preflight leaves is removed by others once it is an hour old, not before.
         """
-        expected = ("pgdump", BALLAST, ".ntt-check-")
+        expected = ("pgdump", "snapshots", BALLAST, ".ntt-check-")
 
         def found() -> list[str]:
             return [name for name in self.env.litter() if not name.startswith(expected)]

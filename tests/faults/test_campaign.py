@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from functools import partial
-from unittest.mock import Mock
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_campaign_without_a_blob_under_fire_has_proved_nothing() -> None:
 
 
 def test_a_campaign_that_is_interrupted_says_what_it_did() -> None:
-    environment, said = Mock(strategy="objects", target="bucket"), list[str]()
+    environment, said = MagicMock(strategy="objects", target="bucket"), list[str]()
     environment.begin_round.side_effect = KeyboardInterrupt
     environment.events.return_value = []
     with pytest.raises(KeyboardInterrupt):

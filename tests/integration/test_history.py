@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID, uuid4
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import latest_runs, start_run, update_run
+from ntt_backup.catalog.history import hours, last_end, latest_runs, start_run, update_run
 
 TARGET = "remote"
 
@@ -38,5 +38,39 @@ def test_a_note_that_arrives_late_takes_nothing_back(catalog: Connection) -> Non
     assert latest_runs(catalog, TARGET) == ended
 
 
+def test_an_hour_gets_what_came_since_the_last_note(catalog: Connection) -> None:
+    """Also where a note arrives late, or a second run works in the same hour."""
+    for run_id in (uuid4(), uuid4()):
+        start(catalog, run_id)
+        update_run(catalog, run_id, copied=7, failed=2, bytes=70, outage_s=1.5)
+        update_run(catalog, run_id, copied=5, failed=1, bytes=50, outage_s=0.0)
+        last = {"copied": 9, "failed": 3, "bytes": 90}
+        update_run(catalog, run_id, **last, outage_s=0.5, outcome="done", exit_code=0)
+        update_run(catalog, run_id, copied=11, failed=3, bytes=95, outage_s=0.5)
+
+    found = hours(catalog, TARGET, 1)  # Two, where the clock struck meanwhile.
+    assert sum(one.copied for one in found) == 18
+    assert sum(one.failed for one in found) == 6
+    assert sum(one.bytes for one in found) == 180
+    assert sum(one.outage_s for one in found) == 4.0
+    assert hours(catalog, "other", 1) == []
+
+
 def start(conn: Connection, run_id: UUID) -> None:
     start_run(conn, run_id, TARGET, host="here", pid=42, strategy="tar", workers=4)
+
+
+def test_the_last_end_is_told_with_the_last_success(catalog: Connection) -> None:
+    assert last_end(catalog, TARGET) is None
+    good, bad, under_way = (uuid4() for _ in range(3))
+    for one, exit_code in ((good, 0), (bad, 7)):
+        start(catalog, one)
+        update_run(catalog, one, outcome="done", exit_code=exit_code, copied=0, failed=0, bytes=0)
+    start(catalog, under_way)
+
+    end = last_end(catalog, TARGET)
+
+    assert end is not None
+    assert end.succeeded_at is not None
+    assert end.exit_code == 7
+    assert end.succeeded_at < end.ended_at

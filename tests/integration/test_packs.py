@@ -72,5 +72,5 @@ def test_a_catalog_from_before_packs_serves_all_but_buckets(catalog: Connection)
 
     lines: list[str] = []
     assert init_db(catalog, TARGET, report=lines.append) == []
-    assert lines == ["add to ntt_backup the tables packs"]
+    assert lines == ["add to ntt_backup packs"]
     assert verify_schema(catalog, TARGET, ON_A_BUCKET) == []

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import pytest
+import zstandard
 
 import ntt_backup
 from ntt_backup.client.bootstrap import GREETING, LOADER
+from ntt_backup.upload.strategies.codec import choose_codec
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.write_messages import Receipt
 from tests.receiver_driver import (
     BYE,
     RemoteReceiver,
+    assert_complete,
     commit,
     digest_of,
     failure,
@@ -121,6 +126,36 @@ def test_a_pack_that_does_not_have_its_checksum_fails_its_batch_alone(
     assert failure(receipts[1]).startswith("EBADMSG: ")
     assert receipts[2].stored == 1
     assert names_under(root) == {digest_of(b"c").hex()}
+
+
+def test_a_stream_goes_on_behind_what_is_dropped_or_compressed_by_itself(
+    receiver: RemoteReceiver, root: Path
+) -> None:
+    codec = choose_codec("zstd-6", ("zstd", "zstd-stream"))
+
+    def part(raw: bytes) -> bytes:
+        return b"".join(codec.encode([memoryview(raw)])[1])
+
+    one, two, three = (random.Random(seed).randbytes(5000) for seed in range(3))
+    stream: dict[str, Any] = {"codec": write_messages.ZSTD_STREAM, "compress": part}
+    prefix = write_messages.part_prefix(write_messages.ZSTD_STREAM, len(three))
+    receiver.hello()
+    receiver.write(
+        write_messages.batch(1, 3, 20_000),
+        receiver.pack([one], checksum=bytes(32), **stream),
+        receiver.pack([two], **stream),
+        write_messages.large(digest_of(three), len(three), 0),
+        framing.frame(framing.DATA, prefix, part(three)),
+        receiver.end(three),
+        commit(1),
+    )
+    assert failure(receiver.receipt()).startswith("EBADMSG: ")
+    receiver.write(receiver.batch(2, [one, two, three], **stream))
+    own: dict[str, Any] = {"codec": write_messages.ZSTD, "compress": zstandard.compress}
+    receiver.write(receiver.batch(3, [one + two], **own), receiver.batch(4, [one + three]))
+    receiver.write(receiver.batch(5, [two + three], **stream))
+    assert [receiver.receipt().stored for _ in range(4)] == [3, 1, 1, 1]
+    assert_complete(root)
 
 
 def test_a_batch_may_hold_less_than_announced(receiver: RemoteReceiver) -> None:

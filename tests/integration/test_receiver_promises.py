@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from ntt_backup.receiver import b3sum, group_commit, session
+from ntt_backup.receiver import b3sum, group_commit, session, snapshot_directory
 from ntt_backup.receiver.terms import ALLOWED
-from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
+from ntt_backup.wire import dump_messages, file_messages, framing, read_messages, write_messages
 from tests.receiver_driver import (
     BYE,
     PLACE,
@@ -24,6 +25,7 @@ from tests.receiver_driver import (
     Frames,
     ScriptedSession,
     a_dump,
+    a_file,
     abort,
     commit,
     digest_of,
@@ -37,11 +39,12 @@ from tests.receiver_driver import (
 CHECKING = ("blake3", "b3sum", "none")
 HASHES = ("sha256", "blake3")
 SYNCS = ("syncfs", "fsync")
-OF_BLOBS = [word for word in ALLOWED if word != "dump"]
+OF_BLOBS = [word for word in ALLOWED if word not in ("dump", "snapshot")]
 RIGHTS = [some for count in range(6) for some in itertools.combinations(OF_BLOBS, count)]
 EVIL = b"evil content"
 LOW, HIGH = bytes(32), b"\xff" * 32
 GOOD, OTHER = "20260304T120000Z-0badcafe.dump", "20260304T120000Z-00000000.dump"
+VERSION = "db/20260304T120000Z-0badcafe"
 
 TESTED: set[str] = set()
 
@@ -137,6 +140,7 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
         read_messages.getting_blocks(digest, [0]): ("get", framing.GIVEN),
     }
     of_dumps = [framing.frame(kind) for kind in (framing.DUMPS, framing.DUMP_END)]
+    of_files = [file_messages.listing(""), a_file(EVIL, f"{VERSION}/map")]
     for allow in [*RIGHTS, ALLOWED]:
         client = ScriptedSession(root, allow, checking, hashed)
         for question, (right, answer) in asked.items():
@@ -146,14 +150,18 @@ def test_each_right_is_asked_for(root: Path, checking: str, hashed: str) -> None
                 assert set(client.kinds) == {framing.READY, framing.ERROR}
             else:
                 assert client.kinds[-1] == answer
-        for frame in (client.batch(1, [b"good"]), PLACE, *of_dumps):
+        for frame in (client.batch(1, [b"good"]), PLACE, *of_dumps, *of_files):
             assert client.read(frame).error == "protocol"
         if "put" in allow:
-            for question in [*asked, *of_dumps]:
+            for question in [*asked, *of_dumps, *of_files]:
                 assert client.say(question).error == "protocol"
-        for frame in (client.batch(1, [b"good"]), PLACE, *asked):
+        for frame in (client.batch(1, [b"good"]), PLACE, *asked, *of_files):
             assert client.dumps(frame).error == ("protocol" if "dump" in allow else "refused")
-        assert client.say(reading=1, dumps=1).error == "protocol"
+        for frame in (client.batch(1, [b"good"]), PLACE, *asked, *of_dumps):
+            expected = "protocol" if "snapshot" in allow else "refused"
+            assert client.snapshots(frame).error == expected
+        for kinds in itertools.combinations(("reading", "dumps", "snapshots"), 2):
+            assert client.say(**dict.fromkeys(kinds, 1)).error == "protocol"
         assert everything(root) == before
 
 
@@ -225,11 +233,15 @@ def test_no_other_codec_and_no_bomb(root: Path) -> None:
     client = ScriptedSession(root)
     bomb = zlib.compress(bytes(50_000_000))
     small = zlib.compress(bytes(41))
+    run = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    stream = run.compress(bytes(50_000_000)) + run.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     for codec, part, length in (
         (9, bomb, 41),
         (write_messages.ZLIB, bomb, 41),
         (write_messages.ZLIB, bomb, 50_000_000),
         (write_messages.ZLIB, small, 42),
+        (write_messages.ZSTD_STREAM, stream, 41),
+        (write_messages.ZSTD_STREAM, stream[4:], 41),
         (write_messages.RAW, bytes(41), 40),
     ):
         pack = client.raw_pack(bytes(41), codec, part, length)
@@ -363,6 +375,80 @@ def test_dumps_have_names_of_one_form_and_their_own_directory(root: Path) -> Non
     assert everything(root) == before
 
 
+@stops("a file of a snapshot under a path, or a name that is taken")
+def test_files_of_snapshots_have_names_of_one_form_and_their_own_directory(root: Path) -> None:
+    client, good = ScriptedSession(root, ALLOWED), f"{VERSION}/manifest"
+    (root / "outside").mkdir()
+    (root / "outside" / "map").write_bytes(b"secret")
+    assert client.snapshots(a_file(b"good", good)).error == ""
+    (root / "snapshots" / VERSION / "map").symlink_to(root / "outside" / "map")
+    (root / "snapshots" / VERSION / "pack-00001").symlink_to(root / "outside" / "new")
+    (root / "snapshots" / "linked").symlink_to(root / "outside")
+    (root / "snapshots" / "db" / "20260305T120000Z-0badcafe").symlink_to(root / "outside")
+    before = everything(root)
+    for name in (
+        f"../{VERSION}/map",
+        f"db/../{VERSION}/map",
+        f"/{VERSION}/map",
+        f"{VERSION}/../map",
+        f"{VERSION}/.incoming",
+        f"{VERSION}/map/",
+        f"{VERSION}/map\0",
+        f"DB{VERSION[2:]}/map",
+        f"{VERSION}/pack-1",
+        f"{VERSION}/pack-\u0661\u0661\u0661\u0661\u0661",
+        "db/20260399T120000Z-0badcafe/map",
+        f"{'x' * 32}{VERSION[2:]}/map",
+    ):
+        raw = name.encode()
+        ending = framing.frame(framing.FILE_END, bytes(32), raw)
+        assert client.snapshots(framing.frame(framing.FILE_DATA, EVIL), ending).error == "protocol"
+        assert client.snapshots(framing.frame(framing.READ, bytes(16), raw)).error == "protocol"
+        removing = framing.frame(framing.REMOVE, f"{good}\n".encode(), raw)
+        assert client.snapshots(removing).error == "protocol"
+        assert client.snapshots(framing.frame(framing.FILES, raw)).error == "protocol"
+    for name in (good, f"{VERSION}/map", f"{VERSION}/pack-00001"):
+        assert client.snapshots(a_file(EVIL, name)).said() == [file_messages.TAKEN]
+    for of_set in ("linked/20260304T120000Z-0badcafe", "db/20260305T120000Z-0badcafe"):
+        for frame in (
+            a_file(EVIL, f"{of_set}/map"),
+            file_messages.reading(f"{of_set}/map", 0, 9),
+            file_messages.removing([f"{of_set}/map"]),
+        ):
+            assert client.snapshots(frame).error == "place"
+    reading = file_messages.reading(f"{VERSION}/map", 0, 9)
+    assert client.snapshots(reading).said() == [file_messages.UNREADABLE]
+    client.snapshots(file_messages.listing(""))
+    assert client.listed() == [(good, 4)]
+    assert everything(root) == before
+
+
+@stops("REMOVE, to have no good snapshot left")
+@pytest.mark.parametrize("allow", [("snapshot", "get"), ("snapshot", "get", "replace")])
+def test_files_of_snapshots_are_removed_with_a_right_of_its_own(
+    root: Path, allow: Sequence[str]
+) -> None:
+    client, name = ScriptedSession(root, allow), f"{VERSION}/map"
+    assert client.snapshots(a_file(b"good", name)).error == ""
+    client.snapshots(file_messages.removing([name]))
+    assert client.error == ("" if "replace" in allow else "refused")
+    assert (root / "snapshots" / name).exists() == ("replace" not in allow)
+
+
+@stops("sets, versions and files of snapshots without end")
+def test_sets_and_versions_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_directory, "MAX_SETS", 2)
+    monkeypatch.setattr(snapshot_directory, "MAX_VERSIONS", 2)
+    client = ScriptedSession(root, ["snapshot"])
+    taken = [f"{each}/20260304T120000Z-{token:08x}/map" for each in "ab" for token in range(2)]
+    for name in taken:
+        assert client.snapshots(a_file(b"good", name)).error == ""
+    for name in (f"c{taken[0][1:]}", f"a/20260304T120000Z-{2:08x}/map"):
+        assert client.snapshots(a_file(EVIL, name)).error == "snapshot"
+    client.snapshots(a_file(b"good", f"{taken[0][:-3]}manifest"), file_messages.listing(""))
+    assert len(client.listed()) == 5
+
+
 @stops("a record that is not that of the dump it sent")
 def test_a_dump_is_named_with_its_own_size_and_sum(root: Path) -> None:
     client = ScriptedSession(root, ["dump"])
@@ -380,8 +466,9 @@ def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str])
     client, day = ScriptedSession(root, allow), 86400
     noon = time.time() // day * day - day // 2
     good = {f"20260304T120000Z-{number:08x}.dump": noon - number * day for number in range(12)}
+    *_, oldest = good  # All of them need it: they are a series.
     for name, arrived in good.items():
-        assert client.dumps(a_dump(b"good", name)).error == ""
+        assert client.dumps(a_dump(b"good", name, base=oldest)).error == ""
         os.utime(root / "pgdump" / name, (arrived, arrived))
     evil = [f"29990304T120000Z-{number:08x}.dump" for number in range(20)]
     client.dumps(*(a_dump(EVIL, name, number=10**9) for name in evil))
@@ -394,7 +481,7 @@ def test_what_was_the_newest_dump_lately_stays(root: Path, allow: Sequence[str])
     if "replace" in allow:
         assert left == set()
     else:
-        assert left & set(good) == set(list(good)[:6])
+        assert left & set(good) == {*list(good)[:6], oldest}
         assert len(left & set(evil)) <= 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ntt_backup.catalog.connection import Connection
-from ntt_backup.catalog.history import latest_runs
+from ntt_backup.catalog.history import hours, latest_runs
 from ntt_backup.catalog.range_locks import Claims
 from ntt_backup.config import Settings
 from ntt_backup.daemon import run_history
@@ -26,9 +26,8 @@ pytestmark = pytest.mark.timeout(60)
 SENDING = Tick(state="sending")
 
 
-@pytest.fixture
-def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
-    """The history of a run that has begun, over a connection that would wait for ever."""
+def history_of(catalog_url: str, tmp_path: Path) -> RunHistory:
+    """The history of a run, over a connection that would wait for ever."""
     url = make_conninfo(catalog_url, options="-c lock_timeout=0 -c statement_timeout=0")
     settings = Settings.model_validate(
         {
@@ -37,10 +36,24 @@ def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
             "remote": {"host": "nowhere", "path": "/nowhere"},
         }
     )
-    made = RunHistory(settings, str(uuid.uuid4()))
+    return RunHistory(settings, str(uuid.uuid4()))
+
+
+@pytest.fixture
+def history(catalog_url: str, tmp_path: Path) -> Iterator[RunHistory]:
+    """The history of a run that has begun."""
+    made = history_of(catalog_url, tmp_path)
     made.start("tar")
     yield made
-    made.end(Progress(0.0, 1).snapshot(1.0), "done", 0)
+    made.end(Progress(0.0, 1).state(1.0), "done", 0)
+
+
+@pytest.mark.parametrize(("outcome", "rows"), [("error", [("error", 6)]), ("stopped", [])])
+def test_a_run_that_fails_before_it_begins_is_in_the_history(
+    catalog: Connection, catalog_url: str, tmp_path: Path, outcome: str, rows: list[object]
+) -> None:
+    history_of(catalog_url, tmp_path).end(Progress(0.0, 1).state(1.0), outcome, 6)
+    assert [(one.outcome, one.exit_code) for one in latest_runs(catalog, "remote")] == rows
 
 
 @pytest.mark.parametrize("known", [True, False, None])
@@ -58,15 +71,15 @@ def test_a_locked_table_is_not_waited_for(
     progress = Progress(0.0, 1)
     with psycopg.connect(catalog_url) as other:
         other.execute(f"lock table {table} in access exclusive mode".encode())
-        snapshot = progress.snapshot(1.0)
+        state = progress.state(1.0)
         work = {
             "blobs": lambda: history.count_pending(progress, 1.0),
-            "ntt_backup.runs": lambda: history.update(snapshot),
+            "ntt_backup.runs": lambda: history.update(state),
         }
         work[table]()
         assert progress.pending is None
     progress.copied = 7
-    history.update(progress.snapshot(2.0))
+    history.update(progress.state(2.0))
     (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
 
@@ -78,9 +91,9 @@ def test_a_server_that_stands_still_is_not_waited_for(
     progress = Progress(0.0, 1)
     progress.copied = 7
     with postgres.frozen():
-        history.update(progress.snapshot(1.0))
-        history.update(progress.snapshot(2.0))
-    history.update(progress.snapshot(3.0))
+        history.update(progress.state(1.0))
+        history.update(progress.state(2.0))
+    history.update(progress.state(3.0))
     (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
 
@@ -92,8 +105,8 @@ def test_what_is_lost_with_the_connection_is_noted_over_the_next(
     progress.copied = 7
     end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
     catalog.execute(end + " and datname = current_database()")
-    history.update(progress.snapshot(1.0))
-    history.update(progress.snapshot(2.0))
+    history.update(progress.state(1.0))
+    history.update(progress.state(2.0))
     (noted,) = latest_runs(catalog, "remote")
     assert noted.copied == 7
 
@@ -129,6 +142,31 @@ def test_what_takes_too_long_to_count_is_estimated(
     catalog.execute("analyze blobs")
     progress = Progress(0.0, 1)
     history.count_pending(progress, 1000.0)
-    shown = progress.snapshot(1.0)
+    shown = progress.state(1.0)
     assert shown.estimated
     assert shown.pending == pytest.approx(2000, rel=0.5)
+
+
+def test_the_seconds_of_an_outage_are_noted_with_the_hour(
+    history: RunHistory, catalog: Connection
+) -> None:
+    progress = Progress(0.0, 2)
+    for now, state in ((5.0, "sending"), (25.0, "outage"), (25.5, "sending"), (40.0, "sending")):
+        progress.take(0, Tick(state=state), now)
+        history.refresh(progress.state(now))
+    history.update(progress.state(60.0))
+    history.update(progress.state(60.0))
+    assert sum(one.outage_s for one in hours(catalog, "remote", 1)) == pytest.approx(20.0)
+
+
+def test_a_run_goes_on_where_nobody_made_the_table_of_hours(
+    history: RunHistory, catalog: Connection
+) -> None:
+    catalog.execute("drop table ntt_backup.hours")
+    catalog.execute("delete from ntt_backup.runs")
+    history.start("tar")
+    progress = Progress(0.0, 1)
+    progress.copied = 7
+    history.update(progress.state(1.0))
+    (noted,) = latest_runs(catalog, "remote")
+    assert noted.copied == 7

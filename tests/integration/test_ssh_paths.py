@@ -9,7 +9,7 @@ import pytest
 
 from ntt_backup.client.shell import ask
 from ntt_backup.client.ssh import Ssh
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from tests.patience import PATIENCE
 from tests.sshd import Sshd
 

@@ -61,7 +61,7 @@ def test_an_estimate_goes_by_how_close_the_first_blobs_of_each_range_lie(
     catalog.execute("update blobs set remote_copied = true where blobid < %s", [f"{first:02x}8"])
     totals = exact_totals(catalog, TARGET)
 
-    estimate = pending_estimate(catalog, TARGET, 20_000)
+    estimate = pending_estimate(catalog, TARGET, 8_000)
 
     assert not estimate.exact
     assert estimate.blobs == pytest.approx(totals.pending, rel=0.1)
@@ -75,7 +75,7 @@ def test_ids_that_are_no_hex_are_estimated_too(
     no_time_for(["pending_total"], monkeypatch)
     add(catalog, *MALFORMED, *(f"zz{n:03}" for n in range(100)), *(f"{n:03}" for n in range(9)))
 
-    assert 0 < pending_estimate(catalog, TARGET, 20_000).blobs <= 109 + len(MALFORMED)
+    assert 0 < pending_estimate(catalog, TARGET, 8_000).blobs <= 109 + len(MALFORMED)
 
 
 def test_where_reading_is_slow_the_planner_is_asked_and_the_session_left_as_it_was(
@@ -190,7 +190,7 @@ def test_a_large_table_is_estimated_and_its_failures_are_counted(
     a_run(catalog, noted, noted * 1000)
     no_time_for(LARGE, monkeypatch)
     monkeypatch.setattr(stats, "_FEW", 0)
-    monkeypatch.setattr(stats, "_MILLISECONDS", 12_000)
+    monkeypatch.setattr(stats, "_MILLISECONDS", 6_000)
 
     totals = stats.quick_totals(catalog, TARGET)
 

@@ -297,6 +297,7 @@ class FakePipe:
     catalog: FakeCatalog
     events: list[dict[str, Any]] = field(default_factory=list)
     stopping: bool = False
+    hurried: bool = False
     fd: int = -1
     on_event: Callable[[dict[str, Any]], object] = lambda event: None
     on_state: Callable[[str], object] = lambda state: None
@@ -310,6 +311,10 @@ class FakePipe:
 
     def state(self, state: str, quiet: float = 0.0) -> None:
         self.on_state(state)
+
+    def take_hurry(self) -> bool:
+        hurried, self.hurried = self.hurried, False
+        return hurried
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [told for told in self.events if told["event"] == event]

@@ -11,8 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.config import CatalogConfig, SendConfig, Settings, StoreConfig, load, misspelt
+from ntt_backup.config import (
+    CatalogConfig,
+    SendConfig,
+    Settings,
+    StoreConfig,
+    load,
+    load_each,
+    misspelt,
+)
 from ntt_backup.config.models import ENVIRONMENT, TABLES
+from ntt_backup.config.sections import SnapshotSettings
+from ntt_backup.config.sources import snapshot_sets, targets
 from ntt_backup.errors import ConfigError
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "config"
@@ -94,8 +104,11 @@ def test_every_setting_of_the_full_sample_is_used_and_differs_from_its_default()
         for name, field in model.model_fields.items():
             assert name in section.model_fields_set, f"{table}.{name}"
             assert getattr(section, name) != field.default, f"{table}.{name}"
+    snapshots = settings.snapshots["machine-1"]
+    assert snapshots.model_fields_set == set(SnapshotSettings.model_fields)
+    assert snapshots.paths == (Path("/etc"), Path("~/notes").expanduser())
     assert settings.run.batch_bytes == 1_500_000_000
-    assert settings.run.bwlimit == 12_000_000
+    assert str(settings.run.bwlimit) == "mon-fri 08:00 4MB/s, mon-fri 19:00 12MB/s, sat-sun off"
     assert settings.remote.path == "/storage/backup"
     assert settings.remote.identity_file == Path("~/.ssh/id_backup").expanduser()
 
@@ -232,6 +245,8 @@ def test_every_variable_sets_its_own_key() -> None:
         "NTT_STRATEGY": "tar",
         "NTT_CODEC": "zstd-1",
         "NTT_READ_ORDER": "extent",
+        "NTT_LOG_LEVEL": "error",
+        "NTT_METRICS_LISTEN": "[::1]:9787",
         "NTT_PACK_RECIPIENTS": f"{RECIPIENT}, {RECIPIENT}",
     }
     environ = {name: values.get(name, f"/{name}") for name in ENVIRONMENT}
@@ -242,6 +257,28 @@ def test_every_variable_sets_its_own_key() -> None:
         found[name] = str(getattr(getattr(settings, table), field))
     recipients = str((RECIPIENT, RECIPIENT))
     assert found == environ | {"NTT_BATCH_BYTES": "23000", "NTT_PACK_RECIPIENTS": recipients}
+
+
+def test_a_credential_is_a_setting_above_the_file_and_below_the_environment(
+    file: Path, tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    (held / "catalog.url").write_text("postgresql://u:secret@h/db\n")
+    (held / "remote.identity_file").write_text("a key")
+    (held / "run.workers").write_text("9")
+    file.write_text('[catalog]\nurl = "postgresql:///file"\n[remote]\nhost = "h"\npath = "/p"\n')
+    given = {"CREDENTIALS_DIRECTORY": str(held)}
+    settings = load(CatalogConfig, environ=given, file=file)
+    assert settings.catalog.url == "postgresql://u:secret@h/db"
+    assert settings.remote is not None
+    assert settings.remote.identity_file == held / "remote.identity_file"
+    assert settings.run.workers == 4
+    above = load(CatalogConfig, environ={**given, "NTT_DB_URL": "postgresql:///env"}, file=file)
+    assert above.catalog.url == "postgresql:///env"
+    (held / "catalog.url").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot read the credential"):
+        load(CatalogConfig, environ=given, file=file)
 
 
 def test_an_empty_variable_counts_as_not_set(file: Path) -> None:
@@ -389,6 +426,19 @@ def test_a_target_must_be_a_valid_name(target: str) -> None:
         load(CatalogConfig, environ={}, target=target)
 
 
+@pytest.mark.parametrize(
+    ("lock", "socket"),
+    [
+        ("/run/{target}.lock", "/run/far.sock"),
+        ("/run/ntt.{target}", "/run/ntt.far.sock"),
+        ("/run/lock", "/run/lock.sock"),
+    ],
+)
+def test_each_lock_file_has_its_own_socket(lock: str, socket: str) -> None:
+    settings = CatalogConfig(target="far", lock={"file": lock})
+    assert str(settings.control.socket) == socket
+
+
 def test_each_target_has_its_own_lock_unless_the_name_is_set(file: Path) -> None:
     file.write_text(NAS)
     locks = [load(Settings, file=file, environ={}, target=t).lock.file for t in ("remote", "nas")]
@@ -514,3 +564,71 @@ def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
 
     assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 32_768, 2)
     assert (own.strategy, own.batch_size, own.window) == ("objects", 7, 1)
+
+
+def test_what_has_no_right_form_is_told_together_with_wrong_values(file: Path) -> None:
+    error = refused(
+        "oops = 1\n[runn]\n[run]\nworkers = 0\n[snapshots.Bad]\n[targets.BAD]\n[targets.remote]\n"
+        "[targets.off]\nurl = 'file://host/z'\n",
+        path=file,
+        model=CatalogConfig,
+    )
+    for said in (
+        "oops in",
+        "runn in",
+        "did you mean run?",
+        "run.workers in",
+        "snapshots.Bad in",
+        "targets.BAD in",
+        "targets.remote in",
+        "targets.off.url in",
+    ):
+        assert said in error.message
+
+
+def test_the_targets_are_those_that_have_a_place(file: Path) -> None:
+    file.write_text("[targets.off]\n[targets.two]\n[snapshots.etc]\n")
+    place = {"NTT_REMOTE_URL": "file:///mnt"}
+    assert targets(file, {}) == ["off", "two"]
+    assert targets(file, place) == ["remote", "off", "two"]
+    assert targets(None, {"NTT_CONFIG": str(file)}) == ["off", "two"]
+    assert targets(None, {}) == ["remote"]
+    assert snapshot_sets(file, {}) == ["etc"]
+
+
+def test_only_valid_names_are_completed(file: Path) -> None:
+    """A shell would put the others into a command line."""
+    file.write_text('[targets."$(id)"]\n[targets.two]\n[snapshots."a\\nb"]\n[snapshots.etc]\n')
+    assert (targets(file, {}), snapshot_sets(file, {})) == (["two"], ["etc"])
+
+
+def test_several_targets_are_named_by_a_list_or_are_all_that_have_a_place(file: Path) -> None:
+    file.write_text(NAS)
+    for said, names in (("all", ["remote", "nas"]), ("nas,remote", ["nas", "remote"])):
+        found = load_each(Settings, said, file=file, environ={})
+        assert {name: one.remote.host for name, one in found.items()} == {
+            name: {"remote": "vault"}.get(name, name) for name in names
+        }
+        assert list(found) == names
+    file.write_text(NAS.replace('host = "vault"\npath = "/storage"\n', ""))
+    assert list(load_each(Settings, "all", file=file, environ={})) == ["nas"]
+    file.write_text(NAS + "[targets.all]\nurl = 'file:///mnt/all'\n")
+    assert list(load_each(Settings, "all", file=file, environ={})) == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "message"),
+    [
+        ("nas,nsa", NAS, "target nsa: target 'nsa' is not in "),
+        ("all", NAS.replace('path = "/volume"\n', ""), "target nas: remote.path is not set"),
+        ("all", NAS.replace('root = "/data"\n', ""), "source.root is not set"),
+        ("nas,", NAS, "target : target '' is not a valid name"),
+    ],
+)
+def test_a_mistake_in_one_of_several_targets_is_told_with_its_name(
+    file: Path, said: str, text: str, message: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_each(Settings, said, file=file, environ={})
+    assert caught.value.message.startswith(message)

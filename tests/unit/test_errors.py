@@ -28,6 +28,7 @@ CONTRACT = {
     "Unsupported": (5, False),
     "RemoteCannotStore": (6, False),
     "DestinationError": (6, False),
+    "NotRunning": (8, False),
     "BatchRejected": (7, True),
     "DumpFailed": (7, False),
     "DumpImpossible": (2, False),

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from ntt_backup import events
 from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.errors import ConfigError
 
 WARNING = events.Warning(reason="w")
 STOPPING = events.Stopping(signal=15)
 WORKER_STOP = events.WorkerStop()
+ERROR = events.Error(exit_code=5, message="m", detail="", hint="")
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(path: Path) -> Iterator[EventLog]:
-    made = EventLog(path, "run-1")
+    made = EventLog(path, "run-1", "remote")
     yield made
     made.close()
 
@@ -44,7 +46,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_begins_with_the_common_fields(log: EventLog, path: Path) -> None:
-    log.emit(events.BlobFailed(pid=77, worker=3, blobid="x", reason="missing", detail="gone"))
+    log.event(events.BlobFailed(pid=77, worker=3, blobid="x", reason="missing", detail="gone"))
     (line,) = lines(path)
     timestamp = line.pop("timestamp")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|\+00:00)", timestamp)
@@ -52,6 +54,7 @@ def test_a_line_begins_with_the_common_fields(log: EventLog, path: Path) -> None
         ("level", "warning"),
         ("event", "blob_failed"),
         ("run_id", "run-1"),
+        ("target", "remote"),
         ("host", socket.gethostname()),
         ("pid", 77),
         ("worker", 3),
@@ -61,13 +64,24 @@ def test_a_line_begins_with_the_common_fields(log: EventLog, path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("level", "written"), [("warning", ["warning", "error"]), ("error", ["error"])]
+)
+def test_what_is_below_the_level_is_not_written(path: Path, level: str, written: list[str]) -> None:
+    log = EventLog(path, "run-1", "remote", level)
+    for event in (WORKER_STOP, WARNING, ERROR):
+        log.event(event)
+    log.close()
+    assert [line["level"] for line in lines(path)] == written
+
+
 @given(st.text(st.characters(exclude_categories=())))
 def test_whatever_is_said_is_one_line_of_ascii(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
-    log = EventLog(path, "run")
-    log.emit(events.Warning(reason=text))
+    log = EventLog(path, "run", "remote")
+    log.event(events.Warning(reason=text))
     log.close()
     assert path.read_bytes().count(b"\n") == 1
     assert [line["reason"] for line in lines(path)] == [text]
@@ -77,20 +91,20 @@ def test_whatever_is_said_is_one_line_of_ascii(
 
 
 def test_after_a_rename_lines_go_to_the_new_file_of_that_name(log: EventLog, path: Path) -> None:
-    log.emit(WARNING)
+    log.event(WARNING)
     rotated = path.with_suffix(".1")
     path.rename(rotated)
-    log.emit(STOPPING)
+    log.event(STOPPING)
     path.write_text("")  # logrotate's `create`
-    log.emit(WORKER_STOP)
+    log.event(WORKER_STOP)
     assert [line["event"] for line in lines(rotated)] == ["warning"]
     assert [line["event"] for line in lines(path)] == ["worker_stop"]
 
 
 def test_a_log_that_is_copied_and_cut_goes_on_at_its_beginning(log: EventLog, path: Path) -> None:
-    log.emit(WARNING)
+    log.event(WARNING)
     os.truncate(path, 0)  # logrotate's `copytruncate`
-    log.emit(STOPPING)
+    log.event(STOPPING)
     assert [line["event"] for line in lines(path)] == ["stopping"]
 
 
@@ -102,11 +116,11 @@ def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", full)
-        log = EventLog(path, "run")
-        log.emit(WARNING)
-        log.emit(STOPPING)
+        log = EventLog(path, "run", "remote")
+        log.event(WARNING)
+        log.event(STOPPING)
     assert capsys.readouterr().err.count("No space left") == 1
-    log.emit(WORKER_STOP)
+    log.event(WORKER_STOP)
     log.close()
     assert [line["event"] for line in lines(path)] == ["worker_stop"]
 
@@ -115,9 +129,9 @@ def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    log = EventLog(Path("/dev/full"), "run")
+    log = EventLog(Path("/dev/full"), "run", "remote")
     for _ in range(3):
-        log.emit(STOPPING)
+        log.event(STOPPING)
     log.close()
     said = capsys.readouterr().err
     assert said.count("cannot write the log /dev/full") == 1
@@ -137,17 +151,43 @@ def test_a_line_that_was_torn_by_a_full_disk_spoils_no_other(
     log: EventLog, path: Path, file_limit: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    log.emit(WARNING)
-    log.emit(events.Warning(reason="x" * file_limit))
+    log.event(WARNING)
+    log.event(events.Warning(reason="x" * file_limit))
     assert path.stat().st_size == file_limit
-    log.emit(STOPPING)
-    log.emit(STOPPING)
+    log.event(STOPPING)
+    log.event(STOPPING)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert capfd.readouterr().err.count("cannot write the log") == 1
-    log.emit(WORKER_STOP)
-    log.emit(STOPPING)
+    log.event(WORKER_STOP)
+    log.event(STOPPING)
     first, torn, *rest = path.read_text().splitlines()
     assert json.loads(first)["event"] == "warning"
     with pytest.raises(json.JSONDecodeError):
         json.loads(torn)
     assert [json.loads(line)["event"] for line in rest] == ["worker_stop", "stopping"]
+
+
+def test_a_log_moves_to_a_file_that_can_be_written_and_to_no_other(
+    log: EventLog, path: Path
+) -> None:
+    moved = path.with_name("moved.jsonl")
+    log.event(STOPPING)
+    log.reopen(moved, "info")
+    with pytest.raises(ConfigError):
+        log.reopen(path / "below a file", "info")
+    log.event(WORKER_STOP)
+    assert [line["event"] for line in lines(path) + lines(moved)] == ["stopping", "worker_stop"]
+
+
+def test_a_log_that_is_opened_anew_has_the_events_of_another_level(
+    log: EventLog, path: Path
+) -> None:
+    log.reopen(path, "error")
+    log.event(STOPPING)
+    with pytest.raises(ConfigError):
+        log.reopen(path / "below a file", "info")
+    log.event(STOPPING)
+    assert lines(path) == []
+    log.reopen(path, "info")
+    log.event(STOPPING)
+    assert [line["event"] for line in lines(path)] == ["stopping"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
+
 import pytest
 
 from ntt_backup.errors import ConfigError, RemoteUnreachable
-from ntt_backup.format import duration, many, printable, render_error, size
+from ntt_backup.format import duration, many, moment, printable, rate, render_error, size, use_iec
 
 
 def test_printable_keeps_words_and_joins_lines() -> None:
@@ -36,6 +39,18 @@ def test_size_counts_in_thousands(count: int, text: str) -> None:
     assert size(count) == text
 
 
+def test_a_moment_is_local_and_says_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "CET-1")
+    time.tzset()
+    try:
+        when = datetime(2026, 3, 4, 23, 30, tzinfo=UTC)
+        assert moment(when) == "2026-03-05 00:30 CET"
+        assert moment(when, zone=False) == "2026-03-05 00:30"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_one_is_singular_and_all_else_is_plural() -> None:
     assert [many(n, "blob") for n in (0, 1, 1_000)] == ["0 blobs", "1 blob", "1,000 blobs"]
     assert [many(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
@@ -48,3 +63,12 @@ def test_error_says_what_why_and_what_to_do() -> None:
         "hint: chmod it\\x07",
     ]
     assert render_error(RemoteUnreachable("no answer")) == "error: no answer"
+
+
+def test_sizes_are_shown_in_either_unit() -> None:
+    assert (size(3 * 2**20), rate(12.0)) == ("3.1 MB", "12.0 MB/s")
+    use_iec(iec=True)
+    try:
+        assert (size(3 * 2**20), rate(12.0)) == ("3.0 MiB", "11.4 MiB/s")
+    finally:
+        use_iec(iec=False)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.daemon.pid_lock import pid_lock
 from ntt_backup.errors import ConfigError
+from ntt_backup.process.pid_lock import pid_lock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ntt_backup.daemon.pid_lock import pid_lock
+from ntt_backup.process.pid_lock import pid_lock
 with pid_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -121,7 +121,7 @@ ANOTHER_USER = """
 import os, sys
 from pathlib import Path
 from ntt_backup.errors import ConfigError
-from ntt_backup.daemon.pid_lock import pid_lock
+from ntt_backup.process.pid_lock import pid_lock
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)

@@ -17,12 +17,12 @@ from ntt_backup.errors import RemoteUnreachable, SourceError
 from ntt_backup.model import Batch, Blob, Receipt
 from ntt_backup.objects.bucket import sweep
 from ntt_backup.objects.keys import BLOBS, PACKS, blobid_of
+from ntt_backup.objects.outbox import Meter
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import OpenKey, no_key
 from ntt_backup.source.inspection import Store
 from ntt_backup.upload.strategies import objects
 from ntt_backup.upload.strategies.objects import ObjectsSession
-from ntt_backup.upload.strategies.outbox import Meter
 from ntt_backup.upload.strategies.session import Outcome, Rejection
 from tests.fake_bucket import FakeBucket
 from tests.files import put

@@ -52,7 +52,7 @@ def test_sums_are_those_of_all_batches(batches: list[tuple[int, int, int]]) -> N
     progress = Progress(0.0, workers=2)
     for nth, (worker, copied, failed) in enumerate(batches):
         progress.take(worker, complete(copied, failed, size=copied * 10), float(nth))
-    shown = progress.snapshot(100.0)
+    shown = progress.state(100.0)
     assert shown.copied == sum(copied for _, copied, _ in batches)
     assert shown.failed == sum(failed for _, _, failed in batches)
     assert shown.bytes == shown.copied * 10
@@ -62,11 +62,11 @@ def test_sums_are_those_of_all_batches(batches: list[tuple[int, int, int]]) -> N
 def test_workers_are_active_while_they_send_or_wait_for_answers() -> None:
     states = ("sending", "waiting", "idle", "outage", "stopped")
     progress = Progress(0.0, workers=5)
-    assert progress.snapshot(1.0).active_workers == 0
+    assert progress.state(1.0).active_workers == 0
     for worker, state in enumerate(states[:4]):
         progress.take(worker, tick(state), 1.0)
     progress.take(4, events.WorkerStop(), 2.0)
-    shown = progress.snapshot(2.0)
+    shown = progress.state(2.0)
     assert shown.active_workers == 2
     assert tuple(one.state for one in shown.workers) == states
 
@@ -77,10 +77,10 @@ def test_workers_are_active_while_they_send_or_wait_for_answers() -> None:
 def test_a_stalled_worker_is_not_active(progress: Progress, end: Message, state: str) -> None:
     progress.take(0, tick("waiting"), 1.0)
     progress.take(0, STALL, 70.0)
-    shown = progress.snapshot(70.0)
+    shown = progress.state(70.0)
     assert (shown.workers[0].state, shown.active_workers) == ("stalled", 0)
     progress.take(0, end, 80.0)
-    assert progress.snapshot(80.0).workers[0].state == state
+    assert progress.state(80.0).workers[0].state == state
 
 
 # --- what is pending ------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_a_stalled_worker_is_not_active(progress: Progress, end: Message, state:
 def test_pending_and_eta_are_unknown_until_pending_is_found(progress: Progress) -> None:
     progress.take(0, tick("sending", content=10), 1.0)
     progress.take(0, complete(10), 1.0)
-    shown = progress.snapshot(10.0)
+    shown = progress.state(10.0)
     assert (shown.pending, shown.eta_s, shown.share, shown.estimated) == (None, None, None, False)
 
 
@@ -113,20 +113,20 @@ def test_nothing_is_pending_once_a_worker_saw_so_whatever_was_counted(progress: 
     progress.take(0, complete(copied=300), 10.0)
     progress.take(0, DRAINED, 20.0)
     progress.take(1, complete(copied=20), 20.1)  # Recorded before, received later.
-    shown = progress.snapshot(40.0)
+    shown = progress.state(40.0)
     assert (shown.pending, shown.share, shown.eta_s, shown.done) == (0, 1.0, 0.0, 320)
 
 
 def test_an_estimate_is_marked_until_a_count_replaces_it(progress: Progress) -> None:
     progress.found(PendingEstimate(42_000_000, 17 * 10**12, 0, exact=False))
-    shown = progress.snapshot(1.0)
+    shown = progress.state(1.0)
     assert (shown.pending, shown.estimated) == (42_000_000, True)
     progress.take(0, complete(1_000_000), 2.0)
     progress.found(PendingEstimate(30_000_000, 16 * 10**12, 0, exact=False))
     assert progress.pending == 41_000_000
     progress.found(PendingEstimate(40_999_000, 16 * 10**12, 0, exact=True))
     progress.found(PendingEstimate(40_000_000, 16 * 10**12, 0, exact=False))
-    shown = progress.snapshot(2.0)
+    shown = progress.state(2.0)
     assert (shown.pending, shown.estimated) == (40_999_000, False)
 
 
@@ -152,12 +152,12 @@ def test_pending_is_out_of_date_when_work_begins_that_it_knows_nothing_of(
 
 def test_share_and_eta_count_content_that_is_not_answered_yet(progress: Progress) -> None:
     progress.found(PendingEstimate(200, 40_000, 0, exact=True))
-    assert progress.snapshot(5.0).share == 0.0
+    assert progress.state(5.0).share == 0.0
     progress.take(0, tick("waiting"), 100.0)
     for worker, now in ((0, 101.0), (1, 102.0)):
         progress.take(worker, begin(100, 20_000), now)
         progress.take(worker, tick("sending", 4_000, content=5_000), now)
-    shown = progress.snapshot(102.0)
+    shown = progress.state(102.0)
     assert (shown.copied, shown.bytes, shown.sent, shown.pending) == (0, 0, 10_000, 200)
     assert [shown.share, shown.eta_s] == pytest.approx([0.25, 6.0])
 
@@ -170,7 +170,7 @@ def test_an_answer_before_the_last_tick_of_its_batch_counts_nothing_twice(
     progress.take(0, tick("sending", content=4_000), 1.0)
     progress.take(0, complete(50, size=5_000), 2.0)
     progress.take(0, tick("sending", content=1_000), 3.0)
-    shown = progress.snapshot(3.0)
+    shown = progress.state(3.0)
     assert (shown.bytes, shown.sent, shown.share) == (5_000, 5_000, 0.5)
 
 
@@ -179,19 +179,19 @@ def test_what_a_dead_worker_had_in_flight_was_not_sent(progress: Progress, end: 
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", content=4_000), 1.0)
     progress.take(0, end, 2.0)
-    shown = progress.snapshot(3.0)
+    shown = progress.state(3.0)
     assert (shown.sent, shown.share) == (0, 0.0)
 
 
 def test_there_is_no_eta_while_nothing_moves(progress: Progress) -> None:
     progress.found(PendingEstimate(100, 10_000, 0, exact=True))
     progress.take(0, tick("sending", 5_000, content=5_000), 1.0)
-    assert progress.snapshot(10.0).eta_s is not None
+    assert progress.state(10.0).eta_s is not None
     progress.take(0, tick("waiting"), 70.0)
-    shown = progress.snapshot(100.0)
+    shown = progress.state(100.0)
     assert (shown.mb_per_s, shown.eta_s, shown.share) == (0.0, None, 0.5)
     progress.take(0, tick("sending", 100, content=100), 101.0)
-    assert progress.snapshot(101.0).eta_s is not None
+    assert progress.state(101.0).eta_s is not None
 
 
 def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Progress) -> None:
@@ -200,13 +200,13 @@ def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Prog
     progress.take(0, DRAINED, 11.0)
     for worker in (0, 1):
         progress.take(worker, tick("idle"), 11.0)
-    assert progress.snapshot(20_000.0).done == 100
+    assert progress.state(20_000.0).done == 100
     progress.take(1, tick("sending"), 30_000.0)
-    assert progress.snapshot(30_000.0).pending is None
+    assert progress.state(30_000.0).pending is None
     progress.found(PendingEstimate(150, 0, 0, exact=True))
-    assert progress.snapshot(30_005.0).eta_s is None
+    assert progress.state(30_005.0).eta_s is None
     progress.take(1, complete(copied=50), 30_010.0)
-    shown = progress.snapshot(30_010.0)
+    shown = progress.state(30_010.0)
     assert [shown.eta_s, shown.done, shown.share] == pytest.approx([20.0, 50, 1 / 3])
 
 
@@ -214,20 +214,20 @@ def test_share_and_eta_of_a_burst_leave_out_the_time_without_work(progress: Prog
 
 
 def test_a_snapshot_says_more_while_there_is_work_or_a_sum_has_changed(progress: Progress) -> None:
-    assert progress.snapshot(1.0).says_more_than(None)
+    assert progress.state(1.0).says_more_than(None)
     progress.take(0, tick("idle"), 1.0)
     progress.take(1, tick("sending", 100), 1.0)
-    working = progress.snapshot(2.0)
+    working = progress.state(2.0)
     assert working.says_more_than(working)
     progress.take(0, DRAINED, 3.0)
     progress.take(1, tick("idle"), 3.0)
-    idle = progress.snapshot(3.0)
+    idle = progress.state(3.0)
     assert idle.says_more_than(working)
-    later = progress.snapshot(3600.0)
+    later = progress.state(3600.0)
     assert later.mb_per_s < idle.mb_per_s
     assert not later.says_more_than(idle)
     progress.take(1, complete(1), 3601.0)
-    assert progress.snapshot(3601.0).says_more_than(idle)
+    assert progress.state(3601.0).says_more_than(idle)
 
 
 # --- rates ----------------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from ntt_backup.cli.restore import lines
+from ntt_backup.client.shared_pace import SharedPace
+from ntt_backup.config.timetable import parse
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects import open as opening
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
 from ntt_backup.objects.keys import blob_key
@@ -454,3 +457,24 @@ def test_a_damaged_piece_costs_the_blobs_in_it(bucket: FakeBucket, tmp_path: Pat
 def touches(entry: Entry, piece: int) -> bool:
     """Whether a byte of it lies in that piece."""
     return entry.offset // PIECE <= piece <= (entry.offset + entry.stored - 1) // PIECE
+
+
+def test_a_limit_is_one_for_all_that_comes_from_the_bucket(
+    bucket: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_pack(bucket, [b"content"])
+    paces: list[SharedPace | None] = []
+
+    def open_bucket(_remote: object, fetch: SharedPace | None) -> FakeBucket:
+        paces.append(fetch)
+        return bucket
+
+    monkeypatch.setattr(opening, "open_bucket", open_bucket)
+    assert run(tmp_path, Wanted(), bwlimit=parse("1KiB")).restored == 1
+    assert run(tmp_path, Wanted()).right == 1
+
+    limited, unlimited = paces
+    assert limited is not None
+    assert limited.pause() == 0
+    assert 0 < limited.take_now(1 << 20) <= 4096
+    assert unlimited is None

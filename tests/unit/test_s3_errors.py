@@ -14,7 +14,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
 
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import BackupError, ConfigError, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.bucket import ObjectArchived
 from ntt_backup.objects.s3 import open_bucket

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.client.ssh import Ssh, ssh_argv
-from ntt_backup.config.models import RemoteSettings
+from ntt_backup.config.sections import RemoteSettings
 from tests.patience import PATIENCE
 
 HOSTILE = """

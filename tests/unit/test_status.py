@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
+import jsonschema
 import pytest
 from rich.console import Console
 
@@ -21,7 +22,9 @@ from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.cli.run import plan
 from ntt_backup.config import Settings
 from ntt_backup.model import PendingEstimate
+from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.status import Status
+from tests import status_schema
 
 TOTALS = Totals(
     pending=1200,
@@ -103,6 +106,14 @@ def test_the_json_is_plain_and_complete() -> None:
     assert said["last_run"]["read_at"] == "2026-03-04T05:07:47Z"
     assert [(one["name"], one["error"]) for one in said["dumps"]] == [(A_DUMP.name, "")]
     assert said["ranges"] == [{"range": "ab", "holder": "ntt-backup-remote/alpha/0", "pid": 99}]
+    assert said["daemon"] is None
+    jsonschema.validate(said, status_schema.schema())
+
+
+def test_the_schema_file_is_made_from_what_status_is_made_of() -> None:
+    assert status_schema.FILE.read_text() == status_schema.text(), (
+        "`python -m tests.status_schema` writes it"
+    )
 
 
 def test_the_objects_of_a_bucket_are_shown_those_that_were_counted() -> None:
@@ -190,3 +201,22 @@ def test_the_plan_shows_amount_places_and_batches(unsized: int, rate: int | None
     assert "by 3 workers, strategy auto" in text
     assert ("unknown size" in text) is bool(unsized)
     assert ("12.0 MB/s" in text) is bool(rate)
+
+
+def test_each_set_shows_its_last_version_when_the_next_is_due_and_why_there_is_none() -> None:
+    known = Last("20260304T050607Z-0badcafe", 1200, 7_000_000, 5000, 1)
+    away = Last(failed_at=NOW, error="it is away")
+    found = Status(
+        "remote", TOTALS, (), (), (), None, None, {"etc": known, "home": away}, {"etc": 86400.0}
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(found.table())
+    text = " ".join(stream.getvalue().split())
+    assert (
+        "snapshot etc 2026-03-04 05:06 UTC: 20260304T050607Z-0badcafe, 1,200 files, 7.0 MB,"
+        " 5.0 kB stored; 1 file could NOT be read; next due 2026-03-05 05:06 UTC" in text
+    )
+    assert "snapshot home none known to this host 2026-03-04 05:06 UTC: FAILED, it is away" in text
+    etc, home = json.loads(json.dumps(found.json()))["snapshots"]
+    assert (etc["taken_at"], etc["next_due"]) == ("2026-03-04T05:06:07Z", "2026-03-05T05:06:07Z")
+    assert (home["taken_at"], home["next_due"]) == (None, None)

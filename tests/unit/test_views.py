@@ -17,9 +17,10 @@ from typing import Any, TextIO
 import pytest
 
 from ntt_backup import events
-from ntt_backup.daemon.progress import Snapshot, WorkerStatus
+from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
 from ntt_backup.ui.live import LiveView
-from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView, make_view
+from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView, make_view, make_views
 from tests.unit.test_events import (
     BLOB_FAILED,
     ERROR,
@@ -30,7 +31,7 @@ from tests.unit.test_events import (
     RUN_STOP,
 )
 
-SNAPSHOT = Snapshot(
+STATE = RunState(
     elapsed_s=72.0,
     copied=2_998,
     failed=2,
@@ -101,9 +102,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def shown(snapshot: Snapshot, columns: int = 100) -> str:
+def shown(state: RunState, columns: int = 100) -> str:
     with terminal(columns=columns) as term:
-        make_view(term.stream).refresh(snapshot)
+        make_view(term.stream).refresh(state)
         return term.text()
 
 
@@ -142,13 +143,22 @@ def test_plain_view_prints_a_line_for_each_event_that_has_one() -> None:
     view = make_view(stream)
     for event in (RUN_START, events.WorkerStart(strategy="tar"), PROGRESS, *[BLOB_FAILED] * 500):
         view.event(event)
-    view.refresh(SNAPSHOT)
+    view.refresh(STATE)
     view.event(RUN_STOP)
     view.close()
     start, progress, *failures, more, stop = stream.getvalue().splitlines()
     assert (start, progress, stop) == (RUN_START.line, PROGRESS.line, RUN_STOP.line)
     assert failures == [BLOB_FAILED.line] * FAILURES_SHOWN
     assert more == "more blobs failed, see the log"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_lines_of_several_targets_begin_with_the_name(quiet: bool) -> None:
+    stream = io.StringIO()
+    views = make_views(stream, ["vault", "usb"], quiet=quiet)
+    views["vault"].event(RUN_STOP)
+    views["usb"].event(RUN_STOP)
+    assert stream.getvalue() == f"vault: {RUN_STOP.line}\nusb: {RUN_STOP.line}\n"
 
 
 # --- live picture ---------------------------------------------------------------------------------
@@ -160,7 +170,7 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
         view.event(RUN_START)
         view.event(OUTAGE)
         term.raw()
-        view.refresh(SNAPSHOT)
+        view.refresh(STATE)
         text = term.text()
     assert "4 workers, strategy tar, target remote: /srv/store to host:/backup" in text
     assert "75%, about 34 s left, 3,000 of 4,000 blobs" in text
@@ -168,6 +178,22 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
     assert re.search(r"worker 0 +sending +6\.5 MB/s +1,500 blobs +w0-7", text)
     assert re.search(r"worker 1 +outage", text)
     assert "remote is away" in text
+
+
+def test_live_picture_shows_how_far_a_snapshot_is_until_it_is_done() -> None:
+    far = SnapshotProgress(set="etc", files=1, read=3_000_000, stored=1_000_000, eta_s=61.0)
+    failed = SnapshotFailed(set="etc", exit_code=5, message="it is away", detail="", hint="")
+    with terminal() as term:
+        view = make_view(term.stream)
+        view.event(far)
+        view.refresh(STATE)
+        assert "snapshot of etc: 1 file, 3.0 MB read, 1.0 MB stored, about 1 min 1 s" in term.text()
+        view.event(failed)
+        term.raw()
+        view.refresh(STATE)
+        text = term.text()
+    assert "3.0 MB read" not in text
+    assert "no snapshot of etc: it is away" in text
 
 
 @pytest.mark.parametrize(
@@ -181,7 +207,7 @@ def test_live_picture_shows_the_figures_and_every_worker() -> None:
     ],
 )
 def test_live_picture_says_how_far_the_work_is(change: dict[str, Any], text: str) -> None:
-    lines = shown(replace(SNAPSHOT, **change)).split("\n")
+    lines = shown(replace(STATE, **change)).split("\n")
     assert any(line.strip(" \u2501\u2578\u257a") == text for line in lines)
 
 
@@ -196,15 +222,42 @@ def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
         view.event(RUN_START)
         for _ in range(10):
             view.event(replace(BLOB_FAILED, detail="long " * 100))
-        view.refresh(SNAPSHOT)
+        view.refresh(STATE)
         term.resize(rows, columns)
         term.raw()
-        view.refresh(replace(SNAPSHOT, workers=workers))
+        view.refresh(replace(STATE, workers=workers))
         lines = term.text().rstrip("\n").split("\n")
     assert len(lines) <= rows
     assert max(map(len, lines)) <= columns
     shown = sum("sending" in line for line in lines)
     assert f"and {256 - shown} workers more"[:columns] in map(str.rstrip, lines)
+
+
+def test_live_pictures_of_several_targets_stand_together_until_the_last_ends() -> None:
+    many_workers = replace(STATE, workers=STATE.workers * 20)
+    with terminal(rows=24) as term:
+        views = make_views(term.stream, ["vault", "usb"])
+        for name, view in views.items():
+            view.event(replace(RUN_START, target=name))
+            for _ in range(5):
+                view.event(OUTAGE)
+        views["vault"].refresh(many_workers)
+        term.raw()
+        views["usb"].refresh(many_workers)
+        lines = term.text().rstrip("\n").split("\n")
+        assert len(lines) <= 24
+        assert [line for line in lines if "target vault" in line or "target usb" in line]
+        views["usb"].event(RUN_STOP)
+        views["usb"].close()
+        term.raw()
+        views["vault"].refresh(STATE)
+        text = term.text()
+        assert f"usb: {RUN_STOP.line}" in text
+        assert "worker 1" in text
+        views["vault"].close()
+        term.raw()
+        views["vault"].refresh(STATE)
+        assert term.text() == ""
 
 
 class BrokenPipe(io.StringIO):
@@ -215,11 +268,11 @@ class BrokenPipe(io.StringIO):
 def test_a_view_that_nobody_sees_any_more_is_silent() -> None:
     term = Terminal(24, 80)
     views = [make_view(BrokenPipe()), make_view(term.stream)]
-    views[1].refresh(SNAPSHOT)
+    views[1].refresh(STATE)
     term.hang_up()
     for view in views:
         view.event(RUN_START)
-        view.refresh(SNAPSHOT)
+        view.refresh(STATE)
         view.event(RUN_STOP)
         view.close()
 
@@ -228,7 +281,7 @@ def test_nothing_that_others_said_controls_the_terminal() -> None:
     with terminal() as term:
         view = make_view(term.stream)
         view.event(replace(BLOB_FAILED, detail=HOSTILE))
-        view.refresh(replace(SNAPSHOT, workers=(WorkerStatus(0, "sending", HOSTILE, 0, 0.0),)))
+        view.refresh(replace(STATE, workers=(WorkerStatus(0, "sending", HOSTILE, 0, 0.0),)))
         raw = term.raw()
     assert "[red]" in raw
     assert "\x1b]" not in raw

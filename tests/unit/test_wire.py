@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.wire import dump_messages, framing, write_messages
+from ntt_backup.wire import dump_messages, file_messages, framing, write_messages
 from ntt_backup.wire.framing import Inbox, ProtocolError
 from ntt_backup.wire.write_messages import Exceptional, Receipt
 from tests.receiver_driver import PROJECT
@@ -35,6 +35,10 @@ READERS = [
     dump_messages.read_names,
     lambda data: dump_messages.read_dump(data) if len(data) >= 8 else None,
     dump_messages.read_record,
+    file_messages.read_below,
+    file_messages.read_removing,
+    lambda data: list(file_messages.read_names(data)) if len(data) >= 8 else None,
+    lambda data: file_messages.read_said(data) if data else None,
 ]
 
 
@@ -146,11 +150,11 @@ FRAMES = st.lists(
             st.integers(9, 3 * 2**20),
         ),
     ),
-    max_size=12,
+    max_size=6,
 )
 
 
-@given(FRAMES, st.lists(st.integers(1, 2**20), min_size=1))
+@given(FRAMES, st.lists(st.integers(1, 2**20), min_size=1, max_size=20))
 def test_frames_come_out_whole_however_they_arrive(sent: list[bytes], cuts: list[int]) -> None:
     inbox = Inbox(write_messages.TO_RECEIVER)
     rest = memoryview(b"".join(sent))
@@ -236,7 +240,7 @@ def test_a_frame_with_any_one_bit_altered_is_no_frame(
 def test_the_numbers_are_those_of_the_document() -> None:
     text = (PROJECT / "docs" / "protocol.md").read_text()
     rows = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", text, re.MULTILINE))
-    assert len(rows) == 45
+    assert len(rows) == 53
     assert {name: getattr(framing, name) for name in rows} == {
         name: int(number) for name, number in rows.items()
     }

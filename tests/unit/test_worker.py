@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.models import RunSettings
+from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import (
     BackupError,
     CatalogUnavailable,

@@ -1,0 +1,472 @@
+"""What every repository of snapshots must do, whatever is behind it; see `snapshot.repository`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.client.local import Local
+from ntt_backup.client.ssh import Ssh
+from ntt_backup.config.sealing import Keyring
+from ntt_backup.config.sections import RemoteSettings, RunSettings
+from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.snapshot import by_receiver
+from ntt_backup.snapshot.by_directory import RepositoryByDirectory
+from ntt_backup.snapshot.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.by_receiver import RepositoryByReceiver
+from ntt_backup.snapshot.repository import (
+    FileMissing,
+    Range,
+    Repository,
+    SnapshotDamaged,
+    StoredFile,
+)
+from tests.contract.harness import PATIENT, Machine
+from tests.fake_bucket import SMALLEST_PART, FakeBucket
+from tests.lying_receiver import LYING_RECEIVER
+from tests.memory_repository import MemoryRepository
+from tests.packs import Person
+from tests.patience import PATIENCE
+from tests.receiver_driver import PROJECT
+from tests.sshd import Sshd
+
+VERSION = "db/20260304T120000Z-0badcafe"
+NAMES = [
+    "a-b/20260304T120000Z-0badcafe/manifest",
+    "a/20260304T120000Z-0badcafe/map",
+    f"{VERSION}/manifest",
+    f"{VERSION}/map",
+    f"{VERSION}/pack-00001",
+    "db/20260305T120000Z-0badcafe/pack-00001",
+]
+
+
+Open = Callable[[], Repository]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SessionSpec:
+    """How the receiver is reached on this machine."""
+    (tmp_path / "remote").mkdir()
+    run = RunSettings(**PATIENT)
+    return SessionSpec(Local(), str(tmp_path / "remote"), "0" * 12, "run", "snapshot", run)
+
+
+@pytest.fixture
+def over_ssh(remote: Sshd) -> SessionSpec:
+    path = remote.directory().path
+    settings = RemoteSettings(host=remote.alias, path=path, ssh_config=remote.ssh_config)
+    run = RunSettings(**PATIENT)
+    return SessionSpec(Ssh(settings), path, "0" * 12, "run", "snapshot", run)
+
+
+@pytest.fixture(params=["memory", "fake", "weak", "sealed", "s3", "receiver", "ssh"])
+def open_anew(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens one repository, as often as it is called."""
+    if request.param == "memory":
+        memory = MemoryRepository()
+        return lambda: memory
+    if request.param in ("receiver", "ssh"):
+        way = request.getfixturevalue("spec" if request.param == "receiver" else "over_ssh")
+        return lambda: RepositoryByReceiver(way)
+    if request.param == "sealed":
+        bucket, owner = FakeBucket(), Person.new()
+        keyring = Keyring(lambda: owner.file(tmp_path / "key"))
+        return lambda: RepositoryByObjects(bucket, SMALLEST_PART, [owner.public], keyring)
+    if request.param == "s3":
+        server = open_bucket(request.getfixturevalue("s3").bucket())
+        return lambda: RepositoryByObjects(server, SMALLEST_PART)
+    bucket = FakeBucket(weak=request.param == "weak")
+    return lambda: RepositoryByObjects(bucket, SMALLEST_PART)
+
+
+@pytest.fixture
+def repository(open_anew: Open) -> Iterator[Repository]:
+    opened = open_anew()
+    yield opened
+    opened.close()
+
+
+def put(repository: Repository, name: str, content: bytes = b"content") -> None:
+    file = repository.write(name)
+    for at in range(0, len(content), 1_000_000):
+        file.add(content[at : at + 1_000_000])
+    assert file.finish() == sha256(content).digest()
+
+
+def get(repository: Repository, name: str, start: int = 0, length: int = 1 << 26) -> bytes:
+    (found,) = repository.read([Range(name, start, length)])
+    return found
+
+
+def test_files_are_listed_by_name_and_below_a_set_or_a_version(repository: Repository) -> None:
+    assert list(repository.list()) == []
+    for name in reversed(NAMES):
+        put(repository, name, name.encode())
+    found = list(repository.list())
+    assert sorted(found) == [StoredFile(name, len(name)) for name in sorted(NAMES)]
+    assert [one for one in found if one.name[:3] == "db/"] == sorted(found)[-4:]
+    for below in ("a/", "db/", f"{VERSION}/", "none/"):
+        expected = [name for name in sorted(NAMES) if name.startswith(below)]
+        assert [one.name for one in repository.list(below)] == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALLEST_PART, 2 * SMALLEST_PART + 1])
+def test_a_file_comes_back_as_it_was_sent(
+    open_anew: Open, repository: Repository, size: int
+) -> None:
+    content = os.urandom(size)
+    put(repository, NAMES[2], content)
+    assert list(repository.list()) == [StoredFile(NAMES[2], size)]
+    other = open_anew()
+    assert get(other, NAMES[2]) == content
+    other.close()
+
+
+def test_a_closed_repository_leaves_no_thread(open_anew: Open, repository: Repository) -> None:
+    """A process with threads is not copied, as a restore is into its jobs."""
+    put(repository, NAMES[2])
+    before = set(threading.enumerate())
+    with closing(open_anew()) as other:
+        assert get(other, NAMES[2]) == b"content"
+    assert set(threading.enumerate()) <= before
+
+
+def test_ranges_come_in_their_order_from_several_files(repository: Repository) -> None:
+    contents = {name: os.urandom(300_000) for name in NAMES[2:5]}
+    for name, content in contents.items():
+        put(repository, name, content)
+    ranges = [
+        Range(name, start, 1000) for start in range(0, 300_500, 1500) for name in reversed(contents)
+    ]
+    ranges.append(Range(NAMES[2], 0, 300_000))
+    assert list(repository.read(iter(ranges))) == [
+        contents[name][start : start + length] for name, start, length in ranges
+    ]
+
+
+def test_several_readings_a_listing_and_a_file_can_be_under_way_at_once(
+    repository: Repository,
+) -> None:
+    content = os.urandom(400_000)
+    put(repository, NAMES[2], content)
+    names = iter(repository.list())
+    one, two = (
+        repository.read(Range(NAMES[2], at, 1000) for at in range(0, 400_000, 1000)) for _ in "12"
+    )
+    file = repository.write(NAMES[4])
+    for at in range(0, 200_000, 1000):
+        piece = content[at : at + 1000]
+        assert next(one) == piece
+        assert next(two) == piece
+        file.add(piece)
+    assert file.finish() == sha256(content[:200_000]).digest()
+    del one
+    assert get(repository, NAMES[4]) == content[:200_000]
+    assert b"".join(two) == content[200_000:]
+    assert [each.name for each in names][:1] == [NAMES[2]]
+
+
+def test_ranges_are_taken_a_bounded_number_of_bytes_ahead(repository: Repository) -> None:
+    put(repository, NAMES[2], bytes(1_000_000))
+    taken = 0
+
+    def ranges() -> Iterator[Range]:
+        nonlocal taken
+        for _ in range(100):
+            taken += 1
+            yield Range(NAMES[2], 0, 1_000_000)
+
+    reading = repository.read(ranges())
+    assert next(reading) == bytes(1_000_000)
+    assert taken < 40
+
+
+def test_a_file_that_is_missing_is_told_when_its_turn_comes(repository: Repository) -> None:
+    put(repository, NAMES[2])
+    reading = repository.read(Range(name, 0, 7) for name in (NAMES[2], NAMES[3], NAMES[2]))
+    assert next(reading) == b"content"
+    with pytest.raises(FileMissing):
+        next(reading)
+    assert get(repository, NAMES[2]) == b"content"
+
+
+def test_a_name_that_is_taken_stays_as_it_is(open_anew: Open, repository: Repository) -> None:
+    put(repository, NAMES[2], b"first")
+    other = open_anew()
+    with pytest.raises(FileExistsError):
+        put(other, NAMES[2], b"second")
+    put(other, NAMES[3], b"third")
+    assert get(repository, NAMES[2]) == b"first"
+    other.close()
+
+
+def test_a_file_is_visible_only_when_it_is_finished(
+    open_anew: Open, repository: Repository
+) -> None:
+    other = open_anew()
+    for end in ("give_up", "finish"):
+        file = repository.write(NAMES[2])
+        file.add(bytes(SMALLEST_PART + 1))
+        assert list(other.list()) == []
+        with pytest.raises(FileMissing):
+            get(other, NAMES[2])
+        getattr(file, end)()
+    assert [one.name for one in other.list()] == [NAMES[2]]
+    other.close()
+
+
+def test_files_are_removed_and_those_that_are_gone_are_no_error(repository: Repository) -> None:
+    for name in NAMES[2:5]:
+        put(repository, name)
+    assert get(repository, NAMES[2]) == b"content"
+    repository.remove([NAMES[3], NAMES[2]])
+    repository.remove([NAMES[2], NAMES[0]])
+    assert [one.name for one in repository.list()] == [NAMES[4]]
+    with pytest.raises(FileMissing):
+        get(repository, NAMES[2])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "db", "../db/map", "db/../map", "/etc/passwd", f"{VERSION}/other", f"{VERSION}/x/y"],
+)
+def test_what_is_no_name_of_a_file_is_refused(repository: Repository, name: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        repository.write(name)
+    with pytest.raises(ValueError, match="is not"):
+        repository.remove([name])
+
+
+# --- a directory of this machine, read without a receiver -----------------------------------------
+
+
+def test_a_directory_is_read_as_by_its_receiver(spec: SessionSpec) -> None:
+    with pytest.raises(FileNotFoundError):
+        RepositoryByDirectory(spec.root)
+    contents = {name: os.urandom(300_000) for name in NAMES}
+    with closing(RepositoryByReceiver(spec)) as receiver:
+        for name, content in contents.items():
+            put(receiver, name, content)
+        with closing(RepositoryByDirectory(spec.root)) as repository:
+            for below in ("", "a/", f"{VERSION}/", "none/"):
+                assert list(repository.list(below)) == list(receiver.list(below))
+            ranges = [Range(name, at, 1000) for at in range(0, 300_500, 1500) for name in NAMES]
+            assert list(repository.read(ranges)) == [
+                contents[name][at : at + 1000] for name, at, _ in ranges
+            ]
+            with pytest.raises(FileMissing):
+                list(repository.read([Range(f"{VERSION}/pack-00009", 0, 1)]))
+
+
+def test_a_directory_is_read_below_its_root_alone(spec: SessionSpec, tmp_path: Path) -> None:
+    with closing(RepositoryByReceiver(spec)) as receiver:
+        put(receiver, NAMES[2])
+    snapshots = Path(spec.root, "snapshots")
+    snapshots.joinpath("db").rename(tmp_path / "elsewhere")
+    snapshots.joinpath("db").symlink_to(tmp_path / "elsewhere")
+    with closing(RepositoryByDirectory(spec.root)) as repository:
+        assert list(repository.list()) == []
+        with pytest.raises(RemoteDenied):
+            list(repository.read([Range(NAMES[2], 0, 1)]))
+        with pytest.raises(ValueError, match="is not"):
+            list(repository.read([Range("../elsewhere/map", 0, 1)]))
+
+
+# --- in a bucket ----------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_append_only_says_so_and_keeps_the_file() -> None:
+    bucket = FakeBucket()
+    repository = RepositoryByObjects(bucket, SMALLEST_PART)
+    put(repository, NAMES[2])
+    bucket.append_only = True
+    with pytest.raises(RemoteDenied):
+        repository.remove([NAMES[2]])
+    assert get(repository, NAMES[2]) == b"content"
+
+
+def test_what_a_bucket_has_damaged_is_not_taken_for_stored() -> None:
+    bucket = FakeBucket(weak=True)
+
+    def damage(verb: str, key: str) -> None:
+        if verb in ("put", "complete"):
+            bucket.objects[key] = b"damaged" + bucket.objects[key][7:]
+
+    bucket.after = damage
+    repository = RepositoryByObjects(bucket, SMALLEST_PART)
+    for name, size in ((NAMES[2], 10), (NAMES[3], SMALLEST_PART + 1)):
+        with pytest.raises(RemoteCannotStore, match="not what was sent"):
+            put(repository, name, bytes(size))
+
+
+def test_an_upload_that_fails_or_is_aborted_is_an_outage() -> None:
+    bucket = FakeBucket()
+    repository = RepositoryByObjects(bucket, SMALLEST_PART)
+
+    def lose(verb: str, key: str) -> None:
+        if verb == "put_part":
+            raise RemoteUnreachable("the link is down")
+
+    def forget(verb: str, key: str) -> None:
+        for one in bucket.uploads("") if verb == "put_part" else ():
+            bucket.abort(one.key, one.upload_id)
+
+    for before in (lose, forget):
+        bucket.before = before
+        with pytest.raises(RemoteUnreachable):
+            put(repository, NAMES[2], bytes(3 * SMALLEST_PART))
+    assert list(repository.list()) == []
+
+
+def test_what_was_given_up_leaves_no_parts_in_a_bucket() -> None:
+    bucket = FakeBucket()
+    file = RepositoryByObjects(bucket, SMALLEST_PART).write(NAMES[2])
+    file.add(bytes(3 * SMALLEST_PART))
+    file.give_up()
+    assert list(bucket.uploads("")) == []
+
+
+# --- sealed ---------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_sealed_file_is_in_the_bucket_and_only_an_identity_opens_it(
+    tmp_path: Path,
+) -> None:
+    bucket, owner, stranger = FakeBucket(), Person.new(), Person.new()
+    content = os.urandom(200_000)
+    put(RepositoryByObjects(bucket, SMALLEST_PART), NAMES[4], b"in clear")
+    sealing = RepositoryByObjects(bucket, SMALLEST_PART, [owner.public])
+    put(sealing, NAMES[2], content)
+    stored = bucket.objects[f"snapshots/{NAMES[2]}.sealed"]
+    assert not any(content[at : at + 32] in stored for at in range(0, len(content) - 32, 32))
+    for identity, said in (
+        (lambda: None, "no identity is given"),
+        (lambda: stranger.file(tmp_path / "other"), "for other identities"),
+    ):
+        repository = RepositoryByObjects(bucket, SMALLEST_PART, keyring=Keyring(identity))
+        assert list(repository.list("db/")) == [
+            StoredFile(NAMES[2], 200_000),
+            StoredFile(NAMES[4], 8),
+        ]
+        assert get(repository, NAMES[4]) == b"in clear"
+        with closing(repository), pytest.raises(ConfigError, match=said):
+            get(repository, NAMES[2])
+    keyring = Keyring(lambda: owner.file(tmp_path / "own"))
+    repository = RepositoryByObjects(bucket, SMALLEST_PART, keyring=keyring)
+    assert get(repository, NAMES[2], 65_530, 70_000) == content[65_530:135_530]
+    repository.remove([NAMES[2], NAMES[4]])
+    repository.close()
+    assert bucket.objects == {}
+
+
+def test_a_sealed_file_that_is_altered_or_cut_off_is_damaged(tmp_path: Path) -> None:
+    bucket, owner = FakeBucket(), Person.new()
+    keyring = Keyring(lambda: owner.file(tmp_path / "key"))
+    put(RepositoryByObjects(bucket, SMALLEST_PART, [owner.public]), NAMES[2], os.urandom(200_000))
+    key, kept = f"snapshots/{NAMES[2]}.sealed", 4096 + 65_552
+    whole = bucket.objects[key]
+    for damaged in (
+        whole[:100] + b"!" + whole[101:],
+        whole[:kept] + b"!" + whole[kept + 1 :],
+        whole[:kept],
+        whole[:50],
+        b"plain" * 10_000,
+        b"",
+    ):
+        bucket.objects[key] = damaged
+        with pytest.raises(SnapshotDamaged):
+            get(RepositoryByObjects(bucket, SMALLEST_PART, keyring=keyring), NAMES[2])
+
+
+# --- by the receiver ------------------------------------------------------------------------------
+
+
+def test_a_repository_that_is_not_used_for_long_stays_open(
+    spec: SessionSpec, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = f"--root {spec.root} --allow snapshot --idle-timeout 1"
+    program = "from ntt_backup.receiver.__main__ import main; raise SystemExit(main())"
+    run = f"PYTHONPATH={PROJECT} exec {sys.executable} -c '{program}' {options}"
+    machine.tool("python3", run)
+    way = replace(spec, transport=machine)
+    monkeypatch.setattr(by_receiver, "_PING_SECONDS", PATIENCE)
+    quiet = RepositoryByReceiver(way)
+    monkeypatch.setattr(by_receiver, "_PING_SECONDS", 0.1)
+    used = RepositoryByReceiver(way)
+    assert b"idle" in (quiet._connection.channel.read(PATIENCE) or b"")
+    put(used, NAMES[2])
+    assert [one.name for one in used.list()] == [NAMES[2]]
+    for repository in (quiet, used):
+        repository.close()
+
+
+def test_a_connection_that_is_lost_while_nothing_is_said_is_an_outage(
+    spec: SessionSpec, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_receiver, "_PING_SECONDS", 0.05)
+    repository = RepositoryByReceiver(replace(spec, transport=machine))
+    file = repository.write(NAMES[2])
+    file.add(b"content")
+    os.kill(repository._connection.channel._child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE
+    while not repository._connection.channel.ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(RemoteUnreachable):
+        file.add(b"content")
+    with pytest.raises(RemoteUnreachable):
+        list(repository.list())
+    file.give_up()
+    repository.close()
+
+
+def test_a_receiver_that_takes_no_snapshots_is_named_before_it_is_asked(
+    spec: SessionSpec, machine: Machine
+) -> None:
+    words = "NTT-RECEIVE 1 version=0 hash=sha256 allow=put,list,verify,get,dump"
+    forced = replace(machine, startup=f"printf '\\n{words}\\n'; exit 1")
+    with pytest.raises(RemoteDenied, match="takes no snapshots") as caught:
+        RepositoryByReceiver(replace(spec, transport=forced))
+    assert "add snapshot to --allow" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask"),
+    [
+        ("say(frame(FILE_NAMES, bytes(8) + b'b/x\\n'))", "list"),
+        (f"say(file_messages.names([('{NAMES[3]}', 1), ('{NAMES[2]}', 1)]))", "list"),
+        (f"say(file_messages.names([('{NAMES[0]}', 1)])); say(numbered(DONE, 1))", "list"),
+        ("say(file_messages.said(0))", "list"),
+        ("say(piece(bytes(8))); say(blob_end(0))", "read"),
+        ("say(file_messages.names([]))", "read"),
+        ("say(file_messages.said(9))", "read"),
+        ("say(numbered(DONE, 1)); say(numbered(DONE, 1))", "remove"),
+        ("os._exit(0)", "read"),
+    ],
+)
+def test_answers_that_cannot_be_end_the_session(
+    spec: SessionSpec, machine: Machine, tmp_path: Path, answer: str, ask: str
+) -> None:
+    program = tmp_path / "lying.py"
+    program.write_text(LYING_RECEIVER.replace("{answer}", answer))
+    machine.tool("python3", f"PYTHONPATH={PROJECT} exec {sys.executable} {program}")
+    repository = RepositoryByReceiver(replace(spec, transport=machine))
+    asked: dict[str, Callable[[], object]] = {
+        "list": lambda: list(repository.list("db/")),
+        "read": lambda: get(repository, NAMES[2], 0, 7),
+        "remove": lambda: [repository.remove([NAMES[2]]), list(repository.list())],
+    }
+    with closing(repository), pytest.raises(RemoteUnreachable):
+        asked[ask]()

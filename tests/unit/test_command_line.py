@@ -1,0 +1,297 @@
+"""What the command line says of itself: help, examples, the man page, completion, configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from ntt_backup.cli.app import cli
+from ntt_backup.cli.examples import EXAMPLES, PROGRAM
+from ntt_backup.cli.lazy_group import LazyGroup
+from ntt_backup.cli.man import page
+from ntt_backup.errors import ConfigError, remember_global_options
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+SECRET = "hunter2"
+
+
+def below(group: click.Command, words: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All commands with their words, groups before what is in them."""
+    yield words, group
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield from below(command, f"{words} {name}".strip())
+
+
+ALL = dict(below(cli))
+
+
+@pytest.fixture(autouse=True)
+def no_options_are_remembered() -> Iterator[None]:
+    yield
+    remember_global_options([])
+
+
+def call(*args: str, **environ: str) -> Result:
+    return CliRunner().invoke(cli, args, prog_name=PROGRAM, env={"COLUMNS": "100", **environ})
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+
+def on_the_pages() -> Iterator[str]:
+    """The arguments of every command line of ours in a block of shell on a page."""
+    for path in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+            lines = block.replace("\\\n", " ").splitlines()
+            yield from (
+                found[1].strip()
+                for line in lines
+                for found in re.finditer(rf"\b{PROGRAM} ([^/|;&>)#`][^|;&>)#`]*)", line)
+                if not line.startswith("#")
+            )
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_the_help_of_each_command_ends_with_two_or_three_examples(words: str) -> None:
+    shown = call(*words.split(), "--help").output
+    lines = shown.partition("\n  Examples:\n")[2].splitlines()
+    assert [line.strip() for line in lines] == [f"{PROGRAM} {one}" for one in EXAMPLES[words]]
+    assert 2 <= len(lines) <= 3
+
+
+@pytest.mark.parametrize(
+    "line", sorted({*(one for lines in EXAMPLES.values() for one in lines), *on_the_pages()})
+)
+def test_an_example_is_a_right_command_line(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FILE", "blobids.txt"):
+        (tmp_path / name).touch()
+    for command in ALL.values():
+        if not isinstance(command, click.Group):
+            monkeypatch.setattr(command, "callback", lambda **_: None)
+    done = call(*shlex.split(line))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "guess"),
+    [
+        ("statsu", "Did you mean status?"),
+        ("snapshot lits", "Did you mean list?"),
+        ("run --wrokers 3", "--workers"),
+    ],
+)
+def test_what_is_misspelt_is_guessed(line: str, guess: str) -> None:
+    done = call(*line.split())
+    assert done.exit_code == 2
+    assert guess in done.output
+
+
+@pytest.mark.parametrize("words", [words for words, one in ALL.items() if type(one) is LazyGroup])
+def test_the_list_of_commands_says_of_each_what_its_own_help_says_first(words: str) -> None:
+    group = ALL[words]
+    assert isinstance(group, LazyGroup)
+    for name, said in group.helps.items():
+        assert said == ALL[f"{words} {name}".strip()].get_short_help_str(100)
+
+
+# --- the man page ---------------------------------------------------------------------------------
+
+
+def test_the_man_page_has_every_command_exit_code_and_variable(tmp_path: Path) -> None:
+    written = call("man", "--to", str(tmp_path))
+    assert written.exit_code == 0
+    text = (tmp_path / f"{PROGRAM}.1").read_text().replace("\\-", "-")
+    for words, command in ALL.items():
+        if not isinstance(command, click.Group):
+            assert f"\n.SS {words}" in text
+    for code in (0, 1, 2, 3, 4, 5, 6, 7, "130/143"):
+        assert f"\n.TP\n.B {code}\n" in text
+    assert "\n.B NTT_DB_URL\n" in text
+    assert call("man", "--to", str(tmp_path / "none")).exception is not None
+
+
+@pytest.mark.parametrize(
+    "lint", ["groff -man -ww -z", "mandoc -T lint -W warning"], ids=["groff", "mandoc"]
+)
+def test_the_man_page_is_clean(lint: str, tmp_path: Path) -> None:
+    if shutil.which(lint.split()[0]) is None:
+        pytest.skip("it is not installed")
+    path = tmp_path / "page.1"
+    path.write_text(page(cli))
+    done = subprocess.run([*lint.split(), path], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+
+
+# --- completion -----------------------------------------------------------------------------------
+
+NAMES = """
+[targets.disk]
+url = "file:///mnt/disk"
+[targets.offsite]
+url = "file:///mnt/usb"
+[snapshots.etc]
+paths = ["/etc"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("stat", ["status"]),
+        ("status --e", ["--exact"]),
+        ("--target ", ["all", "disk", "offsite"]),
+        ("--target o", ["offsite"]),
+        ("snapshot ta", ["take"]),
+        ("snapshot take e", ["etc"]),
+        ("requeue --reason un", ["unreadable"]),
+        ("completion ", ["bash", "fish", "zsh"]),
+    ],
+)
+def test_a_word_is_completed(typed: str, completed: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "ntt.toml"
+    config.write_text(NAMES)
+    assert completions(typed, config) == completed
+
+
+def completions(typed: str, config: Path) -> list[str]:
+    words = f"{PROGRAM} --config {config} {typed}"
+    done = call(
+        _NTT_BACKUP_REMOTE_COMPLETE="bash_complete",
+        COMP_WORDS=words,
+        COMP_CWORD=str(words.count(" ")),
+        NTT_CONFIG="",
+    )
+    assert done.exit_code == 0
+    return sorted(line.partition(",")[2] for line in done.output.splitlines() if line)
+
+
+@pytest.mark.parametrize("content", ["nonsense", "targets = 3\nsnapshots = 4\n", None])
+def test_names_complete_to_nothing_without_a_configuration(
+    content: str | None, tmp_path: Path
+) -> None:
+    config = tmp_path / "ntt.toml"
+    if content is not None:
+        config.write_text(content)
+    assert completions("snapshot take ", config) == []
+
+
+# --- the configuration ----------------------------------------------------------------------------
+
+CONFIG = f"""
+[catalog]
+url = "postgresql://me:{SECRET}@db/copyjob?sslpassword={SECRET}"
+[source]
+root = "/srv/store"
+[remote]
+url = "ssh://vault@host:22/srv/backup"
+[run]
+workers = 8
+bwlimit = "08:00 4MB/s, 19:00 off"
+[notify]
+command = ["/bin/tell", "--token={SECRET}"]
+ping_url = "https://hc.example.org/{SECRET}"
+webhook_url = "https://example.org/{SECRET}"
+[targets.disk]
+url = "file:///mnt/usb"
+[snapshots.etc]
+paths = ["/etc"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "ntt.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_every_setting_is_shown_with_its_origin_and_without_secrets(config: str) -> None:
+    shown = call("--config", config, "config", "show", NTT_BATCH_SIZE="7")
+    as_json = call("--config", config, "config", "show", "--json", NTT_BATCH_SIZE="7")
+    assert shown.exit_code == as_json.exit_code == 0, shown.output
+    assert SECRET not in shown.output + as_json.output
+    assert re.search(rf"^run.workers +8 +{re.escape(config)}$", shown.output, re.MULTILINE)
+    assert re.search(r"^run.batch_size +7 +NTT_BATCH_SIZE$", shown.output, re.MULTILINE)
+    found = json.loads(as_json.output)
+    assert (found["target"], found["file"]) == ("remote", config)
+    settings = {key: (one["value"], one["origin"]) for key, one in found["settings"].items()}
+    assert settings["run.bwlimit"][0] == "08:00 4MB/s, 19:00 off"
+    assert settings["run.window"] == (4, "default")
+    assert settings["remote.port"] == (22, f"remote.url in {config}")
+    assert settings["catalog.url"][0] == "postgresql://me:***@db/copyjob?sslpassword=***"
+    assert settings["notify.command"][0] == ["/bin/tell", "(hidden)"]
+    assert settings["notify.ping_url"] == ("(hidden)", f"notify.ping_url in {config}")
+    assert settings["snapshots.etc.paths"] == (["/etc"], f"snapshots.etc.paths in {config}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@host/db",
+        f"postgresql://me:{SECRET}@more@host/db",
+        f"postgresql://me@realm:{SECRET}@host/db",
+        f"postgresql://host/db?user=me&password={SECRET}",
+        f"host=db password={SECRET} user=me",
+        f"host=db password = 'a \\' {SECRET}' user=me",
+        f"host=db sslpassword='{SECRET}'",
+        f"host=db password=two {SECRET}",
+        f"me:{SECRET}@host/db",
+        f"postgresql://me:a/b?c {SECRET}@host/db",
+    ],
+)
+def test_a_password_in_the_url_of_the_catalog_is_not_shown(url: str, tmp_path: Path) -> None:
+    shown = call("config", "show", NTT_DB_URL=url, NTT_CONFIG=str(_empty(tmp_path)))
+    assert shown.exit_code == 0, shown.output
+    assert SECRET not in shown.output
+    assert "host" in shown.output
+
+
+def _empty(tmp_path: Path) -> Path:
+    path = tmp_path / "empty.toml"
+    path.touch()
+    return path
+
+
+def test_a_right_configuration_is_ok_for_all_its_targets(config: str) -> None:
+    done = call("--config", config, "config", "check")
+    assert done.exit_code == 0, done.output
+    assert done.output == f"ok      {config}: 2 targets (remote, disk)\n"
+
+
+def test_all_problems_of_all_targets_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(
+        "[run]\nworkers = 0\nwrokers = 3\n[logs]\n"
+        "[targets.one]\nurl = 'file://x/y'\n[targets.two]\nport = 5\n"
+    )
+    done = call("--config", str(path), "config", "check")
+    told = re.findall(r"^FAILED  (.*)$", done.output, re.MULTILINE)
+    assert done.exit_code == ConfigError.exit_code
+    for name in ("run.workers", "workers?", "logs", "targets.one.url", "remote.url", "source.root"):
+        assert any(name in one for one in told), (name, told)
+    assert done.output.endswith(f"{len(told)} problems in {path}: 2 targets (one, two)\n")
+    as_json = json.loads(call("--config", str(path), "config", "check", "--json").output)
+    assert [one["text"] for one in as_json["problems"]] == told
+
+
+def test_a_configuration_for_snapshots_alone_needs_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "snapshots.toml"
+    path.write_text("[remote]\nurl = 'file:///mnt'\n[snapshots.etc]\npaths = ['/etc']\n")
+    assert call("--config", str(path), "config", "check").exit_code == 0

@@ -1,0 +1,41 @@
+"""What the store and a bucket have of one blob."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from ntt_backup.audit.one_blob import look_in_bucket, look_in_store
+from ntt_backup.model import Blob, Reason
+from ntt_backup.objects.keys import blob_key
+from tests.bucket_packs import blobid_of, bucket_settings, put_large, put_pack
+from tests.fake_bucket import FakeBucket
+from tests.files import put
+
+
+def test_the_store_is_looked_at_and_hashed_only_on_request(tmp_path: Path) -> None:
+    blob = put(tmp_path, b"content")
+    path = tmp_path / blob.blobid[:2] / blob.blobid[2:4] / blob.blobid
+
+    assert look_in_store(tmp_path, blob, verify=True).verified
+    path.write_bytes(b"CONTENT")
+    assert look_in_store(tmp_path, blob, verify=False).size == 7
+    assert look_in_store(tmp_path, blob, verify=True).problem == Reason.CORRUPT_SOURCE
+    path.unlink()
+    assert look_in_store(tmp_path, blob, verify=True).problem == Reason.MISSING
+    assert look_in_store(tmp_path, Blob("../x"), verify=True).problem == Reason.BAD_BLOBID
+    assert look_in_store(tmp_path / "away", blob, verify=True).problem == "store-away"
+
+
+def test_every_object_that_has_the_blob_is_named(bucket: FakeBucket) -> None:
+    wanted, other, large = b"wanted" * 50, b"other", random.Random(1).randbytes(1000)
+    packs = [put_pack(bucket, [wanted, one])[0] for one in (other, b"third")]
+    put_large(bucket, large)
+
+    found = look_in_bucket(bucket_settings(), blobid_of(wanted))
+
+    assert {one.key for one in found} == {one.key for one in packs}
+    assert all(one.pack and one.stored for one in found)
+    (alone,) = look_in_bucket(bucket_settings(), blobid_of(large))
+    assert (alone.key, alone.size, alone.pack) == (blob_key(blobid_of(large)), 1000, False)
+    assert look_in_bucket(bucket_settings(), blobid_of(b"nowhere")) == []

@@ -1,0 +1,95 @@
+"""The service's files on a host: written once, replaced while ours, never where changed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ntt_backup.cli.install_service import install_service
+from ntt_backup.daemon.service_files import PROGRAM, service_files
+
+UNIT = Path("etc/systemd/system/ntt-backup-remote.service")
+SETTINGS = Path("etc/ntt/backup-remote.toml")
+
+
+def install(root: Path, *options: str) -> dict[Path, str]:
+    """What was done with each file."""
+    argv = ["--root", str(root), "--program", "/opt/x/bin/ntt-backup-remote", *options]
+    done = CliRunner().invoke(install_service, argv, catch_exceptions=False)
+    assert done.exit_code == 0
+    lines = [line.partition(": ") for line in done.output.splitlines()]
+    return {Path(path).relative_to(root): what for path, _, what in lines}
+
+
+def files(root: Path) -> dict[Path, bytes]:
+    found = [path for path in root.rglob("*") if path.is_file()]
+    return {path.relative_to(root): path.read_bytes() for path in found}
+
+
+def test_all_is_written_once_and_removed_but_for_the_settings(tmp_path: Path) -> None:
+    done = install(tmp_path)
+    assert set(done.values()) == {"written"}
+    first = files(tmp_path)
+    assert set(first) == set(done)
+    unit = first[UNIT].decode()
+    assert "\nExecStart=/opt/x/bin/ntt-backup-remote run --watch\n" in unit
+    assert "\nType=notify\n" in unit
+    assert PROGRAM not in unit
+    assert (tmp_path / SETTINGS).stat().st_mode & 0o777 == 0o640
+    (tmp_path / SETTINGS).write_text("[run]\nworkers = 7\n")
+    assert set(install(tmp_path).values()) == {"unchanged", "kept"}
+    drop_in = tmp_path / f"{UNIT}.d" / "override.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\n")
+    assert install(tmp_path, "--uninstall")[UNIT] == "removed"
+    left = files(tmp_path)
+    assert left == {
+        SETTINGS: b"[run]\nworkers = 7\n",
+        drop_in.relative_to(tmp_path): b"[Service]\n",
+    }
+    assert set(install(tmp_path, "--uninstall").values()) == {"not there", "kept"}
+
+
+def test_a_new_version_replaces_what_nobody_has_changed(tmp_path: Path) -> None:
+    install(tmp_path)
+    now = (tmp_path / UNIT).read_bytes()
+    install(tmp_path, "--program", "/opt/old/bin/ntt-backup-remote")
+    assert (tmp_path / UNIT).read_bytes() != now
+    assert install(tmp_path)[UNIT] == "written"
+    assert (tmp_path / UNIT).read_bytes() == now
+
+
+@pytest.mark.parametrize("change", ["Nice=19\n", ""])
+def test_what_was_changed_by_hand_is_kept(tmp_path: Path, change: str) -> None:
+    """Or put there by hand, as an earlier version had it."""
+    install(tmp_path)
+    unit, ours = tmp_path / UNIT, (tmp_path / UNIT).read_text()
+    theirs = ours.replace("Nice=10\n", change).rpartition("# ntt-backup-remote")[0]
+    unit.write_text(theirs)
+    assert install(tmp_path)[UNIT].startswith("kept, since it was changed by hand")
+    beside = unit.with_name(f"{unit.name}.dpkg-dist")
+    assert (unit.read_text(), beside.read_text()) == (theirs, ours)
+    assert install(tmp_path, "--uninstall")[UNIT] == "kept"
+    assert unit.read_text() == theirs
+    assert not beside.exists()
+
+
+def test_a_package_has_its_files_below_its_prefix(tmp_path: Path) -> None:
+    lib = Path("usr/lib")
+    done = install(tmp_path, "--prefix", "/usr")
+    assert {path.parent for path in done} == {
+        lib / "systemd/system",
+        lib / "sysusers.d",
+        lib / "tmpfiles.d",
+        Path("etc/logrotate.d"),
+        Path("etc/ntt"),
+    }
+
+
+@pytest.mark.parametrize("release", [252, 253])
+def test_a_systemd_that_knows_how_asks_for_reloads_itself(release: int) -> None:
+    text = next(file.text for file in service_files(PROGRAM, None, release) if file.path == UNIT)
+    assert ("\nType=notify-reload\n" in text) == (release >= 253)
+    assert ("\nExecReload=" in text) == (release < 253)
