@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -65,3 +68,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if item.get_closest_marker("docker") and chosen_kind()[0] != "docker":
         pytest.skip(f"needs the sshd in a container: {chosen_kind()[1]}")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_outlives_its_test() -> Iterator[None]:
+    """A process with a second thread cannot be copied, so one that stays fails others' tests."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 10
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, f"threads that still run: {sorted(map(str, left))}"
+        min(left, key=str).join(timeout=0.1)
