@@ -293,12 +293,14 @@ def test_runs_of_several_hosts_are_told_apart() -> None:
 def served(board: Board, listen: str = "127.0.0.1:0", **options: Any) -> Iterator[PageServer]:
     server = PageServer(listen, board, **{"exposed": False, "names": (), **options})
     server.start()
-    threading.Thread(target=board.serve, daemon=True).start()
+    drawing = threading.Thread(target=board.serve, daemon=True)
+    drawing.start()
     try:
         yield server
     finally:
         server.shutdown()
         server.server_close()
+        drawing.join(PATIENCE)
 
 
 def ask(

@@ -53,7 +53,7 @@ class Board:
     def __init__(self, make: Callable[[], Shown]) -> None:
         self._make = make
         self._changed = threading.Condition()
-        self._wanted = False
+        self._wanted = self._closed = False
         self._shown = make()
         self._made_at = time.monotonic()
 
@@ -67,14 +67,22 @@ class Board:
             return self._shown
 
     def serve(self) -> None:
-        """Makes what is wanted, for ever."""
+        """Makes what is wanted, until the board is closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted)
+                self._changed.wait_for(lambda: self._wanted or self._closed)
+                if self._closed:
+                    return
             shown = self._make()
             with self._changed:
                 self._shown, self._made_at, self._wanted = shown, time.monotonic(), False
                 self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends `serve`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class PageServer(WebServer):
@@ -111,6 +119,11 @@ class PageServer(WebServer):
     def start(self) -> None:
         """Answers requests from now on, in threads."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def server_close(self) -> None:
+        """Stops listening, and ends the board."""
+        super().server_close()
+        self.board.close()
 
     def is_ours(self, host: str) -> bool:
         """Returns whether a Host header names this server: by an address, or by a known name."""
