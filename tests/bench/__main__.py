@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(options: argparse.Namespace, interrupts: Interrupts) -> int:
     names = {one.name: one for one in CONTENDERS}
-    wanted = plan.QUICK if options.quick else plan.LONG if options.long else plan.FULL
+    wanted: plan.Plan = options.plan
     choice = plan.choose(wanted, list(names), options.only)
     cases = [case for case in choice.cases if _possible(case)]
     chosen = [names[name] for name in choice.contenders]
@@ -255,9 +255,15 @@ def _show(outcomes: Sequence[Outcome]) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/bench/run", description=main.__doc__)
     add = parser.add_argument
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a smaller table, in under 4 minutes")
-    size.add_argument("--long", action="store_true", help="large stores; use it with --only")
+    other = parser.add_mutually_exclusive_group()
+    for flag, cases, told in (
+        ("--quick", plan.QUICK, "a smaller table, in under 4 minutes"),
+        ("--long", plan.LONG, "large stores; use it with --only"),
+        ("--contents", plan.CONTENTS, "what compresses and what does not; use it with --codec"),
+        ("--start", plan.START, "a store of 100 blobs: the start and the end of a run"),
+    ):
+        other.add_argument(flag, action="store_const", dest="plan", const=cases, help=told)
+    parser.set_defaults(plan=plan.FULL)
     add(
         "--only",
         type=_words,

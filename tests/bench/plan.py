@@ -1,4 +1,4 @@
-"""Which stores go over which links: the full table, a quick one, and one of large stores.
+"""Which stores go over which links: the full table, a quick one, and others of one question each.
 
 On 2 idle cores the full table takes well under 30 minutes, the quick one under 4. A peer that pays
 several round trips a file would take hours on a slow link, so stores of small files are small
@@ -81,6 +81,16 @@ LONG = Plan(
     limit=600,
     patience=600,
 )
+CONTENTS = Plan(
+    tuple(
+        _case(kind, link, megabytes=100 if link == "slow" else 500)
+        for link in SHAPES
+        for kind in ("mix", "text", "tree")
+    ),
+    limit=120,
+    patience=120,
+)
+START = Plan((_case("small", "loopback", blobs=100),), limit=30, patience=30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 Copies of some system directory would be smaller to write, but are other files on every machine, and
 zeros or repeats compress away on the wire; both have fooled people. Here a store is a function of
 its `Recipe` alone: sizes are drawn by the production distribution, log-uniform within a class, and
-content is BLAKE3's output stream, which nothing compresses. Only the kind `text` compresses, as
-text does (zstd to about a third): words by a Zipf law, in an order that never repeats.
+content is BLAKE3's output stream, which nothing compresses. Two kinds compress: `text` as text does
+(zstd to about a third): words by a Zipf law, in an order that never repeats; and `tree` as source
+code does (to about a fifth): lines by a Zipf law, some of them in many files, none above 100 KB.
 
 Called by the runner; `python -m tests.bench.stores KIND DIRECTORY --megabytes 100` makes one.
 """
@@ -27,7 +28,7 @@ from typing import Literal, get_args
 
 from blake3 import blake3
 
-Kind = Literal["small", "mix", "large", "text"]
+Kind = Literal["small", "mix", "large", "text", "tree"]
 
 # Cached stores of another version are not taken: raise it with every change of what is made.
 VERSION = 1
@@ -44,6 +45,8 @@ PRODUCTION = (
 _CHUNK = 4_000_000
 _VOCABULARY = 20_000
 _SLOTS = 1 << 16
+_LINES = 30_000
+_LARGEST_SIZE = {"small": 10_000, "tree": 100_000}
 # Blobs above this part of a store's bytes are left out: else one of them could be all of it.
 _LARGEST_PART = {"mix": 16, "text": 16, "large": 4}
 
@@ -52,8 +55,9 @@ _LARGEST_PART = {"mix": 16, "text": 16, "large": 4}
 class Recipe:
     """What a store is made of: either so many blobs or so many bytes, or whichever comes first.
 
-    `small`: all blobs under 10 KB. `mix`, `text`: all classes. `large`: those from 1 MB on. Of the
-    last three, blobs above a sixteenth (`large`: a quarter) of `bytes` are left out.
+    `small`: all blobs under 10 KB. `tree`: under 100 KB. `mix`, `text`: all classes. `large`: those
+    from 1 MB on. Of the last three, blobs above a sixteenth (`large`: a quarter) of `bytes` are
+    left out.
     """
 
     kind: Kind
@@ -111,8 +115,8 @@ def sizes(recipe: Recipe) -> Iterator[int]:
 
 
 def _belongs(kind: Kind, low: int, high: int) -> bool:
-    if kind == "small":
-        return high <= 10_000
+    if kind in _LARGEST_SIZE:
+        return high <= _LARGEST_SIZE[kind]
     return kind != "large" or low >= 1_000_000
 
 
@@ -137,7 +141,8 @@ def make(recipe: Recipe, root: Path) -> dict[str, object]:
     seen: set[str] = set()
     directories: set[str] = set()
     total = 0
-    writer = _Words(recipe.seed) if recipe.kind == "text" else None
+    writers = {"text": _Words, "tree": _Lines}
+    writer = writers[recipe.kind](recipe.seed) if recipe.kind in writers else None
     for number, size in enumerate(sizes(recipe)):
         stream = _Stream(f"{recipe.kind}/{recipe.seed}/{number}")
         pieces = writer.text(stream, size) if writer else stream.pieces(size)
@@ -228,6 +233,20 @@ class _Words:
             piece = b"".join(map(self._table.__getitem__, slots))[:left]
             left -= len(piece)
             yield piece
+
+
+class _Lines(_Words):
+    """Source code: whole lines that are written again and again, and single words between them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        chance, words = random.Random(f"lines/{seed}"), self._table
+        lines = [
+            b"    " * chance.randint(0, 4) + b"".join(chance.choices(words, k=7)).rstrip() + b"\n"
+            for _ in range(_LINES)
+        ]
+        zipf = [1 / (rank + 1) for rank in range(_LINES)]
+        self._table = chance.choices(lines, zipf, k=_SLOTS // 5) + words[: -(_SLOTS // 5)]
 
 
 def main() -> None:
