@@ -181,7 +181,7 @@ def test_server_finds_its_objects_again_after_it_was_killed(tmp_path: Path) -> N
         server.start()
         server.client().create_bucket(Bucket="vault")
         server.client().put_object(Bucket="vault", Key="key", Body=b"content")
-        asked = server.requests("vault")
+        wait_until(lambda: server.requests("vault") == {"PUT": 2}, "the count of both requests")
         server.stop()
         assert server.pid is None
         server.start()
@@ -189,7 +189,6 @@ def test_server_finds_its_objects_again_after_it_was_killed(tmp_path: Path) -> N
         assert answer["Body"].read() == b"content"
     finally:
         server.stop()
-    assert asked == {"PUT": 2}
 
 
 @pytest.mark.long

@@ -124,7 +124,9 @@ def test_a_damaged_newer_dump_proves_nothing(backed_up: Environment, database_ur
     """The catalog that comes back then is not the one that should."""
     env = backed_up
     assert env.call("dump", "--force").returncode == 0
-    old, new = sorted((env.remote.local / "pgdump").glob("*.dump"))[-2:]
+    dumps = (env.remote.local / "pgdump").glob("*.dump")
+    # Two of one second are told apart by no name.
+    old, new = sorted(dumps, key=lambda dump: dump.stat().st_mtime_ns)[-2:]
     new.write_bytes(new.read_bytes()[:-1] + b"!")
 
     found = drilled(env, database_url, code=7)
