@@ -9,7 +9,16 @@ import click
 
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.results import report
-from ntt_backup.config import Found, RemoteConfig, SendConfig, examine, misspelt, sources
+from ntt_backup.config import (
+    CatalogConfig,
+    Found,
+    RemoteConfig,
+    SendConfig,
+    examine,
+    misspelt,
+    shared_files,
+    sources,
+)
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import many, printable
 
@@ -26,11 +35,15 @@ def check(common: Common, as_json: bool) -> None:
     file, environ = common.config, os.environ
     path, targets = sources.path_of(file, environ), sources.targets(file, environ)
     problems: dict[str, str] = {}
+    sound: dict[str, CatalogConfig] = {}
     for target in targets:
         found: Found[Any] = examine(SendConfig, environ=environ, file=file, target=target)
         if "source.root" not in found.layer and sources.snapshot_sets(file, environ):
             found = examine(RemoteConfig, environ=environ, file=file, target=target)
         problems |= dict(found.problems)
+        if found.settings is not None:
+            sound[target] = found.settings
+    problems |= dict(shared_files(sound))
     for warning in misspelt(environ):
         click.echo(f"warning: {warning}", err=True)
     lines = []

@@ -8,7 +8,7 @@ that the operator wrote, and all problems are reported at once, by these names.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -49,12 +49,18 @@ def load(
     exists. Raises ConfigError that names every problem, in one line.
     """
     found = examine(model, flags=flags, environ=environ, file=file, target=target)
-    if found.settings is None or found.problems:
-        texts = dict.fromkeys(problem.text for problem in found.problems)
-        hints = dict.fromkeys(problem.hint for problem in found.problems if problem.hint)
+    refuse(found.problems)
+    assert found.settings is not None  # What there is no settings for is a problem.
+    return found.settings
+
+
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raises ConfigError that names every problem, where there is one."""
+    if problems:
+        texts = dict.fromkeys(problem.text for problem in problems)
+        hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
         # A log entry is one line.
         raise ConfigError("; ".join(texts), hint="; ".join(hints))
-    return found.settings
 
 
 class Found(NamedTuple, Generic[ConfigT]):
@@ -130,6 +136,25 @@ def load_each(
             hint="; ".join(dict.fromkeys(error.hint for error in wrong.values() if error.hint)),
         )
     return found
+
+
+def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
+    """Returns a problem for each lock and each socket that targets, by their names, have in common:
+    they could not be served side by side.
+    """
+    problems: dict[tuple[str, ...], Problem] = {}
+    for key in ("lock.file", "control.socket"):
+        table, _, field = key.partition(".")
+        by_path: dict[object, list[str]] = {}
+        for name, one in each.items():
+            by_path.setdefault(getattr(getattr(one, table), field), []).append(name)
+        for path, names in by_path.items():
+            if len(names) > 1:
+                text = f"{key} is {path} for the targets {' and '.join(names)}"
+                hint = f"write {{target}} into {key}: it stands for the target's name"
+                # Those that share a lock share the socket beside it, too.
+                problems.setdefault(tuple(names), Problem(text, hint))
+    return list(problems.values())
 
 
 def _validated(

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Final
 
 from ntt_backup.client.backoff import Backoff
-from ntt_backup.config import Settings
+from ntt_backup.config import Settings, refuse, shared_files
 from ntt_backup.daemon import coordinator
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.run_state import Listener, Listeners, RunState, StateMessage
@@ -53,7 +53,7 @@ def run(
     started again, too. turn_to: is called with a target before anything is done or told of it.
     Raises ConfigError before anything is started.
     """
-    _require_files_of_its_own(settings)
+    refuse(shared_files(settings))
     # Once, and not by each of the copies.
     for module in _LOADED_LATER:
         import_module(f"ntt_backup.daemon.{module}")
@@ -130,20 +130,6 @@ def _reopen(
         with suppress(ConfigError):  # Its coordinator tells of it.
             read = reread(target.name).log
             log.reopen(read.jsonl, read.level)
-
-
-def _require_files_of_its_own(settings: Mapping[str, Settings]) -> None:
-    """Raises ConfigError where two targets have the same lock, or the same socket."""
-    for key in ("lock.file", "control.socket"):
-        table, _, field = key.partition(".")
-        by_path: dict[object, str] = {}
-        for name, one in settings.items():
-            path = getattr(getattr(one, table), field)
-            if (other := by_path.setdefault(path, name)) != name:
-                raise ConfigError(
-                    f"{key} is {path} for the targets {other} and {name}",
-                    hint=f"write {{target}} into {key}: it stands for the target's name",
-                )
 
 
 def _fork(settings: Settings, watch: bool, reread: Callable[[], Settings], *, again: bool) -> Child:

@@ -291,6 +291,25 @@ def test_all_problems_of_all_targets_are_told_at_once(tmp_path: Path) -> None:
     assert [one["text"] for one in as_json["problems"]] == told
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("[lock]\nfile = '/run/ntt.lock'", ["lock.file is /run/ntt.lock"]),
+        ("[control]\nsocket = '/run/ntt.sock'", ["control.socket is /run/ntt.sock"]),
+        ("[lock]\nfile = '/run/{target}.lock'", []),
+    ],
+)
+def test_targets_that_share_a_lock_or_a_socket_are_a_problem(
+    config: str, lines: str, said: list[str]
+) -> None:
+    Path(config).write_text(f"{CONFIG}{lines}\n")
+    found = json.loads(call("--config", config, "config", "check", "--json").output)
+    assert [one["text"] for one in found["problems"]] == [
+        f"{one} for the targets remote and disk" for one in said
+    ]
+    assert found["exit_code"] == (ConfigError.exit_code if said else 0)
+
+
 def test_a_configuration_for_snapshots_alone_needs_no_store(tmp_path: Path) -> None:
     path = tmp_path / "snapshots.toml"
     path.write_text("[remote]\nurl = 'file:///mnt'\n[snapshots.etc]\npaths = ['/etc']\n")
