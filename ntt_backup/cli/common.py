@@ -110,6 +110,14 @@ class Common:
             click.echo(f"warning: {warning}", err=True)
         return load_each(model, self.target, flags=flags, file=self.config)
 
+    def names(self) -> list[str]:
+        """Returns the names of the targets of --target, as the settings have them now. Raises
+        ConfigError.
+        """
+        from ntt_backup.config import names_of
+
+        return names_of(self.target, environ=os.environ, file=self.config)
+
     def turn_to(self, target: str) -> None:
         """Lets command lines in hints name this one of several targets from now on."""
         remember_global_options(replace(self, target=target).options)

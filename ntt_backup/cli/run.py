@@ -89,15 +89,27 @@ def run(
 
         sys.exit(
             targets.run(
-                each, watch=watch, listeners=listeners, reread=reread, turn_to=common.turn_to
+                each,
+                watch=watch,
+                listeners=listeners,
+                reread=reread,
+                names=common.names,
+                turn_to=common.turn_to,
             )
         )
     from ntt_backup.daemon import coordinator
 
     ((name, settings),) = each.items()
     common.turn_to(name)
-    again = partial(reread, name)
-    sys.exit(coordinator.run(settings, watch=watch, listeners=listeners(name), reread=again))
+    sys.exit(
+        coordinator.run(
+            settings,
+            watch=watch,
+            listeners=listeners(name),
+            reread=partial(reread, name),
+            names=common.names,
+        )
+    )
 
 
 def _show_plan(settings: Settings, prefix: str, *, as_json: bool) -> None:

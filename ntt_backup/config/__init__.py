@@ -117,13 +117,9 @@ def load_each(
     """Returns the settings of several targets by name. targets: `all`, or a list such as `a,b`.
     Raises ConfigError that says what is wrong with which; then none of them can be served.
     """
-    names = targets.split(",")
-    if names == [ALL_TARGETS]:
-        known = sources.targets(file, environ)
-        names = names if ALL_TARGETS in known else known
     found: dict[str, ConfigT] = {}
     wrong: dict[str, ConfigError] = {}
-    for name in dict.fromkeys(names):
+    for name in names_of(targets, environ=environ, file=file):
         try:
             found[name] = load(model, flags=flags, environ=environ, file=file, target=name)
         except ConfigError as error:
@@ -136,6 +132,17 @@ def load_each(
             hint="; ".join(dict.fromkeys(error.hint for error in wrong.values() if error.hint)),
         )
     return found
+
+
+def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> list[str]:
+    """Returns the names of the targets in `all`, or in a list. Raises ConfigError where the file
+    cannot be read.
+    """
+    names = targets.split(",")
+    if names == [ALL_TARGETS]:
+        known = sources.targets(file, environ)
+        names = names if ALL_TARGETS in known else known
+    return list(dict.fromkeys(names))
 
 
 def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -50,21 +50,22 @@ def run(
     listeners: Sequence[Listener],
     systemd: Systemd | None = None,
     reread: Callable[[], Settings] | None = None,
+    names: Callable[[], Collection[str]] | None = None,
 ) -> int:
     """Sends what is pending; returns the exit code of the contract.
 
     watch: go on for ever, until a signal. The log is written first, then the listeners hear what it
-    says. systemd: is told what systemd should know. reread: reads the settings anew, at SIGHUP.
+    says. systemd: is told what systemd should know. reread, names: see `Reload`; at SIGHUP.
     Raises BackupError only for what is wrong before the run has a log to say it in (lock, log
     file); everything later is logged, shown, and returned as the code.
     """
     run_id = str(uuid.uuid4())
     with SignalInbox().installed() as inbox, pid_lock(settings.lock.file):
-        log = EventLog(settings.log.jsonl, run_id, settings.target, settings.log.level)
+        log = EventLog(settings.log, run_id, settings.target)
         control = RunControl(settings, run_id)
         told = Listeners([log, control, *listeners])
         try:
-            reload = Reload(settings, reread, lambda new: log.reopen(new.log.jsonl, new.log.level))
+            reload = Reload(settings, reread, lambda new: log.reopen(new.log), names)
             return _Run(reload, watch, told, run_id, inbox, systemd or Systemd(), control).go()
         finally:
             told.close()

@@ -17,9 +17,9 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
+from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.run_state import RunState
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import BlobFailed, BlobsFailed, Event
@@ -43,11 +43,11 @@ _LEADING: Final = ("timestamp", "level", "event", "run_id", "target", "host", "p
 
 
 class EventLog:
-    """Appends events of a level and above to the JSONL file. Raises ConfigError where that cannot
-    be opened. It is found by its name, and each line is one write(2), so it stays whole.
+    """Appends events to the JSONL file as `reopen` does; raises what that raises. The file is found
+    by its name, and each line is one write(2), so it stays whole.
     """
 
-    def __init__(self, path: Path, run_id: str, target: str, level: str = "info") -> None:
+    def __init__(self, settings: LogSettings, run_id: str, target: str) -> None:
         self._logger = structlog.wrap_logger(
             structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
             processors=[
@@ -61,30 +61,30 @@ class EventLog:
             target=target,
             host=socket.gethostname(),
         )
-        self._path = path
+        self._path = settings.jsonl
         self._complained = False
         self._torn = False
         self._fd = -1
-        self.reopen(path, level)
+        self.reopen(settings)
 
-    def reopen(self, path: Path, level: str) -> None:
-        """Opens the file of this name for the lines to come, of this level and above. Raises
+    def reopen(self, settings: LogSettings) -> None:
+        """Opens the file of the settings for the lines to come, of their level and above. Raises
         ConfigError where that cannot be, and goes on as before.
         """
-        old, self._path = self._path, path
+        old, self._path = self._path, settings.jsonl
         self.close()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # Else each line tries again.
                 self._path = old
                 raise ConfigError(
-                    f"the log {path} cannot be written",
+                    f"the log {settings.jsonl} cannot be written",
                     detail=error.strerror or str(error),
                     hint="create its directory for this user, or set log.jsonl (NTT_LOG_JSON)",
                 ) from error
-        self._written = _LEVELS[_LEVELS.index(level) :]
+        self._written = _LEVELS[_LEVELS.index(settings.level) :]
 
     def event(self, event: Event) -> None:
         """Appends the event's line, unless its level is too low."""

@@ -325,7 +325,7 @@ def _guarded(name: str, work: Callable[[], Step]) -> Step:
 
 
 def _log(settings: Settings) -> Step:
-    EventLog(settings.log.jsonl, "check", settings.target).close()
+    EventLog(settings.log, "check", settings.target).close()
     return Step("", str(settings.log.jsonl))
 
 

@@ -7,7 +7,7 @@ then. Where the settings are wrong, all old ones hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
 from ntt_backup import events
@@ -21,7 +21,8 @@ _LIVE: Final = ("log", "dump", "snapshots", "run.bwlimit", "run.poll_interval", 
 
 class Reload:
     """The settings of a run. load: reads them anew, and raises ConfigError; without it they hold.
-    try_out: raises ConfigError for settings that cannot take effect.
+    try_out: raises ConfigError for settings that cannot take effect. names: the targets that a
+    daemon started now would serve; None where somebody else looks at that.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Reload:
         settings: Settings,
         load: Callable[[], Settings] | None,
         try_out: Callable[[Settings], None],
+        names: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self.settings = settings
         self._load = load
         self._try_out = try_out
+        self._names = names
 
     def again(self) -> Iterator[events.Event]:
         """Reads the settings again; yields what there is to tell. Afterwards `settings` are those
@@ -43,6 +46,8 @@ class Reload:
         try:
             read = self._load()
             now, later = _differences(self.settings, read)
+            if self._names is not None:
+                later += changed_targets([read.target], self._names())
             holding = _merged(self.settings, read)
             self._try_out(holding)
         except ConfigError as error:
@@ -51,8 +56,22 @@ class Reload:
         self.settings = holding
         yield SettingsRead(changed=now)
         if later:
-            names = ", ".join(later)
-            yield events.Warning(reason=f"a new start is needed for what has changed: {names}")
+            yield start_needed(later)
+
+
+def changed_targets(served: Collection[str], now: Collection[str]) -> list[str]:
+    """Returns the targets that the settings have now, and those that they have no longer."""
+    return [
+        *(f"target {name} (new)" for name in now if name not in served),
+        *(f"target {name} (gone)" for name in served if name not in now),
+    ]
+
+
+def start_needed(changed: Iterable[str]) -> events.Warning:
+    """Returns the event that names what takes effect with a new start of the daemon alone."""
+    return events.Warning(
+        reason=f"a new start is needed for what has changed: {', '.join(changed)}"
+    )
 
 
 def _differences(old: Settings, new: Settings) -> tuple[list[str], list[str]]:

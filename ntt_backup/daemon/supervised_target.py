@@ -105,6 +105,10 @@ class SupervisedTarget:
         if self._child is not None and self._spoke:
             self._child.signal(signal.SIGHUP)
 
+    def tell(self, event: events.Event) -> None:
+        """Logs an event of the daemon itself, and tells the listeners."""
+        self._own.event(event)
+
     def stop(self, signum: int) -> None:
         """Passes a SIGINT or SIGTERM on. It is not started again."""
         self._asked = signum

@@ -21,6 +21,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings, refuse, shared_files
 from ntt_backup.daemon import coordinator
 from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.reload import changed_targets, start_needed
 from ntt_backup.daemon.run_state import Listener, Listeners, RunState, StateMessage
 from ntt_backup.daemon.signals import SignalInbox
 from ntt_backup.daemon.supervised_target import SupervisedTarget, SystemdWord
@@ -45,13 +46,15 @@ def run(
     watch: bool,
     listeners: Callable[[str], Sequence[Listener]],
     reread: Callable[[str], Settings],
+    names: Callable[[], Sequence[str]],
     turn_to: Callable[[str], None],
 ) -> int:
     """Does what `coordinator.run` does, for each target by its name; returns the worst exit code.
 
     listeners: those of a target. reread: reads a target's settings anew, for a coordinator that is
-    started again, too. turn_to: is called with a target before anything is done or told of it.
-    Raises ConfigError before anything is started.
+    started again, too. names: returns the targets that a daemon started now would serve. turn_to:
+    is called with a target before anything is done or told of it. Raises ConfigError before
+    anything is started.
     """
     refuse(shared_files(settings))
     # Once, and not by each of the copies.
@@ -60,7 +63,7 @@ def run(
     if any(one.remote.kind == "s3" for one in settings.values()):
         s3.load()
     run_id = str(uuid.uuid4())
-    logs = [EventLog(one.log.jsonl, run_id, name, one.log.level) for name, one in settings.items()]
+    logs = [EventLog(one.log, run_id, name) for name, one in settings.items()]
     with SignalInbox().installed() as inbox:
         targets = []
         for log, (name, one) in zip(logs, settings.items(), strict=True):
@@ -76,7 +79,7 @@ def run(
                 )
             )
         try:
-            return _serve(targets, inbox, lambda: _reopen(targets, logs, reread), turn_to)
+            return _serve(targets, inbox, lambda: _reread(targets, logs, reread, names), turn_to)
         finally:
             for target in targets:
                 target.close()
@@ -85,7 +88,7 @@ def run(
 def _serve(
     targets: Sequence[SupervisedTarget],
     inbox: SignalInbox,
-    reopen: Callable[[], None],
+    reread: Callable[[], None],
     turn_to: Callable[[str], None],
 ) -> int:
     systemd = Systemd()
@@ -109,7 +112,7 @@ def _serve(
         inbox.drain()
         if inbox.take_hangup():
             with systemd.reloading():
-                reopen()
+                reread()
                 for target in targets:
                     target.hang_up()
         if inbox.stops > stops:
@@ -120,16 +123,21 @@ def _serve(
                 target.stop(inbox.first_stop)
 
 
-def _reopen(
+def _reread(
     targets: Sequence[SupervisedTarget],
     logs: Sequence[EventLog],
     reread: Callable[[str], Settings],
+    names: Callable[[], Sequence[str]],
 ) -> None:
-    """Opens the log of each target where its settings, read anew, have it."""
+    """Opens the log of each target where its settings, read anew, have it, and tells which targets
+    are new in the settings or gone from them.
+    """
     for target, log in zip(targets, logs, strict=True):
         with suppress(ConfigError):  # Its coordinator tells of it.
-            read = reread(target.name).log
-            log.reopen(read.jsonl, read.level)
+            log.reopen(reread(target.name).log)
+    with suppress(ConfigError):  # Each coordinator tells of it.
+        if changed := changed_targets([target.name for target in targets], names()):
+            targets[0].tell(start_needed(changed))
 
 
 def _fork(settings: Settings, watch: bool, reread: Callable[[], Settings], *, again: bool) -> Child:

@@ -204,10 +204,13 @@ def test_systemd_is_told_of_several_targets_as_of_one(
         status = _hear_until(systemd, "STATUS=remote: ")
         assert "; usb: " in status
         env.await_event("worker_start", 4)
+        env.write_config(**{"targets.late": {"url": f"file://{env.root}/late"}})
         run.send_signal(signal.SIGHUP)
         _hear_until(systemd, "RELOADING=1")
         _hear_until(systemd, "READY=1")
         env.await_event("settings_read", 2)
+        reasons = [line["reason"] for line in env.events("warning")]
+        assert [one for one in reasons if one.endswith("has changed: target late (new)")]
         run.send_signal(signal.SIGTERM)
         _hear_until(systemd, "STOPPING=1")
         assert run.wait(PATIENCE) == 143

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup import events
+from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.errors import ConfigError
 
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(path: Path) -> Iterator[EventLog]:
-    made = EventLog(path, "run-1", "remote")
+    made = EventLog(LogSettings(jsonl=path), "run-1", "remote")
     yield made
     made.close()
 
@@ -68,7 +69,7 @@ def test_a_line_begins_with_the_common_fields(log: EventLog, path: Path) -> None
     ("level", "written"), [("warning", ["warning", "error"]), ("error", ["error"])]
 )
 def test_what_is_below_the_level_is_not_written(path: Path, level: str, written: list[str]) -> None:
-    log = EventLog(path, "run-1", "remote", level)
+    log = EventLog(LogSettings(jsonl=path, level=level), "run-1", "remote")
     for event in (WORKER_STOP, WARNING, ERROR):
         log.event(event)
     log.close()
@@ -80,7 +81,7 @@ def test_whatever_is_said_is_one_line_of_ascii(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
-    log = EventLog(path, "run", "remote")
+    log = EventLog(LogSettings(jsonl=path), "run", "remote")
     log.event(events.Warning(reason=text))
     log.close()
     assert path.read_bytes().count(b"\n") == 1
@@ -116,7 +117,7 @@ def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", full)
-        log = EventLog(path, "run", "remote")
+        log = EventLog(LogSettings(jsonl=path), "run", "remote")
         log.event(WARNING)
         log.event(STOPPING)
     assert capsys.readouterr().err.count("No space left") == 1
@@ -129,7 +130,7 @@ def test_a_log_that_finds_no_room_at_the_start_is_begun_once_there_is_some(
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    log = EventLog(Path("/dev/full"), "run", "remote")
+    log = EventLog(LogSettings(jsonl=Path("/dev/full")), "run", "remote")
     for _ in range(3):
         log.event(STOPPING)
     log.close()
@@ -172,9 +173,9 @@ def test_a_log_moves_to_a_file_that_can_be_written_and_to_no_other(
 ) -> None:
     moved = path.with_name("moved.jsonl")
     log.event(STOPPING)
-    log.reopen(moved, "info")
+    log.reopen(LogSettings(jsonl=moved))
     with pytest.raises(ConfigError):
-        log.reopen(path / "below a file", "info")
+        log.reopen(LogSettings(jsonl=path / "below a file"))
     log.event(WORKER_STOP)
     assert [line["event"] for line in lines(path) + lines(moved)] == ["stopping", "worker_stop"]
 
@@ -182,12 +183,12 @@ def test_a_log_moves_to_a_file_that_can_be_written_and_to_no_other(
 def test_a_log_that_is_opened_anew_has_the_events_of_another_level(
     log: EventLog, path: Path
 ) -> None:
-    log.reopen(path, "error")
+    log.reopen(LogSettings(jsonl=path, level="error"))
     log.event(STOPPING)
     with pytest.raises(ConfigError):
-        log.reopen(path / "below a file", "info")
+        log.reopen(LogSettings(jsonl=path / "below a file"))
     log.event(STOPPING)
     assert lines(path) == []
-    log.reopen(path, "info")
+    log.reopen(LogSettings(jsonl=path))
     log.event(STOPPING)
     assert [line["event"] for line in lines(path)] == ["stopping"]

@@ -60,6 +60,20 @@ def test_settings_that_are_the_same_are_read_without_a_warning() -> None:
     assert read.changed == []
 
 
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (["remote"], []),
+        (["remote", "usb"], ["target usb (new)"]),
+        (["usb"], ["target usb (new)", "target remote (gone)"]),
+    ],
+)
+def test_targets_that_are_new_or_gone_need_a_new_start(now: list[str], told: list[str]) -> None:
+    _, *warnings = Reload(settings(), settings, fine, lambda: now).again()
+    end = f"has changed: {', '.join(told)}"
+    assert [one.fields["reason"].endswith(end) for one in warnings] == [True] * bool(told)
+
+
 def refuse(*_: object) -> Settings:
     raise ConfigError("run.workers: must be 1 or more", hint="correct it")
 
