@@ -84,7 +84,7 @@ def examine(
     """
     in_file, others, problems = sources.from_file(file, environ, target)
     in_environment = sources.from_environment(environ)
-    held = from_credentials(environ)
+    held = from_credentials(environ, target, in_file)
     layer = in_file | held | in_environment | sources.from_flags(flags or {})
     layer = sources.from_aws(environ, layer) | layer
     table = "remote" if target == DEFAULT_TARGET else f"targets.{target}"

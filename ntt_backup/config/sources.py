@@ -197,16 +197,16 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
     default = _layer("remote", tables.pop(DEFAULT_TARGET, {}), DEFAULT_TARGET, path)
     shared = {key: setting for key, setting in default.items() if key not in PLACE}
     return {DEFAULT_TARGET: default} | {
-        name: _of_its_kind(shared, own)
+        name: of_its_kind(shared, str(own.get("url", "ssh:")))
         | _layer("remote", own, f"targets.{name}", path)
         | packs.get(name, {})
         for name, own in targets.items()
     }
 
 
-def _of_its_kind(shared: Layer, own: Mapping[str, object]) -> Layer:
-    """Returns what a target shares with `[remote]`: not what means nothing for its kind."""
-    kind = str(own.get("url", "ssh:")).partition(":")[0].lower()
+def of_its_kind(shared: Layer, url: str) -> Layer:
+    """Returns what a target at a URL shares with `[remote]`: not what means nothing for its kind."""
+    kind = url.partition(":")[0].lower()
     idle = {f"remote.{name}" for one, names in ONLY_FOR.items() if one != kind for name in names}
     return {key: setting for key, setting in shared.items() if key not in idle}
 

@@ -281,6 +281,31 @@ def test_a_credential_is_a_setting_above_the_file_and_below_the_environment(
         load(CatalogConfig, environ=given, file=file)
 
 
+def test_a_credential_of_the_remote_gives_way_to_what_a_target_has_of_its_own(
+    file: Path, tmp_path: Path
+) -> None:
+    """One daemon serves them all, and hands each its own key."""
+    for name in ("remote.identity_file", "targets.held.identity_file", "pack.identity_file"):
+        (tmp_path / name).write_text("a key")
+    tables = [f'[targets.{name}]\nurl = "ssh://{name}/p"\n' for name in ("held", "filed", "none")]
+    tables[1] += 'identity_file = "/in/file"\n[targets.filed.pack]\nidentity_file = "/pack"\n'
+    disk = '[targets.disk]\nurl = "file:///mnt/usb"\n'
+    file.write_text('[remote]\nurl = "ssh://h/p"\n' + "".join(tables) + disk)
+    given = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    found = load_each(CatalogConfig, "all", environ=given, file=file)
+    held = {name: one.remote.identity_file for name, one in found.items() if one.remote is not None}
+    assert held == {
+        "remote": tmp_path / "remote.identity_file",
+        "held": tmp_path / "targets.held.identity_file",
+        "filed": Path("/in/file"),
+        "none": tmp_path / "remote.identity_file",
+        "disk": None,
+    }
+    opened = {name: one.pack.identity_file for name, one in found.items()}
+    assert opened.pop("filed") == Path("/pack")
+    assert set(opened.values()) == {tmp_path / "pack.identity_file"}
+
+
 def test_an_empty_variable_counts_as_not_set(file: Path) -> None:
     environ = dict.fromkeys([*ENVIRONMENT, "NTT_CONFIG"], "")
     assert load(Settings, environ=environ, file=file) == load(Settings, environ={}, file=file)
