@@ -5,7 +5,8 @@ directory, which is compared file by file. Ours also reads back the first 4,000 
 time is that of both ends, SeaweedFS (`weed`) and PostgreSQL included; the shares say whose it is.
 
 With --requests a proxy counts what is asked of the store; it takes more time than the store does,
-so times are not shown then. Start it as `python -m tests.bench.buckets`.
+so times are not shown then. With --memory ours alone runs, and sends, and reads back the blobs of
+one prefix; what its processes take together is shown. Start it as `python -m tests.bench.buckets`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,9 @@ from ntt_backup.demo.postgres import Postgres
 from tests.bench import results
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
 from tests.bench.cpu import Cpu, counted
+from tests.bench.image_store import mounted
 from tests.bench.lab import SHAPES, Lab, delayed, lab
+from tests.bench.memory import Memory
 from tests.bench.peers import Ceiling, Copy, Ours
 from tests.bench.plan import Case
 from tests.bench.results import Outcome, Sample
@@ -40,6 +43,7 @@ from tests.sshd import HOST
 _FEW: Final = 4000
 _RECIPES: Final = (Recipe("small", 48_000), Recipe("mix", bytes=1_000_000_000))
 _LIMIT: Final = 600.0
+_PREFIX: Final = "00"
 
 
 @dataclass(kw_only=True)
@@ -63,6 +67,14 @@ class OursToBucket(Ours):
 
     def back(self, job: BucketJob) -> float:
         return job.call(self._argv(job, "restore", "--quiet", "--to", str(job.destination)))
+
+    def prefix(self, job: BucketJob) -> float:
+        """Restores what begins with a prefix, without tables that an earlier command has kept."""
+        job.environ["XDG_CACHE_HOME"] = str(job.scratch / "cache")
+        wanted = ["--prefix", _PREFIX, "--to", str(job.destination)]
+        seconds = job.call(self._argv(job, "restore", "--quiet", *wanted))
+        compare(replace(job.store, root=job.store.root / _PREFIX), job.destination / _PREFIX)
+        return seconds
 
     def few(self, job: BucketJob) -> float:
         """Restores the first blobs by their ids."""
@@ -143,17 +155,34 @@ class Raw(Ceiling):
 
 _OURS: Final = OursToBucket()
 _RAW: Final = Raw()
+_WAYS: Final = {"sent": "run", "all of it read back": "back", f"{_FEW} blobs read back": "few"}
+_WAYS_OF_MEMORY: Final = {"sent": "run", f"blobs of prefix {_PREFIX} read back": "prefix"}
 CONTENDERS: Final[tuple[Contender, ...]] = (_OURS, Copy(), _RAW, Restic(), Rclone())
 
 
 class Bench:
-    """Runs the contenders over one store and one link. requests: count them, in one round."""
+    """Runs the contenders over one store and one link. requests: count them. ways: names, and the
+    contenders' methods. memory: of which each command's is measured. limit: seconds for each.
+    """
 
-    def __init__(self, home: Path, postgres: Postgres, cpu: Cpu, *, requests: bool) -> None:
+    def __init__(
+        self,
+        home: Path,
+        postgres: Postgres,
+        cpu: Cpu,
+        *,
+        requests: bool,
+        memory: bool,
+        limit: float,
+        workers: int | None,
+    ) -> None:
         self._home = home
         self._postgres = postgres
         self._cpu = cpu
         self._requests = requests
+        self._memory = memory
+        self._limit = limit
+        self._workers = workers
         self._jobs = 0
 
     def case(
@@ -195,18 +224,21 @@ class Bench:
                 scratch,
                 destination,
                 self._postgres,
-                _LIMIT,
+                self._limit,
                 thorough=True,
+                workers=self._workers,
                 environ=server.sender.environment,
                 endpoint=proxy.endpoint if self._requests else server.endpoint,
                 bucket=remote.bucket,
             )
             try:
                 contender.prepare(job)
-                for way, work in _ways(contender).items():
+                for way, work in self._ways(contender).items():
                     proxy.seen.clear()
+                    memory = Memory()
+                    job.watch = memory.watching if self._memory else None
                     sample = self._sample(contender, number, work, job)
-                    _say(way, sample, proxy)
+                    _say(way, sample, proxy, memory)
                     yield way, sample
                     if sample.error:
                         break
@@ -228,31 +260,39 @@ class Bench:
             used = self._cpu.seconds() - before
             if work == contender.run:
                 contender.check(job)
-            elif contender is not _RAW and not (job.scratch / "wanted").exists():
+            elif contender is not _RAW and work.__name__ == "back":
                 compare(job.store, job.destination)
         except Failed as failure:
             return Sample(contender.name, number, None, str(failure), load)
         return Sample(contender.name, number, seconds, None, load, used, shares)
 
+    def _ways(self, contender: Contender) -> dict[str, Callable[[BucketJob], float]]:
+        ways = _WAYS_OF_MEMORY if self._memory else _WAYS
+        return {
+            way: getattr(contender, name) for way, name in ways.items() if hasattr(contender, name)
+        }
 
-def _ways(contender: Contender) -> dict[str, Callable[[BucketJob], float]]:
-    ways = {"sent": "run", "all of it read back": "back", f"{_FEW} blobs read back": "few"}
-    return {way: getattr(contender, name) for way, name in ways.items() if hasattr(contender, name)}
 
-
-def _say(way: str, sample: Sample, proxy: S3Proxy) -> None:
+def _say(way: str, sample: Sample, proxy: S3Proxy, memory: Memory) -> None:
     asked = ", ".join(f"{count} {kind}" for kind, count in sorted(proxy.requests.items()))
     said = sample.error or f"{sample.seconds:.2f} s, CPU {sample.cpu:.2f} s"
-    print(f"  {sample.contender:14} {way}: {f'{asked}' if asked else said}", file=sys.stderr)
+    said += f", {memory}" if memory.peak else ""
+    print(f"  {sample.contender:14} {way}: {asked or said}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
     """Compares a run into a bucket, and a restore from it, with the peers."""
     options = _parse()
     contenders = [one for one in CONTENDERS if one.available() and _named(one, options.only)]
+    if options.memory:
+        contenders = [_OURS]
     recipes = [one for one in _RECIPES if one.kind in options.store]
     if options.megabytes:
         recipes = [replace(one, bytes=options.megabytes * 10**6, blobs=None) for one in recipes]
+    if options.blobs:
+        recipes = [
+            replace(one, blobs=options.blobs, bytes=None, each=options.each) for one in recipes
+        ]
     outcomes = []
     interrupts = Interrupts()
     with interrupts.installed(), slot(options.disk) as workspace, counted() as cpu:
@@ -261,17 +301,28 @@ def main() -> int:
         postgres = Postgres(home, interrupts)
         try:
             postgres.start()
-            bench = Bench(workspace.home, postgres, cpu, requests=options.requests)
+            bench = Bench(
+                workspace.home,
+                postgres,
+                cpu,
+                requests=options.requests,
+                memory=options.memory,
+                limit=options.limit,
+                workers=options.workers,
+            )
             stores = options.cache or workspace.home / "stores"
             stores.mkdir(parents=True, exist_ok=True)
             for recipe in recipes:
-                case, store = Case(recipe, options.link), cached(recipe, stores)
-                outcomes.append(bench.case(case, store, contenders, options.rounds))
+                made = mounted(recipe, stores) if options.image else nullcontext()
+                with made as image:
+                    store = image or cached(recipe, stores)
+                    case = Case(recipe, options.link)
+                    outcomes.append(bench.case(case, store, contenders, options.rounds))
         finally:
             with interrupts.held():
                 postgres.stop()
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for found in [] if options.requests else outcomes:
+    for found in [] if options.requests or options.memory else outcomes:
         for way, outcome in found.items():
             console.print(way, style="bold")
             console.print(results.figure_table(outcome, _OURS.name, _RAW.name))
@@ -292,7 +343,13 @@ def _parse() -> argparse.Namespace:
     add("--link", choices=list(SHAPES), default="loopback")
     add("--rounds", type=int, default=3)
     add("--megabytes", type=int, help="instead of the stores' own sizes")
+    add("--blobs", type=int, metavar="N", help="so many, instead of the stores' own sizes")
+    add("--each", type=int, metavar="BYTES", help="the size of each of them")
+    add("--image", action="store_true", help="they are in an image: for millions; --disk a disk")
+    add("--workers", type=int, metavar="N", help="instead of run.workers' default")
+    add("--limit", type=float, default=_LIMIT, metavar="SECONDS", help="until one is given up")
     add("--requests", action="store_true", help="count requests instead of time")
+    add("--memory", action="store_true", help="what our processes take, instead of time")
     add("--disk", type=Path, default=Path("/dev/shm"), metavar="DIR", help="work there")
     add("--cache", type=Path, metavar="DIR", help="keep the stores there; not kept by default")
     return parser.parse_args()

@@ -16,7 +16,8 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -40,6 +41,7 @@ class Job:
     """One run. scratch is an empty local directory, destination an empty one of the remote.
 
     limit: seconds until it is given up. thorough: read back what keeps files in a form of its own.
+    watch: what is done with the pid of a command while it runs.
     """
 
     store: Store
@@ -51,6 +53,7 @@ class Job:
     thorough: bool
     workers: int | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    watch: Callable[[int], AbstractContextManager[None]] | None = None
 
     def call(self, argv: Sequence[str], *, cwd: Path | None = None) -> float:
         """Run a command to its end; the seconds it took. Raises Failed."""
@@ -75,8 +78,11 @@ class Job:
                 stderr=errors,
                 start_new_session=True,
             )
+            watch = self.watch(process.pid) if self.watch is not None else nullcontext()
             try:
-                if not _ends(process.pid, self.limit):
+                with watch:
+                    ends = _ends(process.pid, self.limit)
+                if not ends:
                     raise Failed(f"not done after {self.limit:.0f} s")
                 seconds = time.perf_counter() - started
                 code = process.wait()

@@ -57,13 +57,14 @@ class Recipe:
 
     `small`: all blobs under 10 KB. `tree`: under 100 KB. `mix`, `text`: all classes. `large`: those
     from 1 MB on. Of the last three, blobs above a sixteenth (`large`: a quarter) of `bytes` are
-    left out.
+    left out. each: the size of every blob, whatever the kind.
     """
 
     kind: Kind
     blobs: int | None = None
     bytes: int | None = None
     seed: int = 1
+    each: int | None = None
 
     def __post_init__(self) -> None:
         if self.blobs is None and self.bytes is None:
@@ -74,6 +75,7 @@ class Recipe:
         """The name of its directory; another one for any other content."""
         parts = [self.kind, *([f"{self.blobs}n"] if self.blobs is not None else [])]
         parts += [f"{self.bytes}b"] if self.bytes is not None else []
+        parts += [f"{self.each}each"] if self.each is not None else []
         return "-".join([*parts, f"seed{self.seed}", f"v{VERSION}"])
 
 
@@ -94,6 +96,9 @@ class Store:
 
 def sizes(recipe: Recipe) -> Iterator[int]:
     """Their sizes in bytes, in the order they are made; the sum is recipe.bytes, where given."""
+    if recipe.each is not None:
+        yield from itertools.repeat(recipe.each, recipe.blobs or (recipe.bytes or 0) // recipe.each)
+        return
     chance = random.Random(f"{recipe.kind}/{recipe.seed}")
     classes = [one for one in PRODUCTION if _belongs(recipe.kind, *one[1:])]
     shares = list(itertools.accumulate(share for share, _, _ in classes))
@@ -144,7 +149,7 @@ def make(recipe: Recipe, root: Path) -> dict[str, object]:
     writers = {"text": _Words, "tree": _Lines}
     writer = writers[recipe.kind](recipe.seed) if recipe.kind in writers else None
     for number, size in enumerate(sizes(recipe)):
-        stream = _Stream(f"{recipe.kind}/{recipe.seed}/{number}")
+        stream = stream_of(recipe, number)
         pieces = writer.text(stream, size) if writer else stream.pieces(size)
         blobid = _write(root, directories, pieces)
         if blobid not in seen:  # the shortest may meet
@@ -157,6 +162,11 @@ def make(recipe: Recipe, root: Path) -> dict[str, object]:
         "bytes": total,
         "directories": len(directories),
     }
+
+
+def stream_of(recipe: Recipe, number: int) -> Stream:
+    """Returns what the content of a store's blob is made of."""
+    return Stream(f"{recipe.kind}/{recipe.seed}/{number}")
 
 
 def _write(root: Path, directories: set[str], pieces: Iterator[bytes]) -> str:
@@ -187,7 +197,7 @@ def _place(root: Path, directories: set[str], blobid: str) -> str:
     return f"{root}/{parent}/{blobid}"
 
 
-class _Stream:
+class Stream:
     """Endless bytes that look random, the same for the same name."""
 
     def __init__(self, name: str) -> None:
@@ -223,7 +233,7 @@ class _Words:
         ends = (" ", " ", " ", " ", " ", " ", " ", " ", ", ", ", ", ". ", ".\n")
         self._table = [(words[place] + chance.choice(ends)).encode() for place in places]
 
-    def text(self, stream: _Stream, size: int) -> Iterator[bytes]:
+    def text(self, stream: Stream, size: int) -> Iterator[bytes]:
         """size bytes of text, a few megabytes at a time."""
         left = size
         while left > 0:
