@@ -181,7 +181,8 @@ def test_server_finds_its_objects_again_after_it_was_killed(tmp_path: Path) -> N
         server.start()
         server.client().create_bucket(Bucket="vault")
         server.client().put_object(Bucket="vault", Key="key", Body=b"content")
-        wait_until(lambda: server.requests("vault") == {"PUT": 2}, "the count of both requests")
+        # It counts a request once it has answered it.
+        wait_until(lambda: server.requests("vault") == {"PUT": 2}, "two requests to be counted")
         server.stop()
         assert server.pid is None
         server.start()

@@ -118,7 +118,7 @@ def test_dumps_go_through_the_forced_command_and_come_back(
     (event,) = env.events("dump_complete")
     (said,) = env.status()["dumps"]
     assert said["error"] == ""
-    names = {path.name for path in (env.remote.local / "pgdump").glob("*.dump")}
+    names = [path.name for path in (env.remote.local / "pgdump").glob("*.dump")]
     assert len(names) == 3  # The first of the day, and the newest two.
     assert event["name"] in names
 
