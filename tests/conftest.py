@@ -8,8 +8,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -26,6 +28,11 @@ pytest_plugins = [
     "tests.bucket_packs",
     "tests.link",
 ]
+
+# The first python3 on PATH may be one that looks for Python at each start: that takes longer than
+# the start, and each remote on this machine has one.
+_python = str(Path(sys.executable).resolve().parent)
+os.environ["PATH"] = os.pathsep.join([_python, os.environ.get("PATH", os.defpath)])
 
 # Where pytest keeps the tests' directories, as long as --basetemp does not say so.
 if place := memory():
