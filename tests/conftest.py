@@ -61,6 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
+def pytest_collection_finish() -> None:
+    """Have the garbage collector look only at what tests make, and not at all the tests."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A build may run in the background, where these are ignored, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
