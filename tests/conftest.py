@@ -91,9 +91,10 @@ def _no_thread_outlives_its_test() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
 
-    def left() -> set[threading.Thread]:
-        return set(threading.enumerate()) - before
+    def ended() -> bool:
+        if set(threading.enumerate()) <= before:
+            return True
+        gc.collect()  # A pool's threads end with the pool, which what they still do may hold.
+        return False
 
-    if left():
-        gc.collect()  # A pool's threads end with the pool.
-        wait_until(lambda: not left(), "the end of the threads that this test began")
+    wait_until(ended, "the end of the threads that this test began")
