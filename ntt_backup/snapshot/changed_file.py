@@ -24,6 +24,10 @@ from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, Entry, Extent
 from ntt_backup.snapshot.super_blocks import SuperBlockWriter
 
 SMALL: Final = 2 << 20
+# The sums of a file's blocks are in memory, and its zeros are hashed: a file that is one hole has
+# any size that somebody likes.
+_MOST_BLOCKS: Final = 1 << 24
+_LARGEST: Final = 64 << 40
 _ATTEMPTS: Final = 3
 _PIECE: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(1 << 20))
@@ -144,12 +148,15 @@ class FileReader:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(0, "it was replaced by something else meanwhile")
+            if status.st_size > _LARGEST:
+                raise OSError(errno.EFBIG, "it has more than 64 TiB")
             _let_the_clock_pass(status)
             if status.st_size < SMALL:
                 one = self._read_small(fd, status.st_size, digest)
                 block = 0
             else:
-                block = block or self._block or _block_of(status.st_size)
+                if block * _MOST_BLOCKS < status.st_size:
+                    block, before = self._block_of(status.st_size), b""
                 one = self._read_blocks(fd, status.st_size, block, before)
             readings.append(one)
             digest, before = one.digest, one.sums
@@ -166,6 +173,14 @@ class FileReader:
         for reading in readings:
             reading.sums = b""
         return NewFile(entry, ticket, changed, extents, readings), before
+
+    def _block_of(self, size: int) -> int:
+        block = self._block
+        if not block:
+            block = 8 << 10 if size <= 1 << 30 else 16 << 10 if size <= 16 << 30 else 64 << 10
+        while block * _MOST_BLOCKS < size:
+            block *= 2
+        return block
 
     def _read_small(self, fd: int, size: int, digest: str) -> _Reading:
         data = os.pread(fd, size, 0)
@@ -258,10 +273,6 @@ def xattrs(where: int | str) -> dict[str, str]:
                 value = os.getxattr(where, name, follow_symlinks=follow)
                 found[name] = b64encode(value).decode("ascii")
     return found
-
-
-def _block_of(size: int) -> int:
-    return 8 << 10 if size <= 1 << 30 else 16 << 10 if size <= 16 << 30 else 64 << 10
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int]:

@@ -251,6 +251,25 @@ def test_a_sparse_file_stays_sparse(taker: Taker) -> None:
     assert taker.contents()["sparse"] == path.read_bytes()
 
 
+def test_a_hole_of_any_size_takes_neither_all_memory_nor_years(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changed_file, "_MOST_BLOCKS", 512)
+    path = taker.write("hole", noise(3 << 20))
+    taker.take()
+    os.truncate(path, 30 << 20)
+    taker.take()
+    found = taker.entries()["hole"]
+    assert found.block == 64 << 10
+    assert taker.content(found) == path.read_bytes()
+    monkeypatch.setattr(changed_file, "_LARGEST", 40 << 20)
+    os.truncate(path, 41 << 20)
+    taker.write("other", b"content")
+    assert taker.take().exit_code == 7
+    assert taker.problems == {str(path): "it has more than 64 TiB"}
+    assert taker.contents() == {"other": b"content"}
+
+
 def test_many_small_files_share_packs_and_keep_their_order(taker: Taker) -> None:
     names = [f"{number % 10}/{number:05}" for number in range(3000)]
     for name in names:
