@@ -21,15 +21,22 @@ def finish(
     step, attributes = Step(), Attributes()
     tree, targets = Tree(root, make=True), Tree(root, make=False)
     entered: list[tuple[Entry, Level]] = []
+    # Those that this user may not enter any more: a later link may be one to a file in them.
+    closed: list[Entry] = []
+
+    def settle(entry: Entry, level: Level) -> None:
+        try:
+            attributes.set(level.fd, entry)
+        except OSError as error:
+            step.problem(entry.path, error)
 
     def leave(path: str) -> None:
         """Settles the directories that have nothing more in them."""
         while entered and not path.startswith(f"{entered[-1][0].path}/"):
-            entry, level = entered.pop()
-            try:
-                attributes.set(level.fd, entry)
-            except OSError as error:
-                step.problem(entry.path, error)
+            if entered[-1][0].mode & 0o500 != 0o500 and attributes.user:
+                closed.append(entered.pop()[0])
+            else:
+                settle(*entered.pop())
 
     try:
         for lines in manifest.batches():
@@ -50,6 +57,8 @@ def finish(
                 except (OSError, Refused, ValueError) as error:
                     step.problem(entry.path, error)
         leave("")
+        for entry in closed:
+            settle(entry, tree.enter(entry.path))
     finally:
         tree.close()
         targets.close()

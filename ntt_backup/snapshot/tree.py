@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Final
 
 from ntt_backup.blobdir.layout import kind_of
+from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.snapshot.attributes import Attributes
 from ntt_backup.snapshot.entry import Entry
@@ -119,6 +120,8 @@ class Tree:
                 os.mkdir(name, 0o700, dir_fd=above.fd)
                 new = True
         try:
+            if not new:
+                _let_in(above.fd, name)
             fd = _out_of_the_way(os.open(name, DIRECTORY, dir_fd=above.fd))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
@@ -128,8 +131,6 @@ class Tree:
             return Level(path, -1, False, set())
         if new and above.plain:
             return Level(path, fd, True, set())
-        if self._make and not new:
-            _let_in(fd)
         return Level(path, fd, _is_plain(fd, self._group))
 
 
@@ -258,11 +259,14 @@ def _is_plain(fd: int, group: int) -> bool:
     return os.fstat(fd).st_gid == group
 
 
-def _let_in(fd: int) -> None:
-    """Lets this user make files in a directory of its own that an earlier restore has closed."""
-    status = os.fstat(fd)
-    if status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid() != 0:
-        os.fchmod(fd, stat.S_IMODE(status.st_mode) | 0o700)
+def _let_in(above: int, name: str) -> None:
+    """Lets this user into a directory of its own that an earlier restore has closed."""
+    if os.geteuid() == 0:
+        return
+    with closing(os.open(name, DIRECTORY | os.O_PATH, dir_fd=above)) as fd:
+        status = os.fstat(fd)
+        if status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid():
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | 0o700)
 
 
 def _kind(level: Level, name: str) -> str:

@@ -440,6 +440,12 @@ def open_home() -> Iterator[Path]:
 def test_an_ordinary_user_restores_all_but_owners(
     everything: Example, open_home: Path, how: Any
 ) -> None:
+    # What is closed is opened and closed again, also for a link to a file in it.
+    for number, mode in enumerate((0, 0o300, 0o400, 0o111)):
+        closed = everything.write(f"closed/{number}/below/file", bytes(number)).parent
+        os.link(closed / "file", everything.root / f"link to {number}")
+        closed.chmod(mode)
+        closed.parent.chmod(mode)
     everything.take()
     everything.to = open_home / "to"
     status = 1
