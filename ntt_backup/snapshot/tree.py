@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
+from pathlib import Path
 from typing import Final
 
 from ntt_backup.blobdir.layout import kind_of
@@ -266,7 +267,7 @@ def _let_in(above: int, name: str) -> None:
     with closing(os.open(name, DIRECTORY | os.O_PATH, dir_fd=above)) as fd:
         status = os.fstat(fd)
         if status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid():
-            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | 0o700)
+            Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(status.st_mode) | 0o700)
 
 
 def _kind(level: Level, name: str) -> str:
