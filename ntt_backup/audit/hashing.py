@@ -15,10 +15,11 @@ from typing import Final
 
 from blake3 import blake3
 
-from ntt_backup.client.pool import ReconnectingSession, WorkQueue
+from ntt_backup.client.pool import ReconnectingSession
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.verdicts import hash_mismatch, remote_failure
 from ntt_backup.model import Blob, Failure, total_size
+from ntt_backup.process.threads import WorkQueue
 from ntt_backup.source.inspection import Store
 from ntt_backup.wire import read_messages, write_messages
 

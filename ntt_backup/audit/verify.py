@@ -24,12 +24,13 @@ from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.selection import Checks
-from ntt_backup.client.pool import SessionPool, run_threads
+from ntt_backup.client.pool import SessionPool
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import SOME_FAILED, BackupError, RemoteUnreachable, Unsupported
 from ntt_backup.format import many
 from ntt_backup.model import Blob, Failure, Failures, Reason, total_size
+from ntt_backup.process.threads import run_threads
 from ntt_backup.upload.batching import cut
 
 # What is asked for again when the link drops, and a step of the progress of a download.

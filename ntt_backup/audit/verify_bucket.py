@@ -27,7 +27,6 @@ from ntt_backup.catalog.ledger import record_checks
 from ntt_backup.catalog.packs import PackChecks, forget_packs, mark_packs_checked
 from ntt_backup.catalog.ranges import prefix_ranges, range_name
 from ntt_backup.catalog.selection import Checks, rows_in
-from ntt_backup.client.pool import WorkQueue, run_threads
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import BackupError, ConfigError, RemoteUnreachable
@@ -37,6 +36,7 @@ from ntt_backup.objects.keys import FORMAT, LARGE_BLOB
 from ntt_backup.objects.open import open_to_read
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables
+from ntt_backup.process.threads import WorkQueue, run_threads
 
 _PAGE: Final = 100
 _RECORD_SECONDS: Final = 5.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from ntt_backup.config import RunSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,11 @@ class Backoff:
 
     base: float
     cap: float
+
+    @staticmethod
+    def of(run: RunSettings) -> Backoff:
+        """Returns that of the settings."""
+        return Backoff(run.backoff_base, run.backoff_cap)
 
     def wait(self, attempt: int, random: Callable[[], float]) -> float:
         """Returns the seconds to wait. attempt counts from 1; random() is uniform in [0, 1)."""
@@ -35,6 +43,11 @@ class OutageClock:
         self._random = random
         self._since: float | None = None
         self.attempt = 0
+
+    @staticmethod
+    def of(run: RunSettings) -> OutageClock:
+        """Returns that of a command, which waits no longer than the settings say."""
+        return OutageClock(Backoff.of(run), run.outage_timeout, random.random)
 
     def next_wait(self, now: float) -> float | None:
         """Counts a failure; returns the seconds to wait, or None when the limit has passed."""

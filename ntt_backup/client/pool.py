@@ -1,4 +1,4 @@
-"""Sessions that reconnect, and a work queue, for the commands that read the remote.
+"""Sessions that reconnect, for the commands that read the remote.
 
 `verify`, `restore` and `reconcile` run for hours over a link that drops. Each of their threads has
 a session and hands it to a piece of work. When the remote becomes unavailable, the thread waits as
@@ -12,16 +12,14 @@ unavailable. All threads make it side by side, so that one handshake does not wa
 from __future__ import annotations
 
 import os
-import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
-from ntt_backup.client.backoff import Backoff, OutageClock
+from ntt_backup.client.backoff import OutageClock
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.client.shared_pace import SharedPace
@@ -34,22 +32,14 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     Unsupported,
 )
+from ntt_backup.process.threads import Cancelled, run_threads
 
 T = TypeVar("T")
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 
-_TICK_SECONDS: Final = 0.2
-_WAIT_SECONDS: Final = 0.5
 # Names asked for at once: what a thread holds of a listing.
 _PAGE: Final = 8000
-_JOIN_SECONDS: Final = 5.0
 # Connections in a row on which frames came and no work was done: something ends them all.
 FRUITLESS: Final = 100
-
-
-class Cancelled(Exception):
-    """The command is ending: a thread stops what it does."""
 
 
 class SessionPool:
@@ -106,8 +96,7 @@ class SessionPool:
     def session(self, slot: str) -> ReconnectingSession:
         """Returns a session of that name, not connected yet."""
         run = self._settings.run
-        backoff = Backoff(run.backoff_base, run.backoff_cap)
-        clock = OutageClock(backoff, run.outage_timeout, random.random)
+        clock = OutageClock.of(run)
         return ReconnectingSession(lambda: self._first_or(slot), clock, self._wait, run.attempts)
 
     def run(
@@ -290,105 +279,3 @@ class ReconnectingSession:
         session, self._session = self._session, None
         if session is not None:
             session.abort()
-
-
-class WorkQueue(Generic[Job, Result]):
-    """Jobs from one thread for several others, and what came of them.
-
-    room: how many jobs may wait. cancelled is called while a thread waits, and may raise. wake is
-    called when a result has come: there is room again.
-    """
-
-    def __init__(
-        self, room: int, cancelled: Callable[[], None], wake: Callable[[], None] = lambda: None
-    ) -> None:
-        self._cancelled = cancelled
-        self._wake = wake
-        self._jobs: queue.Queue[Job] = queue.Queue(room)
-        self._done: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._closed = False
-
-    @property
-    def full(self) -> bool:
-        return self._jobs.full()
-
-    def put(self, job: Job) -> None:
-        """Adds a job; waits for room."""
-        while True:
-            self._cancelled()
-            try:
-                return self._jobs.put(job, timeout=_WAIT_SECONDS)
-            except queue.Full:
-                continue
-
-    def close(self) -> None:
-        """Announces that there will be no more jobs."""
-        self._closed = True
-
-    def take(self, *, wait: bool) -> Job | None:
-        """Returns the next job; None where none waits, or with wait, where none will come."""
-        while True:
-            self._cancelled()
-            closed = self._closed
-            try:
-                return self._jobs.get(timeout=_WAIT_SECONDS if wait and not closed else 0.001)
-            except queue.Empty:
-                if closed or not wait:
-                    return None
-
-    def give(self, result: Result) -> None:
-        """Adds what came of a job."""
-        self._done.put(result)
-        self._wake()
-
-    def done(self) -> list[Result]:
-        """Returns the results that have come since the last call."""
-        found: list[Result] = []
-        while not self._done.empty():
-            found.append(self._done.get())
-        return found
-
-
-def run_threads(
-    workers: int,
-    work: Callable[[str], None],
-    tick: Callable[[], None],
-    stop: threading.Event,
-    news: threading.Event,
-) -> None:
-    """Does work in that many threads, each with its name, until all are done; tick is called
-    meanwhile, in this thread, and at once when news is set. stop is set to end the threads.
-
-    Raises what the first of them, or tick, raises.
-    """
-    errors: list[BaseException] = []
-
-    def run(name: str) -> None:
-        try:
-            work(name)
-        except Cancelled:
-            return
-        except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
-            errors.append(error)
-        finally:
-            news.set()
-
-    threads = [
-        threading.Thread(target=run, args=(str(number),), daemon=True) for number in range(workers)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        while not errors and any(thread.is_alive() for thread in threads):
-            tick()
-            news.wait(_TICK_SECONDS)
-            news.clear()
-    finally:
-        if errors or any(thread.is_alive() for thread in threads):
-            stop.set()
-        deadline = time.monotonic() + _JOIN_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    if errors:
-        raise errors[0]
-    tick()

@@ -91,7 +91,7 @@ class _Run:
         self._systemd = systemd
         self._control = control
         self._started = time.monotonic()
-        self._backoff = Backoff(settings.run.backoff_base, settings.run.backoff_cap)
+        self._backoff = Backoff.of(settings.run)
         self._progress = Progress(self._started, settings.run.workers)
         self._workers = WorkerPool(settings, run_id, self._backoff, watch=watch)
         self._connect_first()

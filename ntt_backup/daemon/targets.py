@@ -72,7 +72,7 @@ def run(
                 SupervisedTarget(
                     name,
                     partial(_fork, one, watch, partial(reread, name)),
-                    Backoff(one.run.backoff_base, one.run.backoff_cap),
+                    Backoff.of(one.run),
                     Listeners(heard),
                     Listeners([log, *heard]),
                     watch=watch,

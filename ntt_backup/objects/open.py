@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import OutageClock
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring
@@ -28,9 +28,7 @@ def open_to_read(
     seconds it will be waited; stop ends the waiting. cached: tables that this machine keeps are
     believed. fetch: the pace of what is fetched. Raises ConfigError.
     """
-    remote, run = settings.remote, settings.run
-    backoff = Backoff(run.backoff_base, run.backoff_cap)
-    plain = open_bucket(remote, fetch=fetch)
-    bucket = PatientBucket(plain, backoff, run.outage_timeout, on_outage, stop)
-    cache = cache_of(remote) if cached else None
+    plain = open_bucket(settings.remote, fetch=fetch)
+    bucket = PatientBucket(plain, OutageClock.of(settings.run), on_outage, stop)
+    cache = cache_of(settings.remote) if cached else None
     return bucket, Tables(bucket, cache, Keyring(lambda: settings.pack.identity_file))

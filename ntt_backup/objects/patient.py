@@ -6,16 +6,15 @@ cannot be reached.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.client.pool import Cancelled
+from ntt_backup.client.backoff import OutageClock
 from ntt_backup.errors import BackupError, RemoteUnreachable
 from ntt_backup.objects.bucket import Bucket, ObjectInfo, ObjectUnreadable
+from ntt_backup.process.threads import Cancelled
 
 T = TypeVar("T")
 
@@ -25,20 +24,18 @@ _TRIES: Final = 5
 
 class PatientBucket:
     """Reads a bucket, in several threads. on_outage is told the error and for how many seconds it
-    will be waited; patience: for how long in all. Methods raise what those of `Bucket` do, and
-    Cancelled once stop is set.
+    will be waited. Methods raise what those of `Bucket` do, and Cancelled once stop is set.
     """
 
     def __init__(
         self,
         bucket: Bucket,
-        backoff: Backoff,
-        patience: float,
+        clock: OutageClock,
         on_outage: Callable[[BackupError, float], None],
         stop: threading.Event,
     ) -> None:
         self._bucket = bucket
-        self._clock = OutageClock(backoff, patience, random.random)
+        self._clock = clock
         self._on_outage = on_outage
         self._stop = stop
         self._lock = threading.Lock()

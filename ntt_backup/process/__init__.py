@@ -1,1 +1,1 @@
-"""Child processes: programs in pipelines, and copies of this process."""
+"""Child processes: programs in pipelines, and copies of this process; and threads."""

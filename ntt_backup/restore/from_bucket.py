@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ntt_backup.client.pool import run_threads
 from ntt_backup.client.shared_pace import SharedPace
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
@@ -35,6 +34,7 @@ from ntt_backup.objects.tables import (
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import SealedForOthers
+from ntt_backup.process.threads import run_threads
 from ntt_backup.restore.superseded import is_superseded
 from ntt_backup.restore.target_dir import TargetWriter, destination
 from ntt_backup.restore.work import Wanted, Work

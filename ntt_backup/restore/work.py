@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from ntt_backup.client.pool import WorkQueue
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.model import Failure, Failures
+from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.target_dir import RestoreTarget, TargetWriter
 
 Entry = tuple[bytes, int | None]

@@ -8,7 +8,6 @@ with the connection.
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Generic, TypeVar
 
-from ntt_backup.client.backoff import Backoff, OutageClock
+from ntt_backup.client.backoff import OutageClock
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation
 from ntt_backup.snapshot.repository import Range, RepositoryToRead, StoredFile
@@ -42,8 +41,7 @@ class PatientRepository(Generic[R]):
     ) -> None:
         self._open = open_
         self._attempts = run.attempts
-        backoff = Backoff(run.backoff_base, run.backoff_cap)
-        self._clock = OutageClock(backoff, run.outage_timeout, random.random)
+        self._clock = OutageClock.of(run)
         self._on_outage = on_outage
         self._violations = 0
         # Whether the remote has ever answered: opening a bucket asks it nothing.

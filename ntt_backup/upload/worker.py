@@ -78,7 +78,7 @@ class Worker:
         self._connect_remote = connect_remote
         self._connect_catalog = connect_catalog
         self._pipe = pipe
-        self._backoff = Backoff(run.backoff_base, run.backoff_cap)
+        self._backoff = Backoff.of(run)
         self._outages = Outages(pipe.emit, self._backoff, None if watch else run.outage_timeout)
         self._judgement = Judge(run.max_failed_share)
         self._session: Session | None = None

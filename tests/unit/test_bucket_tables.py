@@ -10,7 +10,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.client.backoff import Backoff
+from ntt_backup.client.backoff import Backoff, OutageClock
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.patient import PatientBucket
 from ntt_backup.objects.tables import Tables, names_of, packs_for, packs_of
@@ -19,7 +19,8 @@ from tests.fake_bucket import FakeBucket
 
 
 def patient(bucket: FakeBucket) -> PatientBucket:
-    return PatientBucket(bucket, Backoff(0.01, 0.01), 1, lambda *_: None, threading.Event())
+    clock = OutageClock(Backoff(0.01, 0.01), 1, random.random)
+    return PatientBucket(bucket, clock, lambda *_: None, threading.Event())
 
 
 @settings(max_examples=25)

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from ntt_backup.client.pool import WorkQueue
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import RemoteUnreachable
+from ntt_backup.process.threads import WorkQueue
 from ntt_backup.restore.from_receiver import Batch, Fetching
 from ntt_backup.restore.target_dir import TargetWriter
 from ntt_backup.restore.work import Work

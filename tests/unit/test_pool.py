@@ -9,11 +9,12 @@ from typing import cast
 
 import pytest
 
-from ntt_backup.client import pool
 from ntt_backup.client.backoff import Backoff, OutageClock
-from ntt_backup.client.pool import FRUITLESS, ReconnectingSession, WorkQueue, run_threads
+from ntt_backup.client.pool import FRUITLESS, ReconnectingSession
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.errors import BackupError, RemoteUnreachable
+from ntt_backup.process import threads
+from ntt_backup.process.threads import WorkQueue, run_threads
 
 Work = Callable[[ReadSession], str]
 LOST = RemoteUnreachable("the connection to the remote was lost", detail="status 255")
@@ -93,7 +94,7 @@ def test_work_that_is_done_ends_the_count_of_lost_connections(
 @pytest.mark.timeout(20)
 def test_a_result_makes_room_for_a_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More jobs than there is room for, and a tick that by itself would come too late."""
-    monkeypatch.setattr(pool, "_TICK_SECONDS", 3600.0)
+    monkeypatch.setattr(threads, "_TICK_SECONDS", 3600.0)
     news = threading.Event()
     jobs: WorkQueue[int, int] = WorkQueue(2, lambda: None, news.set)
     waiting = deque(range(20))
