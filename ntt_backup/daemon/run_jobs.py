@@ -1,16 +1,36 @@
-"""A run has two side jobs: the dump of the catalog, and the snapshots."""
+"""A run has two side jobs: the dump of the catalog, and the snapshots.
+
+The dump is made before the first blob, and by a run that watches every `dump.interval`. Where this
+machine or key can make no dumps at all (no pg_dump, a forced command that takes none), that is a
+warning as long as nobody relies on dumps: none was ever made for this target, and `dump.bin` is not
+set. From the first dump on it is a failure.
+
+The sets that have `every` are taken after the blobs, or while the run watches. What takes them is
+loaded by the process that does.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import partial
+from typing import Final
+
 from ntt_backup.config import Settings
-from ntt_backup.daemon.dump_job import dump_job
-from ntt_backup.daemon.side_job import SideJobs
-from ntt_backup.daemon.snapshot_job import snapshot_job
+from ntt_backup.daemon.side_job import SideJob, SideJobs, tell
+from ntt_backup.dump.events import DumpFailed
+from ntt_backup.dump.job import dump
+from ntt_backup.dump.rehearsal import relied_on
+from ntt_backup.errors import BackupError, DumpImpossible
+from ntt_backup.events import Event, Warning
+from ntt_backup.process.messages import JobOver
+from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress, SnapshotStart
+
+_SNAPSHOT_RETRY_SECONDS: Final = 60.0
 
 
 def jobs_of(settings: Settings) -> SideJobs:
     """Returns the side jobs of a run with these settings."""
-    return SideJobs(dump=dump_job(settings), snapshot=snapshot_job(settings))
+    return SideJobs(dump=dump_job(settings), snapshot=_snapshot_job(settings))
 
 
 def adopt(jobs: SideJobs, settings: Settings) -> None:
@@ -18,3 +38,57 @@ def adopt(jobs: SideJobs, settings: Settings) -> None:
     for name, job in jobs_of(settings).items():
         # Of a snapshot it is known when it is due; a dump would be made at once.
         jobs[name].become(job, look=name == "snapshot")
+
+
+def dump_job(settings: Settings) -> SideJob:
+    """Returns the dumps of a run."""
+    wanted = settings.dump
+    every = None if settings.run.skip_pgdump else min(wanted.interval, wanted.max_age or math.inf)
+    return SideJob(partial(_dump, settings), "ntt-dump", every=every, died=_dump_died)
+
+
+def _dump(settings: Settings) -> JobOver:
+    """Makes a dump if one is due."""
+    try:
+        dump(settings, tell)
+    except DumpImpossible as error:
+        if not relied_on(settings):
+            text = f"no dump of the catalog is made: {error}; {error.hint}; or set run.skip_pgdump"
+            tell(Warning(reason=text))
+            return JobOver(failed=False)
+        tell(DumpFailed(**error.fields))
+    except BackupError as error:
+        tell(DumpFailed(**error.fields))
+    else:
+        return JobOver(failed=False)
+    return JobOver(failed=True)
+
+
+def _dump_died(pid: int, detail: str, _last: Event | None) -> Event:
+    message = "the process that dumps the catalog died"
+    return DumpFailed(pid=pid, exit_code=1, message=message, detail=detail, hint="")
+
+
+def _snapshot_job(settings: Settings) -> SideJob:
+    return SideJob(
+        partial(_take, settings),
+        "ntt-snapshot",
+        every=min(settings.scheduled.values(), default=None),
+        died=partial(_take_died, settings),
+        retry=_SNAPSHOT_RETRY_SECONDS,
+    )
+
+
+def _take(settings: Settings) -> JobOver:
+    from ntt_backup.snapshot.schedule import take_due
+
+    return take_due(settings, tell)
+
+
+def _take_died(settings: Settings, pid: int, detail: str, last: Event | None) -> Event:
+    from ntt_backup.snapshot.last_take import note_failure
+
+    name = last.set if isinstance(last, SnapshotStart | SnapshotProgress) else ""
+    message = "the process that takes snapshots died"
+    note_failure(settings, name, message)
+    return SnapshotFailed(set=name, pid=pid, exit_code=1, message=message, detail=detail, hint="")

@@ -23,6 +23,7 @@ _SOMETHING: Final = bytes(SUM - 1) + b"\1"
 # Sums compress only where they are those of nothing.
 _LEVEL: Final = 1
 _PIECE: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(_PIECE))
 
 
 def sums(data: Buffer, block: int, key: bytes) -> bytes:
@@ -47,6 +48,12 @@ def sums(data: Buffer, block: int, key: bytes) -> bytes:
 def _replace(each: list[bytes], old: bytes, new: bytes) -> None:
     if old in each:
         each[:] = [new if one == old else one for one in each]
+
+
+def add_zeros(hasher: blake3, length: int) -> None:
+    """Hashes the zeros of a hole."""
+    for at in range(0, length, _PIECE):
+        hasher.update(_ZEROS[: length - at])
 
 
 def differing(new: bytes, old: bytes) -> Iterator[tuple[int, int]]:

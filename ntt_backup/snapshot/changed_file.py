@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from blake3 import blake3
 
 from ntt_backup.errors import DestinationError
-from ntt_backup.snapshot.block_map import SUM, differing, sums
+from ntt_backup.snapshot.block_map import SUM, add_zeros, differing, sums
 from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, Entry, Extent
 from ntt_backup.snapshot.super_blocks import SuperBlockWriter
 
@@ -30,7 +30,6 @@ _MOST_BLOCKS: Final = 1 << 24
 _LARGEST: Final = 64 << 40
 _ATTEMPTS: Final = 3
 _PIECE: Final = 1 << 18
-_ZEROS: Final = memoryview(bytes(1 << 20))
 # Above the step of the clock that stamps files: a change within the same step is not to be seen.
 _STEP_NS: Final = 20_000_000
 
@@ -199,7 +198,7 @@ class FileReader:
         if len(self._buffer) < block:
             self._buffer = memoryview(bytearray(block))
         for start, end in _data(fd, size, block):
-            _add_zeros(whole, start - one.length)
+            add_zeros(whole, start - one.length)
             # A hole keeps nothing of what was there before.
             found += bytes((start - one.length) // block * SUM)
             one.length = start
@@ -216,7 +215,7 @@ class FileReader:
             if end == size:
                 break
         if one.length < size:
-            _add_zeros(whole, size - one.length)
+            add_zeros(whole, size - one.length)
             found += bytes(-(-(size - one.length) // block) * SUM)
             one.length = size
         one.digest, one.sums = whole.hexdigest(), bytes(found)
@@ -302,8 +301,3 @@ def _data(fd: int, size: int, block: int) -> Iterator[tuple[int, int]]:
             return
         at = min(end + -end % block, size)
         yield start, at
-
-
-def _add_zeros(whole: blake3, length: int) -> None:
-    for at in range(0, length, len(_ZEROS)):
-        whole.update(_ZEROS[: length - at])

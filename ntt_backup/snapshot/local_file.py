@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.block_map import differing, sums
+from ntt_backup.snapshot.block_map import add_zeros, differing, sums
 from ntt_backup.snapshot.entry import Entry, Extent
 from ntt_backup.snapshot.fetch import Piece
 from ntt_backup.snapshot.tree import Beside, Level, Refused, open_old
@@ -24,6 +24,9 @@ _FICLONE: Final = 0x40049409
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+WRONG: Final = "its content is not that of the version"
+MISSING: Final = "a super block of it is missing or damaged"
 
 Run = tuple[int, int]
 
@@ -155,7 +158,7 @@ class FileWriter:
         """Compares the whole with the version, and gives it its name."""
         entry = self._entry
         if self._damaged:
-            raise Refused("a super block of it is missing or damaged")
+            raise Refused(MISSING)
         if self._hasher is not None:
             if self._at < entry.size:
                 os.ftruncate(self._fd, entry.size)
@@ -165,7 +168,7 @@ class FileWriter:
         else:
             digest = _digest(self._fd)
         if (self._verify or self._hasher is None) and digest != entry.digest:
-            raise Refused("its content is not that of the version" + self._left)
+            raise Refused(WRONG + self._left)
         attributes.set(self._fd, entry)
         if self._beside is not None:
             self._beside.rename()
@@ -176,10 +179,8 @@ class FileWriter:
 
     def _hash_zeros(self, end: int) -> None:
         assert self._hasher is not None
-        while self._at < end:
-            length = min(_PIECE, end - self._at)
-            self._hasher.update(_ZEROS[:length])
-            self._at += length
+        add_zeros(self._hasher, end - self._at)
+        self._at = end
 
 
 def _copy(old: int, new: int) -> None:

@@ -111,15 +111,16 @@ class ManifestWriter:
         self._digest = blake3()
         self._held: list[bytes] = []
         self._bytes = 0
-        self.entries = 0
         line = json.dumps({"format": FORMAT, **_fields(header)}).encode("ascii") + b"\n"
         self._digest.update(line)
         write(_compressor().compress(line))
 
     def add(self, line: bytes) -> None:
         """Writes an entry, which comes behind the last one in `order`."""
-        self.entries += 1
-        self._add(line)
+        self._held.append(line)
+        self._bytes += len(line)
+        if self._bytes >= _PIECE:
+            self._flush()
 
     def end(self, trailer: Trailer) -> None:
         """Writes the trailer, and the BLAKE3 of all before it."""
@@ -129,12 +130,6 @@ class ManifestWriter:
         seal = json.dumps({"blake3": self._digest.hexdigest()}).encode("ascii")
         frame = _compressor().compress(line + seal + b"\n")
         self._write(self._zstd.flush() + frame + _END.pack(_SKIPPED, len(frame)))
-
-    def _add(self, line: bytes) -> None:
-        self._held.append(line)
-        self._bytes += len(line)
-        if self._bytes >= _PIECE:
-            self._flush()
 
     def _flush(self) -> None:
         self._held.append(b"")

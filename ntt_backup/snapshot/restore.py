@@ -99,12 +99,22 @@ def restore(
         try:
             source = _Source(repository, version, to, delta=options.delta)
             choice = Choice(patterns, source.manifest()) if patterns else None
+
+            def restorer(
+                repository: RepositoryToRead, root: int, part: tuple[int, int] = (0, 1)
+            ) -> Restorer:
+                manifest, map = source.manifest(), source.map()
+                return Restorer(repository, manifest, map, root, options, choice, part)
+
+            if jobs == 1:
+                steps = restorer(repository, root).run()
+            else:
+                repository.close()  # With its threads, this process could not be copied.
+                steps = _by_helpers(restorer, open_repository, to, jobs)
             total = max(choice.bytes if choice is not None else source.trailer.bytes, 1)
             passed = 0
             wrong: set[str] = set()
-            for step in _steps(
-                source, repository, open_repository, root, to, options, choice, jobs
-            ):
+            for step in steps:
                 done.add(step)
                 wrong.update(path for path, _ in step.problems)
                 passed += step.passed
@@ -122,48 +132,26 @@ def restore(
     return done
 
 
-def _steps(
-    source: _Source,
-    repository: RepositoryToRead,
+def _by_helpers(
+    restorer: Callable[[RepositoryToRead, int, tuple[int, int]], Restorer],
     open_repository: Callable[[], RepositoryToRead],
-    root: int,
     to: Path,
-    options: Options,
-    choice: Choice | None,
     jobs: int,
 ) -> Iterator[Step]:
-    if jobs == 1:
-        yield from Restorer(
-            repository, source.manifest(), source.map(), root, options, choice
-        ).run()
-        return
-    repository.close()  # With its threads, this process could not be copied.
-    bodies = [
-        partial(_helper, source, open_repository, to, options, choice, (part, jobs))
-        for part in range(jobs)
-    ]
+    """Yields the steps of several processes, each with a repository and a part of the files."""
+
+    def help(number: int) -> Iterator[dict[str, Any]]:
+        root = os.open(to, DIRECTORY)
+        with closing(open_repository()) as repository:
+            try:
+                yield from map(asdict, restorer(repository, root, (number, jobs)).run())
+            except OSError as error:
+                raise DestinationError.at(error.filename or to, error) from error
+
+    bodies = [partial(help, number) for number in range(jobs)]
     for said in run_helpers(bodies, "ntt-restore"):
         said["problems"] = [(path, why) for path, why in said["problems"]]
         yield Step(**said)
-
-
-def _helper(
-    source: _Source,
-    open_repository: Callable[[], RepositoryToRead],
-    to: Path,
-    options: Options,
-    choice: Choice | None,
-    part: tuple[int, int],
-) -> Iterator[dict[str, Any]]:
-    root = os.open(to, DIRECTORY)
-    with closing(open_repository()) as repository:
-        restorer = Restorer(
-            repository, source.manifest(), source.map(), root, options, choice, part
-        )
-        try:
-            yield from map(asdict, restorer.run())
-        except OSError as error:
-            raise DestinationError.at(error.filename or to, error) from error
 
 
 class _Source:

@@ -27,7 +27,7 @@ from ntt_backup.snapshot.entry import (
     Extent,
 )
 from ntt_backup.snapshot.fetch import Fetcher, Piece
-from ntt_backup.snapshot.local_file import FileWriter, Found, Run, compare, within
+from ntt_backup.snapshot.local_file import MISSING, WRONG, FileWriter, Found, Run, compare, within
 from ntt_backup.snapshot.manifest import ManifestReader
 from ntt_backup.snapshot.repository import RepositoryToRead
 from ntt_backup.snapshot.small_files import SmallFiles
@@ -44,8 +44,6 @@ from ntt_backup.snapshot.tree import (
 )
 
 _STEP_SECONDS: Final = 0.25
-_WRONG: Final = "its content is not that of the version"
-_MISSING: Final = "a super block of it is missing or damaged"
 _RUN: Final = 4096
 
 
@@ -274,9 +272,9 @@ class Restorer:
                 try:
                     data = content[skip - first : skip - first + size]
                     if len(data) != size:
-                        raise Refused(_MISSING)
+                        raise Refused(MISSING)
                     if verify and blake3(data).hexdigest() != digest:
-                        raise Refused(_WRONG)
+                        raise Refused(WRONG)
                     fd = open_(name, NEW, mode, dir_fd=directory)
                     if fd != end:
                         if end > 0:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from ntt_backup.snapshot.block_map import SUM, MapReader, sums
+from ntt_backup.snapshot.block_map import SUM, MapReader, add_zeros, sums
 from ntt_backup.snapshot.entry import Entry, Extent
 from ntt_backup.snapshot.fetch import Fetcher
 from ntt_backup.snapshot.manifest import Header
@@ -121,13 +121,13 @@ class _Whole:
         self._at = 0
 
     def add(self, start: int, data: memoryview) -> bool:
-        self._digest.update(bytes(start - self._at))
+        add_zeros(self._digest, start - self._at)
         self._digest.update(data)
         self._at = start + len(data)
         return True
 
     def end(self) -> bool:
-        self._digest.update(bytes(self._entry.size - self._at))
+        add_zeros(self._digest, self._entry.size - self._at)
         return self._digest.hexdigest() == self._entry.digest
 
 

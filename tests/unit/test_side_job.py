@@ -11,7 +11,7 @@ import pytest
 
 from ntt_backup.config import Settings, load
 from ntt_backup.daemon import side_job
-from ntt_backup.daemon.dump_job import dump_job
+from ntt_backup.daemon.run_jobs import dump_job
 from ntt_backup.daemon.side_job import RETRY_SECONDS, SideJob
 from ntt_backup.dump.events import DumpFailed, DumpSkipped
 from ntt_backup.events import Event
