@@ -86,7 +86,6 @@ class _Run:
         self._settings = settings = reload.settings
         self._watch = watch
         self._listeners = listeners
-        self._run_id = run_id
         self._inbox = inbox
         self._systemd = systemd
         self._control = control
@@ -156,8 +155,7 @@ class _Run:
                 with self._inbox.raising():
                     preflight, warnings = self._take_steps()
                 outages.back("preflight")
-                for warning in warnings:
-                    self._emit(events.Warning(reason=warning))
+                self._emit(*(events.Warning(reason=warning) for warning in warnings))
                 return preflight
             except WorkerLost as lost:
                 self._died(self._workers.first, lost.death, time.monotonic())
@@ -229,9 +227,8 @@ class _Run:
         worker = self._workers.first
         worker.stop()
         while worker.running and not self._inbox.stops:
-            for message in self._hear_first():
-                if isinstance(message, events.Warning):
-                    self._emit(message)
+            heard = list(self._hear_first())
+            self._emit(*(message for message in heard if isinstance(message, events.Warning)))
 
     def _sit_out(self, wait_s: float) -> None:
         """Waits for some seconds; a stop ends that, and so does somebody who is in a hurry."""
@@ -258,8 +255,7 @@ class _Run:
             self._systemd.status(status)
         while job.running and not self._inbox.stops:
             self._wait(job.fds, _REFRESH_SECONDS)
-            for event in self._jobs.hear(time.monotonic()):
-                self._emit(event)
+            self._emit(*self._jobs.hear(time.monotonic()))
             self._refresh()
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -274,8 +270,7 @@ class _Run:
                 self._jobs.start_due(now)
             fds = [self._inbox.fd, *(fd for worker in self._workers for fd in worker.fds)]
             ready = self._control.wait([*fds, *self._jobs.fds], _REFRESH_SECONDS)
-            for event in self._jobs.hear(time.monotonic()):
-                self._emit(event)
+            self._emit(*self._jobs.hear(time.monotonic()))
             for worker in self._workers:
                 if not ready.isdisjoint(worker.fds):
                     self._receive(worker, worker.hear())
@@ -307,11 +302,6 @@ class _Run:
             if isinstance(message, events.Event):
                 self._emit(message)
 
-    def _emit_unlogged(self) -> None:
-        """Logs the number of failed blobs, by reason, that had no line of their own."""
-        if (rest := self._failed_blobs.rest()) is not None:
-            self._emit(rest)
-
     def _died(self, worker: SupervisedWorker, death: WorkerDied, now: float) -> None:
         if self._asked_to_stop:
             return
@@ -336,8 +326,7 @@ class _Run:
         self._inbox.drain()
         if self._inbox.take_hangup():
             with self._systemd.reloading():
-                for event in self._reload.again():
-                    self._emit(event)
+                self._emit(*self._reload.again())
                 self._adopt(self._reload.settings)
 
     def _adopt(self, settings: Settings) -> None:
@@ -376,9 +365,8 @@ class _Run:
         if now >= self._next_progress:
             self._next_progress = now + self._settings.log.progress_interval
             self._history.update(state)
-            self._emit_unlogged()
-            for event in self._regular.due(state, now):
-                self._emit(event)
+            self._emit(*self._failed_blobs.rest())
+            self._emit(*self._regular.due(state, now))
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -392,9 +380,10 @@ class _Run:
         if still_failed := self._history.still_failed():
             self._emit(events.StillFailed(blobs=still_failed))
         self._history.end(state, outcome, code)
-        self._emit_unlogged()
+        self._emit(*self._failed_blobs.rest())
         self._emit(state.end(outcome, code))
         return code
 
-    def _emit(self, event: events.Event) -> None:
-        self._listeners.event(event)
+    def _emit(self, *told: events.Event) -> None:
+        for event in told:
+            self._listeners.event(event)

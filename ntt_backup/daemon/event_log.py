@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -150,10 +150,11 @@ class FailedBlobs:
         self._counted[event.reason] += 1
         return False
 
-    def rest(self) -> BlobsFailed | None:
-        """Returns the event for those that were counted since the last call, if there are any."""
+    def rest(self) -> Iterator[BlobsFailed]:
+        """Yields the event for those that were counted since the last call, if there are any."""
         counted, self._counted = self._counted, Counter()
-        return BlobsFailed(count=counted.total(), reasons=dict(counted)) if counted else None
+        if counted:
+            yield BlobsFailed(count=counted.total(), reasons=dict(counted))
 
 
 def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
