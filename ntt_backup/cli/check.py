@@ -21,12 +21,12 @@ def check(common: Common, as_json: bool) -> None:
 
     A real transfer is tried; it leaves nothing behind. The exit code is that of the first problem.
     """
-    from ntt_backup.daemon import preflight
+    from ntt_backup.daemon.check import check as check_all
 
     settings = common.load(SendConfig)
     first: BackupError | None = None
     steps = []
-    for step in preflight.check(settings):
+    for step in check_all(settings):
         first = first or step.error
         verdict = "FAILED" if step.error else "warning" if step.warning else "ok"
         text = str(step.error) if step.error else step.warning or step.text

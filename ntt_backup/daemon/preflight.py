@@ -11,28 +11,18 @@ be, so that one call shows all that is wrong.
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import islice
-from pathlib import Path
 from typing import Final, Self
 
-from ntt_backup import __version__
 from ntt_backup.catalog import connection, privileges, selection, stats
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.schema_check import verify_rights, verify_schema
-from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.error_text import explain_gone
 from ntt_backup.config import Settings, identity
-from ntt_backup.config.sealing import require_sealing
-from ntt_backup.config.timetable import describe
-from ntt_backup.daemon import metrics_process, notice_process, side_checks
-from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
@@ -42,19 +32,15 @@ from ntt_backup.errors import (
 from ntt_backup.format import many, size
 from ntt_backup.model import Blob, PendingEstimate, Reason
 from ntt_backup.objects import store_format
-from ntt_backup.process.pid_lock import pid_lock
-from ntt_backup.process.pipeline import version_of
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies import open_probe
 from ntt_backup.upload.strategies.objects_probe import NOT_APPEND_ONLY
-from ntt_backup.upload.strategies.probe import LINGERS, Facts, Probe
+from ntt_backup.upload.strategies.probe import Facts, Probe
 
 _SKEW_SECONDS: Final = 5.0
 _LEAST_FREE: Final = 64 * 1024 * 1024
 _SAMPLE: Final = 8
 _ESTIMATE_MS: Final = 2000
 _ID_SHOWN: Final = 64
-_KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +51,6 @@ class Step:
     text: str = ""
     warning: str = ""
     error: BackupError | None = None
-
-
-def check(settings: Settings) -> Iterator[Step]:
-    """Yields every step as it is done; none raises, and nothing is changed on either side."""
-    yield _guarded("log", lambda: _log(settings))
-    yield _guarded("lock", lambda: _lock(settings))
-    yield _guarded("target", lambda: _target(settings))
-    if (limit := settings.run.bwlimit) is not None:
-        yield Step("bandwidth", describe(limit, datetime.now()))
-    if settings.pack.recipients or settings.remote.kind == "s3":
-        yield _guarded("sealing", lambda: _sealing(settings))
-
-    def open_one() -> Probe:
-        spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
-        return open_probe(settings.run.strategy, spec)
-
-    if settings.metrics.listen or settings.metrics.textfile:
-        yield _guarded("metrics", lambda: Step("", *metrics_process.check(settings)))
-    if settings.notify.command or settings.notify.ping_url or settings.notify.webhook_url:
-        yield _guarded("notices", lambda: Step("", *notice_process.check(settings)))
-    preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
-    with preflight:
-        yield from preflight.steps()
-    if preflight.lingers:
-        yield Step("login", warning=LINGERS)
-    yield _guarded("versions", lambda: _versions(settings.remote.kind))
-    reached = preflight.strategy is not None
-    yield _guarded("dump", lambda: Step("", *side_checks.dump(settings, reached=reached)))
-    if settings.snapshots:
-        yield _guarded(
-            "snapshots", lambda: Step("", *side_checks.snapshots(settings, reached=reached))
-        )
 
 
 def require_known(catalog: Connection, settings: Settings) -> None:
@@ -146,6 +100,7 @@ class Preflight:
         self._store = Store(settings.source.root)
         self._catalog: Connection | None = None
         self._probe: Probe | None = None
+        self._facts: Facts | None = None
         self._sizes: list[int] = []
         self._bucket = settings.remote.kind == "s3"
         self.strategy: str | None = None
@@ -155,24 +110,23 @@ class Preflight:
 
     def steps(self) -> Iterator[Step]:
         """Yields each step as it is done; none raises."""
-        source = _guarded("source", lambda: Step("", self._store.probe()))
+        source = guarded("source", lambda: Step("", self._store.probe()))
         yield source
-        yield _guarded("catalog", self._look_at_catalog)
+        yield guarded("catalog", self._look_at_catalog)
         if (catalog := self._catalog) is not None:
-            yield _guarded("rights", lambda: self._rights(catalog))
+            yield guarded("rights", lambda: self._rights(catalog))
             if source.error is None:
-                yield _guarded("pending", lambda: self._look_for_pending(catalog))
-        facts: list[Facts] = []
-        yield _guarded("remote", lambda: self._look_at_remote(facts))
-        if facts and (probe := self._probe) is not None:
+                yield guarded("pending", lambda: self._look_for_pending(catalog))
+        yield guarded("remote", self._look_at_remote)
+        if (facts := self._facts) is not None and (probe := self._probe) is not None:
             if self._try_out:
-                yield _guarded("transfer", lambda: _transfer(probe, warns=not self._prepare))
-            yield _guarded("clock", lambda: _clock(facts[0]))
+                yield guarded("transfer", lambda: _transfer(probe, warns=not self._prepare))
+            yield guarded("clock", lambda: _clock(facts))
             if catalog is not None:
-                yield _guarded("space", lambda: self._look_for_space(catalog, facts[0]))
-                if not facts[0].placed:
+                yield guarded("space", lambda: self._look_for_space(catalog, facts))
+                if not facts.placed:
                     name = "store" if self._bucket else "by-hash"
-                    yield _guarded(name, lambda: self._look_for_place(catalog, probe))
+                    yield guarded(name, lambda: self._look_for_place(catalog, probe))
 
     def __enter__(self) -> Self:
         return self
@@ -247,10 +201,9 @@ class Preflight:
         )
         return Step("", warning=said)
 
-    def _look_at_remote(self, facts: list[Facts]) -> Step:
+    def _look_at_remote(self) -> Step:
         self._probe = probe = self._open_one()
-        found = probe.facts(will_try_out=self._try_out)
-        facts.append(found)
+        self._facts = found = probe.facts(will_try_out=self._try_out)
         self.strategy = probe.strategy
         remote = self._settings.remote
         where = remote.url if self._bucket else remote.host or "this machine"
@@ -317,55 +270,12 @@ def _need(estimate: PendingEstimate, sizes: list[int]) -> tuple[int, str]:
     )
 
 
-def _guarded(name: str, work: Callable[[], Step]) -> Step:
+def guarded(name: str, work: Callable[[], Step]) -> Step:
+    """Returns the step that work returns, or that it failed by the error that work raises."""
     try:
         return replace(work(), name=name)
     except BackupError as error:
         return Step(name, error=error)
-
-
-def _log(settings: Settings) -> Step:
-    EventLog(settings.log, "check", settings.target).close()
-    return Step("", str(settings.log.jsonl))
-
-
-def _lock(settings: Settings) -> Step:
-    with pid_lock(settings.lock.file):
-        return Step("", f"{settings.lock.file} is free")
-
-
-def _target(settings: Settings) -> Step:
-    remote = settings.remote
-    idle = ", ".join(f"remote.{name}" for name in remote.idle)
-    warnings = [f"without effect for {remote.kind}: {idle}"] if idle else []
-    if remote.kind == "file" and _on_one_disk(remote.path, settings.source.root):
-        warnings.append(
-            f"{remote.path} and {settings.source.root} are on one file system: a broken disk takes"
-            " both; is the target's disk mounted?"
-        )
-    server = f" at {remote.endpoint}" if remote.kind == "s3" and remote.endpoint else ""
-    place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]}{server})"
-    return Step("", place, warning="; ".join([place, *warnings]) if warnings else "")
-
-
-def _sealing(settings: Settings) -> Step:
-    """Says whom packs are sealed for, and whether they can be."""
-    if not settings.pack.recipients:
-        return Step("", "nothing is sealed: pack.recipients is empty")
-    if not settings.recipients:
-        return Step("", warning="pack.recipients has no effect: it is for buckets")
-    require_sealing(settings.recipients)
-    said = f"packs and dumps are sealed for {many(len(settings.recipients), 'recipient')}"
-    if (file := settings.pack.identity_file) is None:
-        return Step("", said)
-    return Step("", warning=f"{said}; who has this machine can open them all, by {file}")
-
-
-def _on_one_disk(*paths: str | Path) -> bool:
-    try:
-        return len({Path(path).stat().st_dev for path in paths}) == 1
-    except OSError:
-        return False
 
 
 def _transfer(probe: Probe, *, warns: bool) -> Step:
@@ -382,12 +292,3 @@ def _clock(facts: Facts) -> Step:
     if facts.skew_s > _SKEW_SECONDS:
         return Step("", warning=f"the remote's clock is {facts.skew_s:.0f} s off; set up NTP on it")
     return Step("", "the clocks agree")
-
-
-def _versions(kind: str) -> Step:
-    ours = [f"ntt-backup {__version__}", f"Python {platform.python_version()}"]
-    if kind != "s3":
-        ours.append(version_of(["tar", "--version"]) or "tar of unknown version")
-    if kind == "ssh":
-        ours.append(version_of(["ssh", "-V"]) or "ssh of unknown version")
-    return Step("", ", ".join(ours))

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
-from ntt_backup.daemon import preflight
+from ntt_backup.daemon import check, preflight
 from ntt_backup.errors import BackupError, RemoteCannotStore, SourceError
 from ntt_backup.upload.strategies import tar_probe
 from ntt_backup.upload.strategies.probe import Facts, trial
@@ -78,7 +78,7 @@ def test_a_clock_that_is_off_is_worth_a_look(skew: float, warned: bool) -> None:
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    step = preflight._guarded("versions", lambda: preflight._versions("ssh"))
+    step = preflight.guarded("versions", lambda: check._versions("ssh"))
     assert isinstance(step.error, SourceError)
     assert "tar is not installed" in step.error.message
     assert "apt-get install tar" in step.error.hint

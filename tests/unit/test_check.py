@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ntt_backup.config.models import Settings
-from ntt_backup.daemon import side_checks
+from ntt_backup.daemon.check import snapshots
 from ntt_backup.objects import s3
 from ntt_backup.snapshot import open as opening
 from tests.memory_repository import MemoryRepository
@@ -37,7 +37,7 @@ def test_a_lock_that_ends_before_a_chain_does_is_warned_of(
     monkeypatch.setattr(s3, "open_bucket", lambda _: SimpleNamespace(facts=lambda: facts))
     monkeypatch.setattr(opening, "open_repository", lambda _: MemoryRepository())
 
-    said, warning = side_checks.snapshots(settings, reached=True)
+    step = snapshots(settings, reached=True)
 
-    assert bool(warning) == (of_which is not None)
-    assert (of_which or "2 sets, 0 versions") in said + warning
+    assert bool(step.warning) == (of_which is not None)
+    assert (of_which or "2 sets, 0 versions") in step.text + step.warning

@@ -1,0 +1,163 @@
+"""What `check` looks at: all that the preflight does, and what no run need wait for.
+
+Of the work beside the workers that is whether the catalog can be dumped, and the sets be taken.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from ntt_backup import __version__
+from ntt_backup.client.connection import SessionSpec
+from ntt_backup.config import Settings
+from ntt_backup.config.sealing import require_sealing
+from ntt_backup.config.timetable import describe
+from ntt_backup.daemon import metrics_process, notice_process
+from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.preflight import Preflight, Step, guarded
+from ntt_backup.dump.rehearsal import rehearse
+from ntt_backup.errors import SOME_FAILED, CatalogError, DumpImpossible, SourceError
+from ntt_backup.format import many
+from ntt_backup.process.pid_lock import pid_lock
+from ntt_backup.process.pipeline import version_of
+from ntt_backup.upload.strategies import open_probe
+from ntt_backup.upload.strategies.probe import LINGERS, Probe
+
+_KINDS: Final = {"ssh": "by ssh", "file": "a directory of this machine", "s3": "a bucket"}
+
+
+def check(settings: Settings) -> Iterator[Step]:
+    """Yields every step as it is done; none raises, and nothing is changed on either side."""
+    yield guarded("log", lambda: _log(settings))
+    yield guarded("lock", lambda: _lock(settings))
+    yield guarded("target", lambda: _target(settings))
+    if (limit := settings.run.bwlimit) is not None:
+        yield Step("bandwidth", describe(limit, datetime.now()))
+    if settings.pack.recipients or settings.remote.kind == "s3":
+        yield guarded("sealing", lambda: _sealing(settings))
+
+    def open_one() -> Probe:
+        spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
+        return open_probe(settings.run.strategy, spec)
+
+    if settings.metrics.listen or settings.metrics.textfile:
+        yield guarded("metrics", lambda: Step("", *metrics_process.check(settings)))
+    if settings.notify.command or settings.notify.ping_url or settings.notify.webhook_url:
+        yield guarded("notices", lambda: Step("", *notice_process.check(settings)))
+    preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
+    with preflight:
+        yield from preflight.steps()
+    if preflight.lingers:
+        yield Step("login", warning=LINGERS)
+    yield guarded("versions", lambda: _versions(settings.remote.kind))
+    reached = preflight.strategy is not None
+    yield guarded("dump", lambda: _dump(settings, reached=reached))
+    if settings.snapshots:
+        yield guarded("snapshots", lambda: snapshots(settings, reached=reached))
+
+
+def _log(settings: Settings) -> Step:
+    EventLog(settings.log, "check", settings.target).close()
+    return Step("", str(settings.log.jsonl))
+
+
+def _lock(settings: Settings) -> Step:
+    with pid_lock(settings.lock.file):
+        return Step("", f"{settings.lock.file} is free")
+
+
+def _target(settings: Settings) -> Step:
+    remote = settings.remote
+    idle = ", ".join(f"remote.{name}" for name in remote.idle)
+    warnings = [f"without effect for {remote.kind}: {idle}"] if idle else []
+    if remote.kind == "file" and _on_one_disk(remote.path, settings.source.root):
+        warnings.append(
+            f"{remote.path} and {settings.source.root} are on one file system: a broken disk takes"
+            " both; is the target's disk mounted?"
+        )
+    server = f" at {remote.endpoint}" if remote.kind == "s3" and remote.endpoint else ""
+    place = f"{settings.target} is {remote.url} ({_KINDS[remote.kind]}{server})"
+    return Step("", place, warning="; ".join([place, *warnings]) if warnings else "")
+
+
+def _sealing(settings: Settings) -> Step:
+    """Says whom packs are sealed for, and whether they can be."""
+    if not settings.pack.recipients:
+        return Step("", "nothing is sealed: pack.recipients is empty")
+    if not settings.recipients:
+        return Step("", warning="pack.recipients has no effect: it is for buckets")
+    require_sealing(settings.recipients)
+    said = f"packs and dumps are sealed for {many(len(settings.recipients), 'recipient')}"
+    if (file := settings.pack.identity_file) is None:
+        return Step("", said)
+    return Step("", warning=f"{said}; who has this machine can open them all, by {file}")
+
+
+def _on_one_disk(*paths: str | Path) -> bool:
+    try:
+        return len({Path(path).stat().st_dev for path in paths}) == 1
+    except OSError:
+        return False
+
+
+def _versions(kind: str) -> Step:
+    ours = [f"ntt-backup {__version__}", f"Python {platform.python_version()}"]
+    if kind != "s3":
+        ours.append(version_of(["tar", "--version"]) or "tar of unknown version")
+    if kind == "ssh":
+        ours.append(version_of(["ssh", "-V"]) or "ssh of unknown version")
+    return Step("", ", ".join(ours))
+
+
+def _dump(settings: Settings, *, reached: bool) -> Step:
+    if settings.run.skip_pgdump:
+        return Step("", "the catalog is not dumped (run.skip_pgdump)")
+    try:
+        return Step("", rehearse(settings, remote_too=reached))
+    except CatalogError as error:
+        return Step("", warning=f"whether the catalog can be dumped is not known: {error}")
+    except DumpImpossible as error:
+        return Step("", warning=f"the catalog will not be dumped: {error}; {error.hint}")
+
+
+def snapshots(settings: Settings, *, reached: bool) -> Step:
+    """Says whether the sets can be taken: this user can read what they name, and the target lets us
+    see and keep versions. Raises SourceError, and what a repository raises.
+    """
+    from ntt_backup.objects.s3 import open_bucket
+    from ntt_backup.snapshot.open import open_repository
+    from ntt_backup.snapshot.retention import life
+    from ntt_backup.snapshot.versions import versions
+
+    for name, wanted in settings.snapshots.items():
+        for path in wanted.paths:
+            if not os.access(path, os.R_OK):
+                raise SourceError(
+                    f"{path} of the snapshot set {name} is missing, or may not be read",
+                    hint="mount its disk, allow this user to read it, or correct its paths",
+                    exit_code=SOME_FAILED,
+                )
+    said = many(len(settings.snapshots), "set")
+    if not reached:
+        return Step("", f"{said} can be read here")
+    with closing(open_repository(settings)) as repository:
+        whole = sum(one.whole for name in settings.snapshots for one in versions(repository, name))
+    by_hand = sorted(settings.snapshots.keys() - settings.scheduled.keys())
+    hand = f"; a run takes none of {', '.join(by_hand)}: `every` is not set" if by_hand else ""
+    text = f"{said}, {many(whole, 'version')} on the target{hand}"
+    if settings.remote.kind == "s3" and (lock := open_bucket(settings.remote).facts().lock_days):
+        lives = {name: life(wanted).days for name, wanted in settings.snapshots.items()}
+        if short := [f"{name} ({days})" for name, days in lives.items() if days > lock]:
+            warning = (
+                f"{text}; the bucket's object lock ends after {many(lock, 'day')}, and versions are"
+                f" needed for longer (days): {', '.join(short)}; make it longer, or full_every and"
+                " keep_* shorter"
+            )
+            return Step("", warning=warning)
+    return Step("", text)
