@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal
 
 from ntt_backup.audit.hashing import CheckQueue, Job, hash_in_store, hash_remote
 from ntt_backup.blobdir.layout import is_blobid
 from ntt_backup.catalog.connection import Connection
 from ntt_backup.catalog.ledger import record_checks
-from ntt_backup.catalog.selection import Checks
+from ntt_backup.catalog.selection import Checks, Choice
 from ntt_backup.client.pool import SessionPool
 from ntt_backup.config import RemoteConfig, StoreConfig
 from ntt_backup.config.timetable import Timetable
@@ -44,14 +44,6 @@ LOST: Final = {Reason.REMOTE_MISSING, Reason.REMOTE_CORRUPT}
 Way = Literal["there", "download", "local"]
 
 
-class Choice(TypedDict):
-    """Which of what was copied is checked; see `Question`."""
-
-    prefix: str
-    older_than: float | None
-    fraction: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to check, and how. way: hash on the remote (`there`), after a download, or the local
@@ -70,7 +62,8 @@ class Question:
 
     @property
     def choice(self) -> Choice:
-        return Choice(prefix=self.prefix, older_than=self.older_than, fraction=self.fraction)
+        """Which of what was copied, or of the store, is checked."""
+        return Choice(self.prefix, self.older_than, self.fraction)
 
 
 class Budget:
@@ -182,8 +175,8 @@ class _Check:
     def __post_init__(self) -> None:
         self.budget = Budget(self.question)
         self.recorded = self.budget.started
-        choice = self.question.choice
-        self.checks = Checks(self.conn, self.target, **choice, local=self.pool is None)
+        local = self.pool is None
+        self.checks = Checks(self.conn, self.target, self.question.choice, local=local)
         self.found = Findings(total=self.checks.total)
 
     def step(self) -> None:

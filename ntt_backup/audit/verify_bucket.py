@@ -94,8 +94,8 @@ class _Check:
         self.budget = Budget(self.question)
         self.recorded = self.budget.started
         choice = self.question.choice
-        self.packs = PackChecks(self.conn, self.target, **choice)
-        self.large = Checks(self.conn, self.target, **choice, least=LARGE_BLOB)
+        self.packs = PackChecks(self.conn, self.target, choice)
+        self.large = Checks(self.conn, self.target, choice, least=LARGE_BLOB)
         self.found = Findings(total=self.packs.blobs + self.large.total)
 
     def work(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from ntt_backup.catalog.connection import Connection, translated
 from ntt_backup.catalog.queries import fragment, statement
+from ntt_backup.catalog.selection import Choice
 from ntt_backup.model import StoredPack
 
 _PAGE: Final = 1000
@@ -50,30 +51,18 @@ def iter_packs(conn: Connection, target: str) -> Iterator[StoredPack]:
 
 
 class PackChecks:
-    """The packs to check, those first that were checked longest ago. blobs: how many these hold.
+    """The packs to check, those first that were checked longest ago. blobs: how many these hold."""
 
-    prefix: only packs that may hold blobids which begin so. older_than: seconds since the last
-    check. fraction: a random sample of that part.
-    """
-
-    def __init__(
-        self,
-        conn: Connection,
-        target: str,
-        *,
-        prefix: str = "",
-        older_than: float | None = None,
-        fraction: float | None = None,
-    ) -> None:
+    def __init__(self, conn: Connection, target: str, choice: Choice) -> None:
         self._conn = conn
         self._past: tuple[object, str] = ("-infinity", "")
         with translated("list the packs to check"):
-            bound = conn.execute(statement("check_bound"), {"older_than": older_than or 0})
+            bound = conn.execute(statement("check_bound"), {"older_than": choice.older_than or 0})
             self._values = {
                 "target": target,
-                "first": prefix.ljust(64, "0"),
-                "last": prefix.ljust(64, "f"),
-                "fraction": fraction,
+                "first": choice.prefix.ljust(64, "0"),
+                "last": choice.prefix.ljust(64, "f"),
+                "fraction": choice.fraction,
                 "seed": secrets.token_hex(4),
                 "before": bound.fetchall()[0][0],
             }

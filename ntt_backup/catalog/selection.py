@@ -88,11 +88,20 @@ def sample(conn: Connection, target: str, limit: int) -> list[Blob]:
     return list(found.values())
 
 
+class Choice(NamedTuple):
+    """What to check: blobids that begin with prefix, and the packs that may hold such. older_than:
+    seconds since the last check. fraction: a random sample of that part.
+    """
+
+    prefix: str = ""
+    older_than: float | None = None
+    fraction: float | None = None
+
+
 class Checks:
     """The blobs to check, those first that were checked longest ago; total is their number.
 
-    prefix: only blobids that begin so. older_than: seconds since the last check. fraction: a random
-    sample of that part. local: what the store should have, instead of what was copied. least: only
+    local: what the store should have, instead of what was copied. least: only
     blobs of at least so many bytes which are not alone in a pack.
 
     Nothing is indexed by the last check, so the server makes the list once, and it is read in
@@ -103,10 +112,8 @@ class Checks:
         self,
         conn: Connection,
         target: str,
+        choice: Choice,
         *,
-        prefix: str = "",
-        older_than: float | None = None,
-        fraction: float | None = None,
         local: bool = False,
         least: int | None = None,
     ) -> None:
@@ -115,13 +122,7 @@ class Checks:
         copied = "copied_blobs" if least is None else "copied_alone"
         chosen = "blobs_of_the_store" if local else copied
         parts["chosen"] = fragment(chosen, **parts)
-        values = {
-            "target": target,
-            "prefix": prefix,
-            "older_than": older_than,
-            "fraction": fraction,
-            "least": least,
-        }
+        values = {"target": target, "least": least, **choice._asdict()}
         with translated("list the blobs to check"):
             with conn.transaction():
                 conn.execute(statement("begin_checks", **parts), values)
