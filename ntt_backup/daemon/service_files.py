@@ -101,7 +101,7 @@ def _sealed(text: str) -> str:
 
 
 def _is_ours(text: str) -> bool:
-    """Whether nobody has changed the text since it was written."""
+    """Returns whether nobody has changed the text since it was written."""
     match = _SEALED.fullmatch(text)
     return match is not None and _sealed(match[1]) == text
 

@@ -104,7 +104,7 @@ class SideJob:
         self._body, self._every = other._body, other._every
 
     def hear(self, now: float) -> Iterator[Event]:
-        """Its events; afterwards `running` is False if it has ended."""
+        """Yields its events; afterwards `running` is False if it has ended."""
         child = self._child
         if child is None:
             return

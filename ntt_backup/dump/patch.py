@@ -134,6 +134,7 @@ def _dictionary(known: bytes) -> zstandard.ZstdCompressionDict:
 
 
 def plain(zstd: zstandard.ZstdDecompressor, data: bytes, most: int) -> bytes:
+    """Returns the content of a frame. Raises ValueError where it is longer than most."""
     if zstandard.frame_content_size(data) > most:
         raise ValueError("it has too much in it")
     return zstd.decompress(data)

@@ -204,6 +204,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int, room: int) -> Iterator
 
 
 def one_line(text: str, style: str = "") -> Text:
+    """Returns a text that is cut off where the line ends."""
     return Text(text, style=style, no_wrap=True, overflow="crop")
 
 
