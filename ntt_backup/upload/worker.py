@@ -49,14 +49,16 @@ if TYPE_CHECKING:
 
 _COLLECT_SECONDS: Final = 0.5
 _IDLE_SESSION_SECONDS: Final = 60.0
-_FIRST_POLL_SECONDS: Final = 0.05
-_LAST_POLL_SECONDS: Final = 2.0
+_FIRST_WAIT_SECONDS: Final = 0.05
+_LAST_WAIT_SECONDS: Final = 2.0
 # Of a suspect store one batch is tried again with backoff, and the rest after so many of its caps.
 _PUT_OFF_CAPS: Final = 10
 
 
 class Worker:
-    """Runs until nothing is pending; with watch until it is told to stop. name: unique in a run."""
+    """Runs until nothing is pending; with watch until it is told to stop. name: unique in a run.
+    interval: seconds from one look for new blobs to the next; its value may change.
+    """
 
     def __init__(
         self,
@@ -69,9 +71,10 @@ class Worker:
         pipe: EventPipe,
         *,
         watch: bool,
+        interval: SharedNumber | None = None,
     ) -> None:
         self._run = run
-        self.poll = SharedNumber(run.poll_interval)
+        self._interval = interval or SharedNumber(run.poll_interval)
         self._watch = watch
         self._store = store
         self._ahead = ahead
@@ -86,7 +89,8 @@ class Worker:
         self._queue = SendQueue(name, run.batch_size, run.batch_bytes)
         self._outcomes: list[Outcome] = []
         self._receipts: deque[Receipt] = deque()
-        self._poll = _FIRST_POLL_SECONDS
+        # Until blobs that others hold may be free.
+        self._wait_s = _FIRST_WAIT_SECONDS
         self._idle_since: float | None = None
         self._catalog_due: float | None = None
         self._away_s = 0.0
@@ -165,7 +169,7 @@ class Worker:
 
     def _send(self, batch: Batch) -> None:
         self._idle_since = None
-        self._poll = _FIRST_POLL_SECONDS
+        self._wait_s = _FIRST_WAIT_SECONDS
         if self._session is None:
             self._pipe.state("waiting")
             try:
@@ -283,20 +287,14 @@ class Worker:
             for failure in receipt.failed:
                 self._pipe.emit(events.BlobFailed.of(failure))
             self._pipe.emit(events.BatchComplete.of(receipt))
-        if self._catalog is not None:
-            self._release_settled(self._catalog)
-
-    def _release_settled(self, catalog: CatalogSession) -> None:
-        spent = catalog.claims.exhausted()
-        if spent:
+        if self._catalog is not None and (spent := self._catalog.claims.exhausted()):
             kept = self._queue.ranges(time.monotonic())
             busy = kept.union(*(batch.ranges for batch in self._in_flight()))
-            catalog.claims.release(spent - busy)
+            self._catalog.claims.release(spent - busy)
 
     def _record_the_rest(self) -> None:
-        """Records what has been answered, where that is possible, before the end by an error.
-
-        The error that ends the work is the one to be seen, not what comes of this.
+        """Records what has been answered, as far as possible. The error that ends the work is the
+        one to be seen, not what comes of this.
         """
         with suppress(BackupError):
             self._accept()
@@ -318,8 +316,8 @@ class Worker:
                 return
         if not pending:
             self._pipe.emit(Drained())
-        if not pending and not self._watch:
-            self._done = True
+            self._done = not self._watch
+        if self._done:
             return
         now = time.monotonic()
         self._idle_since = self._idle_since or now
@@ -327,11 +325,11 @@ class Worker:
             self._session.close()
             self._session = None
         if pending:
-            self._poll = min(self._poll * 2, _LAST_POLL_SECONDS)
-            pause(self._pipe, self._poll, "idle")
+            self._wait_s = min(self._wait_s * 2, _LAST_WAIT_SECONDS)
+            pause(self._pipe, self._wait_s, "idle")
         else:
             heard, fd = claims.drain_notifications, claims.fileno()
-            pause(self._pipe, self.poll.value, "idle", fd, heard=heard)
+            pause(self._pipe, self._interval.value, "idle", fd, heard=heard)
 
     # --- when a side is away ----------------------------------------------------------------------
 

@@ -187,13 +187,18 @@ def run(spec: WorkerSpec, store: Store, remote: Remote, pipe: EventPipe) -> None
             listen=spec.watch and settings.remote.kind != "s3",
         )
 
-    name, connect = str(spec.worker), remote.connect
     ahead = ReadAhead(store.root, settings.source.read_order, lambda: pipe.sent(0))
-    worker = Worker(
-        name, settings.run, store, ahead, connect, connect_catalog, pipe, watch=spec.watch
-    )
-    worker.poll = spec.poll or worker.poll
-    worker.run()
+    Worker(
+        str(spec.worker),
+        settings.run,
+        store,
+        ahead,
+        remote.connect,
+        connect_catalog,
+        pipe,
+        watch=spec.watch,
+        interval=spec.poll,
+    ).run()
 
 
 def work(spec: WorkerSpec) -> int:
