@@ -103,9 +103,19 @@ class StoreSuspect(SourceError):
 
 
 class LockHeld(BackupError):
-    """Another coordinator of this target runs on this host."""
+    """Another process of ours does what only one may do: a run for a target, a take of a snapshot
+    set, a restore into a directory.
+    """
 
     exit_code = 3
+
+    @classmethod
+    def restoring(cls, path: object) -> LockHeld:
+        """Returns the error for a directory into which another restore writes."""
+        return cls(
+            f"another restore into {path} is at work",
+            hint="wait for it or stop it (a dead one holds no lock), or name another directory",
+        )
 
 
 class NotRunning(BackupError):

@@ -38,7 +38,10 @@ def diff(common: Common, old: str, new: str, as_json: bool) -> None:
         if not new and old == name:
             whole = [one for one in versions(repository, choose(repository, name).set) if one.whole]
             if len(whole) < 2:
-                raise ConfigError(f"{name} has one version only")
+                raise ConfigError(
+                    f"{name} has one version only",
+                    hint=f"make another one: ntt-backup-remote snapshot take {name}",
+                )
             before, after = whole[-2:]
         else:
             before = choose(repository, old)

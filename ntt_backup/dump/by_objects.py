@@ -95,7 +95,11 @@ class DumpsByObjects:
             yield from opened(pieces, self._keyring) if sealed else pieces
         except (ObjectMissing, ObjectArchived) as error:
             why = "gone" if isinstance(error, ObjectMissing) else "in an archive class: thaw it"
-            raise RemoteDenied("a dump cannot be read", detail=f"{key} is {why}") from error
+            raise RemoteDenied(
+                "a dump cannot be read",
+                detail=f"{key} is {why}",
+                hint="`ntt-backup-remote dumps` lists the others; restore --catalog takes --dump NAME",
+            ) from error
 
     def close(self) -> None:
         """Does nothing: no connection outlives its question."""

@@ -131,5 +131,9 @@ def read_head(pg_restore: Path, head: bytes, *options: str) -> bytes:
     finally:
         os.close(memory)
     if status != 0:
-        raise DumpFailed("pg_restore cannot read the dump", detail=child.stderr.text[-_SHOWN:])
+        raise DumpFailed(
+            "pg_restore cannot read the dump",
+            detail=child.stderr.text[-_SHOWN:],
+            hint=f"are pg_dump and {pg_restore} of one version? See dump.bin",
+        )
     return said

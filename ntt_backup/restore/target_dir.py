@@ -64,7 +64,7 @@ class RestoreTarget:
             try:
                 fcntl.flock(self._scratch, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LockHeld(f"another restore into {root} is at work") from None
+                raise LockHeld.restoring(root) from None
             make_directory(self._scratch, PARTIAL, 0o700)
             self.partial = open_below(self._scratch, PARTIAL)
             self._empty_scratch()
@@ -160,7 +160,9 @@ class TargetWriter:
             with destination(self._target.root / name[:2] / name[2:4]):
                 fd, _ = self._blobs.open_blob(name)
         except NotAFile:
-            raise DestinationError(f"{name} is no file any more") from None
+            raise DestinationError(
+                f"{name} is no file any more", hint="does another program write there?"
+            ) from None
         with closing(fd):
             yield fd
 

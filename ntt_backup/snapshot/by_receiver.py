@@ -177,7 +177,11 @@ class RepositoryByReceiver(QuestionSession):
         if told and status == file_messages.MISSING:
             raise FileMissing(wanted.name)
         if told or status == read_messages.BROKEN:
-            raise RemoteDenied("a file of a snapshot cannot be read", detail=text or wanted.name)
+            raise RemoteDenied(
+                "a file of a snapshot cannot be read",
+                detail=text or wanted.name,
+                hint="look at the remote's disk, and at the owner of snapshots/ there",
+            )
         return question.pieces[0] if len(question.pieces) == 1 else b"".join(question.pieces)
 
     def _ask(self, kind: int, frame: bytes, most: int = 0) -> _Question:

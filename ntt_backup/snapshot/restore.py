@@ -225,7 +225,7 @@ def _destination(to: Path) -> Iterator[int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockHeld(f"another restore into {to} is at work") from None
+            raise LockHeld.restoring(to) from None
         yield fd
     finally:
         os.close(fd)

@@ -45,7 +45,10 @@ class SealedFile:
         assert seal is not None
         self._seal, keys = seal, seal.keys
         if len(keys) > HEAD_BYTES - _HEAD.size:
-            raise ConfigError(f"{len(recipients)} recipients are too many for a snapshot")
+            raise ConfigError(
+                f"{len(recipients)} recipients are too many for a snapshot",
+                hint="name fewer in pack.recipients: 30 have room",
+            )
         self._digest = sha256()
         head = _HEAD.pack(_MAGIC, len(keys), blake3(keys).digest())
         file.add((head + keys).ljust(HEAD_BYTES, b"\0"))

@@ -148,6 +148,7 @@ def excluder(patterns: Sequence[str]) -> Callable[[str], object] | None:
         raise ConfigError(
             f"a pattern for paths cannot be read: {', '.join(patterns)}",
             detail=str(error),
+            hint="known are * (any characters but a slash), ** (anything), ? and [a-z] (one each)",
         ) from error
 
 

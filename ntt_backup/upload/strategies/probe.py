@@ -124,6 +124,7 @@ def require_time(since: float) -> None:
         raise RemoteDenied(
             "the remote gave no receipt for the trial batches",
             detail=f"waited {TRIAL_SECONDS:.0f} s for it to store and sync them",
+            hint="look at the remote's disk: is it very slow, or does it report errors?",
         )
 
 
