@@ -98,7 +98,7 @@ class DumpsByObjects:
             raise RemoteDenied(
                 "a dump cannot be read",
                 detail=f"{key} is {why}",
-                hint="`ntt-backup-remote dumps` lists the others; restore --catalog takes --dump NAME",
+                hint="`ntt-backup-remote dumps` lists the others; --dump NAME takes one",
             ) from error
 
     def close(self) -> None:
