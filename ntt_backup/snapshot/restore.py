@@ -99,15 +99,9 @@ def restore(
         try:
             source = _Source(repository, version, to, delta=options.delta)
             choice = Choice(patterns, source.manifest()) if patterns else None
-
-            def restorer(
-                repository: RepositoryToRead, root: int, part: tuple[int, int] = (0, 1)
-            ) -> Restorer:
-                manifest, map = source.manifest(), source.map()
-                return Restorer(repository, manifest, map, root, options, choice, part)
-
+            restorer = partial(_restorer, source, options, choice)
             if jobs == 1:
-                steps = restorer(repository, root).run()
+                steps = restorer(repository, root, (0, 1)).run()
             else:
                 repository.close()  # With its threads, this process could not be copied.
                 steps = _by_helpers(restorer, open_repository, to, jobs)
@@ -130,6 +124,18 @@ def restore(
     done.part = 1.0
     done.duration_s = time.monotonic() - began
     return done
+
+
+def _restorer(
+    source: _Source,
+    options: Options,
+    choice: Choice | None,
+    repository: RepositoryToRead,
+    root: int,
+    part: tuple[int, int],
+) -> Restorer:
+    manifest, map = source.manifest(), source.map()
+    return Restorer(repository, manifest, map, root, options, choice, part)
 
 
 def _by_helpers(

@@ -103,7 +103,7 @@ class Restorer:
         root: int,
         options: Options,
         choice: Choice | None,
-        part: tuple[int, int] = (0, 1),
+        part: tuple[int, int],
     ) -> None:
         self._manifest = manifest
         self._map = map

@@ -38,22 +38,24 @@ def finish(
             else:
                 settle(*entered.pop())
 
+    def take(entry: Entry) -> None:
+        if entry.kind == DIRECTORY:
+            if choice is None or choice.has_directory(entry.path):
+                entered.append((entry, tree.enter(entry.path)))
+        elif choice is None or choice.has(entry.path):
+            if entry.target in wrong:
+                raise Refused("the file that it is a link to was not restored")
+            made = _link(tree, targets, entry)
+            step.files += made
+            step.kept += not made
+
     try:
         for lines in manifest.batches():
             few = [line for line in lines if b'","d",' in line or b'","h",' in line]
             for entry in entries_of(few):
                 leave(entry.path)
                 try:
-                    if entry.kind == DIRECTORY:
-                        if choice is None or choice.has_directory(entry.path):
-                            entered.append((entry, tree.enter(entry.path)))
-                    elif choice is None or choice.has(entry.path):
-                        if entry.target in wrong:
-                            raise Refused("the file that it is a link to was not restored")
-                        if _link(tree, targets, entry):
-                            step.files += 1
-                        else:
-                            step.kept += 1
+                    take(entry)
                 except (OSError, Refused, ValueError) as error:
                     step.problem(entry.path, error)
         leave("")
