@@ -74,36 +74,8 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
     sink = Hashing()
     try:
         if isinstance(what, Blob):
-            digest = bytes.fromhex(what.blobid)
-            give_large(bucket, digest, None, sink)
-            failures = tuple(sink.failures)
-            if failures:
-                for pack, reader, entry in places(bucket, tables, digest):
-                    sink.failures.clear()
-                    give_blobs(pack, reader, [entry], sink)
-                    if not sink.failures:
-                        failures = ()
-                        break
-            return Checked(what, 1, sink.bytes, failures)
-        name = PackKey.read(what.key)
-        if name is None:
-            text = f"the ledger names a pack that can be none, {what.key}"
-            return Checked(what, 0, lost=_failure(what, Reason.REMOTE_MISSING, text))
-        info = bucket.head(what.key)
-        if info is None or info.size != what.size:
-            # Who restores looks for the table at the end that the bucket tells.
-            return look(bucket, tables, what)
-        pack = PackObject(name, what.size)
-        reader = tables.open(pack)
-        entries = list(entries_of(reader, prefix))
-        for some in jobs(entries):
-            give_blobs(pack, reader, some, sink)
-        failed = {bytes.fromhex(one.blobid): one for one in sink.failures}
-        if failed:
-            for digest, _ in read_elsewhere(bucket, tables, [*failed], pack):
-                del failed[digest]
-        whole = len(entries) == len(reader.table)
-        return Checked(what, len(entries), sink.bytes, tuple(failed.values()), whole=whole)
+            return _read_large(bucket, tables, what, sink)
+        return _read_pack(bucket, tables, what, prefix, sink)
     except ObjectMissing:
         return look(bucket, tables, what)
     except (ObjectArchived, ObjectUnreadable, SealedForOthers) as trouble:
@@ -119,6 +91,43 @@ def read(bucket: PatientBucket, tables: Tables, what: Checkable, prefix: str) ->
         text = f"the pack {what.key} is damaged: {error}"
         lost = _failure(what, Reason.REMOTE_CORRUPT, text)
         return Checked(what, what.blobs, sink.bytes, lost=lost)
+
+
+def _read_large(bucket: PatientBucket, tables: Tables, blob: Blob, sink: Hashing) -> Checked:
+    digest = bytes.fromhex(blob.blobid)
+    give_large(bucket, digest, None, sink)
+    failures = tuple(sink.failures)
+    for pack, reader, entry in places(bucket, tables, digest) if failures else ():
+        sink.failures.clear()
+        give_blobs(pack, reader, [entry], sink)
+        if not sink.failures:
+            failures = ()
+            break
+    return Checked(blob, 1, sink.bytes, failures)
+
+
+def _read_pack(
+    bucket: PatientBucket, tables: Tables, what: StoredPack, prefix: str, sink: Hashing
+) -> Checked:
+    name = PackKey.read(what.key)
+    if name is None:
+        text = f"the ledger names a pack that can be none, {what.key}"
+        return Checked(what, 0, lost=_failure(what, Reason.REMOTE_MISSING, text))
+    info = bucket.head(what.key)
+    if info is None or info.size != what.size:
+        # Who restores looks for the table at the end that the bucket tells.
+        return look(bucket, tables, what)
+    pack = PackObject(name, what.size)
+    reader = tables.open(pack)
+    entries = list(entries_of(reader, prefix))
+    for some in jobs(entries):
+        give_blobs(pack, reader, some, sink)
+    failed = {bytes.fromhex(one.blobid): one for one in sink.failures}
+    if failed:
+        for digest, _ in read_elsewhere(bucket, tables, [*failed], pack):
+            del failed[digest]
+    whole = len(entries) == len(reader.table)
+    return Checked(what, len(entries), sink.bytes, tuple(failed.values()), whole=whole)
 
 
 def _failure(what: Checkable, reason: Reason, text: str) -> Failure:
