@@ -1,9 +1,10 @@
-"""Sizes, durations, moments, counts and errors as people read them, safe to print."""
+"""Sizes, durations, moments, counts and errors as people read them, safe to print; values for JSON."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
+from uuid import UUID
 
 import humanize
 
@@ -66,6 +67,15 @@ def moment(when: datetime, *, zone: bool = True) -> str:
 def utc(when: datetime) -> str:
     """Returns a point in time for programs: `2026-03-04T05:06:07.123Z`, in UTC."""
     return when.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def json_value(value: object) -> object:
+    """Returns a value as JSON has it: times in UTC, seconds with three decimals."""
+    if isinstance(value, datetime):
+        return utc(value)
+    if isinstance(value, UUID):
+        return str(value)
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def about(count: int) -> int:

@@ -6,16 +6,14 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn
-from uuid import UUID
 
 import click
 
 from ntt_backup.errors import complete
-from ntt_backup.format import printable, utc
+from ntt_backup.format import json_value, printable
 from ntt_backup.model import Failure, Failures
 
 if TYPE_CHECKING:
@@ -49,15 +47,6 @@ def fields_of(record: DataclassInstance) -> dict[str, Any]:
         else:
             fields[name] = json_value(value)
     return fields
-
-
-def json_value(value: object) -> object:
-    """Returns a value as JSON has it: times in UTC, seconds with three decimals."""
-    if isinstance(value, datetime):
-        return utc(value)
-    if isinstance(value, UUID):
-        return str(value)
-    return round(value, 3) if isinstance(value, float) else value
 
 
 def first_failures(failures: Sequence[Failure]) -> list[dict[str, str]]:

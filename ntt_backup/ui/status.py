@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from rich import box
 from rich.table import Table
@@ -19,7 +18,17 @@ from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.run_report import DaemonReport
 from ntt_backup.errors import complete
-from ntt_backup.format import about, amount, duration, many, moment, printable, rate, size, utc
+from ntt_backup.format import (
+    about,
+    amount,
+    duration,
+    json_value,
+    many,
+    moment,
+    printable,
+    rate,
+    size,
+)
 from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.watch import daemon_line
 
@@ -62,8 +71,8 @@ class Status:
                 {
                     "set": name,
                     **_plain(one),
-                    "taken_at": _json(one.taken_at),
-                    "next_due": _json(self._next_due(name)),
+                    "taken_at": json_value(one.taken_at),
+                    "next_due": json_value(self._next_due(name)),
                 }
                 for name, one in self.snapshots.items()
             ],
@@ -132,14 +141,8 @@ class Status:
         return None if taken is None or every is None else taken + timedelta(seconds=every)
 
 
-def _json(value: object) -> object:
-    if isinstance(value, datetime):
-        return utc(value)
-    return str(value) if isinstance(value, UUID) else value
-
-
 def _plain(record: Run | DumpRun | Last) -> dict[str, Any]:
-    return {name: _json(value) for name, value in asdict(record).items()}
+    return {name: json_value(value) for name, value in asdict(record).items()}
 
 
 def _totals(totals: Totals) -> list[tuple[str, str]]:
