@@ -1,4 +1,4 @@
-"""Sizes, durations, moments, counts and errors as people read them, safe to print; values for JSON."""
+"""Sizes, durations, moments, counts and errors as people read them, safe to print; JSON values."""
 
 from __future__ import annotations
 
