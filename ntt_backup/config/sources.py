@@ -205,7 +205,7 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
 
 
 def of_its_kind(shared: Layer, url: str) -> Layer:
-    """Returns what a target at a URL shares with `[remote]`: not what means nothing for its kind."""
+    """Returns what a target at a URL shares with `[remote]`: not what has no meaning there."""
     kind = url.partition(":")[0].lower()
     idle = {f"remote.{name}" for one, names in ONLY_FOR.items() if one != kind for name in names}
     return {key: setting for key, setting in shared.items() if key not in idle}
