@@ -9,18 +9,19 @@ it. Each is loaded when it is asked for, so that a short one answers at once.
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from ntt_backup import __version__
-from ntt_backup.cli.common import Common
+from ntt_backup.cli.common import AS_JSON, Common
 from ntt_backup.cli.completion import target_names
 from ntt_backup.cli.examples import with_examples
 from ntt_backup.cli.lazy_group import LazyGroup
@@ -65,8 +66,26 @@ _COMMANDS = {
 }
 
 
+class _Program(LazyGroup):
+    """All commands; one that was asked for JSON and fails says so in JSON, too."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (BackupError, click.ClickException) as error:
+            if ctx.meta.get(AS_JSON):
+                from ntt_backup.cli.results import failed
+
+                if isinstance(error, click.ClickException):
+                    said = BackupError(error.format_message(), exit_code=error.exit_code)
+                else:
+                    said = error
+                click.echo(json.dumps(failed(ctx.obj.target, said)))
+            raise
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_Program,
     helps=_COMMANDS,
     homes=dict.fromkeys(("bwlimit", "now", "pause", "resume", "stop"), "control"),
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
@@ -24,7 +24,24 @@ if TYPE_CHECKING:
     from ntt_backup.config import CatalogConfig, ConfigT
     from ntt_backup.config.sealing import Keyring
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+# Where a context notes that what is printed is for a program.
+AS_JSON: Final = "ntt_backup.as_json"
+
+
+def json_option_of(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns the option --json. what: it prints."""
+
+    def note(context: click.Context, _option: click.Parameter, as_json: bool) -> bool:
+        context.meta[AS_JSON] = as_json
+        return as_json
+
+    # Eager: a mistake in another option is told as JSON, too.
+    return click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=note, help=f"Print {what}."
+    )
+
+
+json_option = json_option_of("one JSON object")
 only_errors_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 
 

@@ -33,9 +33,14 @@ def check(common: Common, as_json: bool) -> None:
     code 2 when there is one.
     """
     file, environ = common.config, os.environ
-    path, targets = sources.path_of(file, environ), sources.targets(file, environ)
+    path = sources.path_of(file, environ)
+    targets: list[str] = []
     problems: dict[str, str] = {}
     sound: dict[str, CatalogConfig] = {}
+    try:
+        targets = sources.targets(file, environ)
+    except ConfigError as error:
+        problems[str(error)] = error.hint
     for target in targets:
         found: Found[Any] = examine(SendConfig, environ=environ, file=file, target=target)
         if "source.root" not in found.layer and sources.snapshot_sets(file, environ):
@@ -49,16 +54,18 @@ def check(common: Common, as_json: bool) -> None:
     lines = []
     for text, hint in problems.items():
         lines += [f"FAILED  {printable(text)}", *([f"        {printable(hint)}"] if hint else [])]
-    at = printable(str(path)) + " (there is no such file)" * (not path.exists())
-    of = f"{many(len(targets), 'target')} ({', '.join(targets)})"
     end = f"{many(len(problems), 'problem')} in" if problems else "ok     "
+    end += f" {printable(str(path))}"
+    if targets:  # Else nothing in it could be read.
+        end += " (there is no such file)" * (not path.exists())
+        end += f": {many(len(targets), 'target')} ({', '.join(targets)})"
     report(
         {
             "file": str(path),
             "targets": targets,
             "problems": [{"text": text, "hint": hint} for text, hint in problems.items()],
         },
-        [*lines, f"{end} {at}: {of}"],
+        [*lines, end],
         ConfigError.exit_code if problems else 0,
         as_json=as_json,
     )

@@ -8,7 +8,7 @@ from itertools import islice
 import click
 
 from ntt_backup.catalog.failures import UNKNOWN, FailedBlob, acknowledge, iter_failed
-from ntt_backup.cli.common import Common, open_catalog
+from ntt_backup.cli.common import Common, json_option_of, open_catalog
 from ntt_backup.cli.param_types import DURATION
 from ntt_backup.cli.results import fields_of
 from ntt_backup.config import CatalogConfig
@@ -40,7 +40,7 @@ _CUT = (
     is_flag=True,
     help="Say that the failures of now are known: runs and mails are silent about them.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for each.")
+@json_option_of("one JSON object a line, for each")
 @click.pass_obj
 def failed(
     common: Common,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from ntt_backup.errors import complete
+from ntt_backup.errors import BackupError, complete
 from ntt_backup.format import json_value, printable
 from ntt_backup.model import Failure, Failures
 
@@ -33,6 +33,11 @@ def report(
     else:
         click.echo(complete("\n".join(lines)))
     sys.exit(exit_code)
+
+
+def failed(target: str, error: BackupError) -> dict[str, Any]:
+    """Returns what a program is told of an error that ends a command, or a target's part of it."""
+    return {"target": target, "error": error.fields, "exit_code": error.exit_code}
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:

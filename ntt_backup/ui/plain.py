@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from ntt_backup import events
 from ntt_backup.daemon.run_state import Listener, RunState
 from ntt_backup.errors import SOME_FAILED
 
 FAILURES_SHOWN: Final = 20
+_OF_AN_ERROR: Final = ("exit_code", "message", "detail", "hint")
 # In the environment as TERM.
 _CANNOT_DRAW: Final = ("dumb", "unknown")
 
@@ -88,13 +89,28 @@ class QuietView(PlainView):
 
 
 class JsonResult(PlainView):
-    """One JSON object for a program, at the end of a run: the fields of its last event."""
+    """One JSON object for a program, at the end of a run: the fields of its last event, and the
+    error that ended it, which is all of a run that could not begin.
+    """
 
     def __init__(self, stream: TextIO, target: str) -> None:
         super().__init__(stream)
         self._target = target
+        self._error: dict[str, Any] | None = None
 
     def event(self, event: events.Event) -> None:
         """Prints the fields, where the run has ended."""
-        if isinstance(event, events.RunStop):
-            self._print(json.dumps({"target": self._target, **event.fields}))
+        if isinstance(event, events.Error):
+            self._error = {name: event.fields[name] for name in _OF_AN_ERROR}
+        elif isinstance(event, events.RunStop):
+            self._tell(event.fields)
+
+    def close(self) -> None:
+        """Prints the error that no end of a run came after."""
+        if self._error is not None:
+            self._tell({"exit_code": self._error["exit_code"]})
+
+    def _tell(self, fields: Mapping[str, Any]) -> None:
+        error, self._error = self._error, None
+        with_error = {} if error is None else {"error": error}
+        self._print(json.dumps({"target": self._target, **with_error, **fields}))

@@ -18,7 +18,7 @@ from ntt_backup.cli.app import cli
 from ntt_backup.cli.examples import EXAMPLES, PROGRAM
 from ntt_backup.cli.lazy_group import LazyGroup
 from ntt_backup.cli.man import page
-from ntt_backup.errors import ConfigError, remember_global_options
+from ntt_backup.errors import ConfigError, DestinationError, remember_global_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -47,6 +47,33 @@ def no_options_are_remembered() -> Iterator[None]:
 
 def call(*args: str, **environ: str) -> Result:
     return CliRunner().invoke(cli, args, prog_name=PROGRAM, env={"COLUMNS": "100", **environ})
+
+
+# --- results for programs -------------------------------------------------------------------------
+
+WITH_JSON = [
+    words for words, one in ALL.items() if any(param.name == "as_json" for param in one.params)
+]
+
+
+@pytest.mark.parametrize("words", WITH_JSON)
+def test_a_command_that_fails_says_so_in_json(words: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    needed = ["--json"] + [
+        "absent" for one in ALL[words].params if isinstance(one, click.Argument) and one.required
+    ]
+
+    done = call("--config", str(broken), *words.split(), *needed)
+
+    found = json.loads(done.stdout)
+    assert found["exit_code"] in (ConfigError.exit_code, DestinationError.exit_code)
+    if words == "config check":
+        assert [one["text"] for one in found["problems"]] == [found["problems"][0]["text"]]
+        assert "line 1" in found["problems"][0]["text"]
+    else:
+        assert (found["target"], found["error"]["exit_code"]) == ("remote", found["exit_code"])
+        assert found["error"]["message"]
 
 
 # --- examples -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -20,7 +21,14 @@ from ntt_backup import events
 from ntt_backup.daemon.run_state import RunState, WorkerStatus
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
 from ntt_backup.ui.live import LiveView
-from ntt_backup.ui.plain import FAILURES_SHOWN, PlainView, QuietView, make_view, make_views
+from ntt_backup.ui.plain import (
+    FAILURES_SHOWN,
+    JsonResult,
+    PlainView,
+    QuietView,
+    make_view,
+    make_views,
+)
 from tests.unit.test_events import (
     BLOB_FAILED,
     ERROR,
@@ -159,6 +167,29 @@ def test_lines_of_several_targets_begin_with_the_name(quiet: bool) -> None:
     views["vault"].event(RUN_STOP)
     views["usb"].event(RUN_STOP)
     assert stream.getvalue() == f"vault: {RUN_STOP.line}\nusb: {RUN_STOP.line}\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([RUN_STOP], {"outcome": "some_failed", "exit_code": 7}),
+        ([ERROR, RUN_STOP], {"outcome": "some_failed", "exit_code": 7}),
+        ([ERROR], {"exit_code": ERROR.exit_code}),
+    ],
+)
+def test_the_result_of_a_run_has_the_error_that_ended_it(
+    said: list[events.Event], told: dict[str, Any]
+) -> None:
+    stream = io.StringIO()
+    result = JsonResult(stream, "usb")
+    for event in said:
+        result.event(event)
+    result.close()
+    found = json.loads(stream.getvalue())
+    assert found.items() >= {"target": "usb", **told}.items()
+    error = found.get("error")
+    assert (error is not None) == (ERROR in said)
+    assert error is None or sorted(error) == ["detail", "exit_code", "hint", "message"]
 
 
 # --- live picture ---------------------------------------------------------------------------------
