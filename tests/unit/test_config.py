@@ -443,6 +443,14 @@ def test_the_environment_alone_can_describe_a_target() -> None:
 def test_an_unknown_target_is_refused_with_the_known_ones(file: Path) -> None:
     error = refused(NAS, path=file, target="nsa")
     assert str(error) == f"target 'nsa' is not in {file}: its targets are remote, nas"
+    for text, known in (
+        (
+            "[targets.nas]\nurl = 'file:///n'\n[remote]\nconnect_timeout = 5\n",
+            "its targets are nas",
+        ),
+        ("[run]\nworkers = 2\n", "it has no targets"),
+    ):
+        assert str(refused(text, path=file, target="nsa")).endswith(f"{file}: {known}")
 
 
 @pytest.mark.parametrize("target", ["", "Nas", "1st", "a-b", "nas\n", "x" * 32, 'a"; drop'])
