@@ -161,7 +161,7 @@ def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
 
 
 def _with_a_place(remotes: Mapping[str, Layer], environ: Mapping[str, str]) -> list[str]:
-    """Returns the targets but `remote` where neither its table nor the environment has its place."""
+    """Returns the targets, without `remote` where nothing says its place."""
     said = remotes[DEFAULT_TARGET].keys() | from_environment(environ).keys()
     return [name for name in remotes if name != DEFAULT_TARGET or not said.isdisjoint(PLACE)]
 
