@@ -21,7 +21,7 @@ from typing import Any, Final
 SOME_FAILED: Final = 7
 
 # Of exit codes, the better before the worse.
-_WORSE: Final = (0, 143, 130, SOME_FAILED, 3, 5, 6, 4, 2, 1)
+_WORSE: Final = (0, 143, 130, 8, SOME_FAILED, 3, 5, 6, 4, 2, 1)
 
 _OF_DESTINATIONS: Final = {
     errno.ENOSPC: "free space, and call it again: what is there already is kept",
@@ -40,9 +40,9 @@ _global_options: list[str] = []
 
 def worst(codes: Iterable[int]) -> int:
     """Returns the exit code of several: an error comes before what is only incomplete, and that
-    before a stop.
+    before a stop. What is no code of ours is as bad as the worst.
     """
-    return max(codes, key=_WORSE.index)
+    return max(codes, key=lambda code: _WORSE.index(code if code in _WORSE else 1))
 
 
 def remember_global_options(options: Sequence[str]) -> None:

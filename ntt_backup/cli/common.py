@@ -112,9 +112,8 @@ class Common:
         """
         found = self.load_each(model, flags)
         if list(found) != [self.target]:
-            raise click.UsageError(
-                f"--target {self.target} names several targets: only run and status take that"
-            )
+            text = f"--target {self.target} names several targets: this command takes one"
+            raise click.UsageError(text)
         return found[self.target]
 
     def load_each(

@@ -1,12 +1,13 @@
 """`pause`, `resume`, `bwlimit`, `stop` and `now` have a running daemon do what they say.
 
-Each asks over the control socket, and says what the daemon did. Who asks twice is told so, and
-nothing is done twice.
+Each asks over the control socket, and says what the daemon did, of each target that is named. Who
+asks twice is told so, and nothing is done twice.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -16,12 +17,20 @@ from ntt_backup.format import printable
 
 
 def _ask(common: Common, do: str, *, as_json: bool, **values: str) -> None:
+    from ntt_backup.cli.each_target import EachTarget
     from ntt_backup.config import CatalogConfig
     from ntt_backup.daemon.control_client import ask
 
-    said = ask(common.load(CatalogConfig), do, **values)
-    text = f"target {said['target']}: {complete(said['done'])}"
-    click.echo(json.dumps(said) if as_json else printable(text))
+    each: EachTarget[dict[str, Any]] = EachTarget(common, common.load_each(CatalogConfig))
+    each.do(lambda settings: ask(settings, do, **values))
+    each.complain()
+    if as_json:
+        click.echo(json.dumps(each.json(dict)))
+    else:
+        for name, said in each.found.items():
+            common.turn_to(name)
+            click.echo(printable(f"target {said['target']}: {complete(said['done'])}"))
+    each.end()
 
 
 @click.command()

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -17,10 +17,11 @@ from rich.text import Text
 
 from ntt_backup.catalog import dump_history, history, range_locks, stats
 from ntt_backup.cli.common import Common, json_option, open_catalog
+from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_client import report
 from ntt_backup.daemon.run_report import DaemonReport
-from ntt_backup.errors import BackupError, worst
+from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
 from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.snapshot.last_take import last
@@ -50,65 +51,48 @@ _CATALOG_SECONDS: Final = 10.0
 @click.pass_obj
 def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: float) -> None:
     """Show what is pending, copied and failed, and who works."""
-    each = common.load_each(CatalogConfig)
-    seen = Seen(common, each, exact=exact)
+    seen = Seen(EachTarget(common, common.load_each(CatalogConfig)), exact=exact)
     if watch:
         with suppress(KeyboardInterrupt):
             _watch(seen, interval, as_json=as_json)
         return
     seen.look()
-    for name, error in seen.errors.items():
-        if not seen.several:
-            raise error
-        # What is wrong with one target hides no other.
-        click.echo(f"target {name}: {render_error(error)}", err=True)
+    seen.each.complain()
     if as_json:
         click.echo(json.dumps(seen.json()))
     else:
         # For grep and for mail each row is one line.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED)
-        for found in seen.found.values():
+        for found in seen.each.found.values():
             console.print(found.table())
-    if seen.errors:
-        sys.exit(worst(error.exit_code for error in seen.errors.values()))
+    seen.each.end()
 
 
 class Seen:
     """What was seen of each target by the last look."""
 
-    def __init__(self, common: Common, each: Mapping[str, CatalogConfig], *, exact: bool) -> None:
-        self.several = list(each) != [common.target]
+    def __init__(self, each: EachTarget[Status], *, exact: bool) -> None:
         self.each = each
-        self.found: dict[str, Status] = {}
-        self.errors: dict[str, BackupError] = {}
         self.daemons: dict[str, DaemonReport | str] = {}
-        self._common = common
         self._exact = exact
 
     def look(self) -> None:
         """Asks each catalog, and each daemon."""
-        self.found, self.errors = {}, {}
-        for name, settings in self.each.items():
-            self._common.turn_to(name)
-            self.daemons[name] = _daemon(settings)
-            try:
-                self.found[name] = _status(settings, self._exact, self.daemons[name])
-            except BackupError as error:
-                self.errors[name] = error
+        self.each.do(self._look_at)
 
     def look_at_daemons(self) -> None:
         """Asks each daemon again, and no catalog."""
-        self.daemons = {name: _daemon(settings) for name, settings in self.each.items()}
-        for name, one in self.found.items():
-            self.found[name] = replace(one, daemon=self.daemons[name])
+        self.daemons = {name: _daemon(one) for name, one in self.each.settings.items()}
+        for name, one in self.each.found.items():
+            self.each.found[name] = replace(one, daemon=self.daemons[name])
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: of one target, or of all by their names."""
-        errors = {
-            name: {"target": name, "error": error.fields} for name, error in self.errors.items()
-        }
-        found = {name: one.json() for name, one in self.found.items()} | errors
-        return {"targets": found} if self.several else found[self._common.target]
+        return self.each.json(Status.json)
+
+    def _look_at(self, settings: CatalogConfig) -> Status:
+        daemon = self.daemons[settings.target] = _daemon(settings)
+        return _status(settings, self._exact, daemon)
 
 
 def _watch(seen: Seen, interval: float, *, as_json: bool) -> None:
@@ -135,11 +119,11 @@ def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
     """Yields what --watch shows: each daemon, also one whose catalog is away, and the figures."""
     for name, daemon in seen.daemons.items():
         if not isinstance(daemon, str):
-            yield shown.picture(daemon, len(seen.each))
-        if (error := seen.errors.get(name)) is not None:
+            yield shown.picture(daemon, len(seen.daemons))
+        if (error := seen.each.errors.get(name)) is not None:
             yield Text(f"target {name}: {render_error(error)}", style="red")
         else:
-            yield seen.found[name].table()
+            yield seen.each.found[name].table()
 
 
 def _daemon(settings: CatalogConfig) -> DaemonReport | str:

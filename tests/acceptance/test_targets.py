@@ -87,6 +87,7 @@ def test_a_coordinator_that_is_killed_comes_back_and_disturbs_no_other(three: En
         second = first | set(env.fill(20, seed=2))
         for name in ("remote", "usb"):
             await_copied(env, name, second)
+        steered_one_by_one_and_together(env, second)
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 143, env.output()
     starts = [line["target"] for line in env.events("run_start")]
@@ -95,6 +96,26 @@ def test_a_coordinator_that_is_killed_comes_back_and_disturbs_no_other(three: En
     assert has(env, "away") == set()
     assert env.processes() == {}
     env.assert_complete()
+
+
+def steered_one_by_one_and_together(env: Environment, copied: set[str]) -> None:
+    """`away` is stopped for good; the others are paused, and go on one after the other."""
+    assert env.call("--target", "away", "stop").stdout.startswith("target away: it stops")
+    wait_until(lambda: of(env, "away", "run_stop"), "the end of away")
+    paused = env.call("--target", "all", "pause", "--json")
+    assert paused.returncode == 8, paused.stderr
+    found = json.loads(paused.stdout)["targets"]
+    assert (found["remote"]["paused"], found["usb"]["paused"]) == (True, True)
+    assert found["away"]["error"]["message"].startswith("no daemon runs for target away")
+    assert "target away: error: no daemon runs" in paused.stderr
+    third = copied | {env.put(b"third")}
+    assert env.call("--target", "usb", "resume").stdout == "target usb: resumed\n"
+    await_copied(env, "usb", third)
+    assert has(env, "remote") == copied
+    both = env.call("--target", "usb,remote", "resume")
+    said = ["target usb: it was not paused", "target remote: resumed"]
+    assert (both.returncode, both.stdout.splitlines()) == (0, said)
+    await_copied(env, "remote", third)
 
 
 def test_a_mistake_in_one_target_starts_none(three: Environment) -> None:

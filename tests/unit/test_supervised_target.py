@@ -225,3 +225,6 @@ def test_the_worst_exit_code_is_an_error_before_what_is_incomplete_before_a_stop
     assert worst((3, 7)) == 3
     assert worst((143, 0)) == 143
     assert worst((2, 5, 1)) == 1
+    assert worst((8, 2)) == 2
+    assert worst((7, 8)) == 7
+    assert worst((2, 120)) == 120  # No code of ours.

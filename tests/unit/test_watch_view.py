@@ -15,11 +15,13 @@ from rich.console import Console
 from ntt_backup import events
 from ntt_backup.cli import status
 from ntt_backup.cli.common import Common
+from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_report import DaemonReport, RunReport
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
+from ntt_backup.ui.status import Status
 from ntt_backup.ui.watch import Watch, daemon_line, daemon_picture, sparkline
 from tests import status_schema
 
@@ -87,7 +89,8 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     reports = iter([a_report(), a_report(paused=True)])
     monkeypatch.setattr(status, "open_catalog", away)
     monkeypatch.setattr(status, "report", lambda _: next(reports))
-    seen = status.Seen(Common(None, "vault"), {"vault": CatalogConfig()}, exact=False)
+    vault = EachTarget[Status](Common(None, "vault"), {"vault": CatalogConfig(target="vault")})
+    seen = status.Seen(vault, exact=False)
     stream = io.StringIO()
     with Watch(stream) as shown:
         seen.look()
