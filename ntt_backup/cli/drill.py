@@ -12,6 +12,7 @@ import click
 from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
+    bwlimit_option,
     identity_flag,
     identity_option,
     prefix_option,
@@ -21,6 +22,7 @@ from ntt_backup.cli.common import (
 from ntt_backup.cli.restore import progress_text
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_failures, report
 from ntt_backup.config import RemoteConfig
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.format import duration, many, printable, size
 from ntt_backup.restore.drill import Drilled
 from ntt_backup.restore.drill import drill as restore_and_prove
@@ -43,6 +45,7 @@ from ntt_backup.ui.progress_line import ProgressLine
     " since others may see arguments.",
 )
 @prefix_option("Restore")
+@bwlimit_option("that the blobs may take")
 @sessions_option(default=4)
 @identity_option
 @result_options
@@ -52,6 +55,7 @@ def drill(
     scratch: Path,
     database: str,
     prefix: str,
+    bwlimit: Timetable | None,
     workers: int,
     identity: Path | None,
     as_json: bool,
@@ -80,6 +84,7 @@ def drill(
             ),
             on_outage=line.outage,
             on_warning=lambda text: line.say(f"warning: {text}"),
+            bwlimit=bwlimit,
         )
         restored, proof = found.restored, found.proof
         wrong = len(restored.wrong) + proof.lost + proof.wrong

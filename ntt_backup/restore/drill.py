@@ -24,6 +24,7 @@ from ntt_backup.catalog.ranges import prefix_ranges
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.catalog.selection import rows_in
 from ntt_backup.config import RemoteConfig, identity
+from ntt_backup.config.timetable import Timetable
 from ntt_backup.dump.record import Stored
 from ntt_backup.dump.restore import restore_catalog
 from ntt_backup.errors import SOME_FAILED, BackupError, ConfigError
@@ -89,9 +90,10 @@ def drill(
     on_proof: Callable[[Proof], None],
     on_outage: Callable[[BackupError, float], None],
     on_warning: Callable[[str], None],
+    bwlimit: Timetable | None,
 ) -> Drilled:
     """Restores all blobs, or those of a prefix, into scratch, and the catalog into the database of
-    catalog.url, both empty; checks all of it. Raises BackupError.
+    catalog.url, both empty; checks all of it. bwlimit: of all blobs that come. Raises BackupError.
     """
     _require_empty(settings, scratch)
     application = identity.application("drill")
@@ -115,6 +117,7 @@ def drill(
         trust_size=False,
         on_progress=on_restored,
         on_outage=on_outage,
+        bwlimit=bwlimit,
     )
     with connection.connect(settings.catalog.url, application) as conn:
         verify_schema(conn, settings.target, "drill")

@@ -35,9 +35,8 @@ def restore(
     bwlimit: Timetable | None = None,
 ) -> Restored:
     """Fetches what is wanted and missing. on_archived is told the keys of objects that must be
-    thawed first; thaw: ask the object store for that. bwlimit: of all that comes.
-    Raises BackupError; what is there then is
-    right.
+    thawed first; thaw: ask the object store for that. bwlimit: of all that comes. Raises
+    BackupError; what is there then is right.
     """
     remote: FromReceiver | FromBucket
     if settings.remote.kind == "s3":

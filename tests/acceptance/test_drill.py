@@ -47,8 +47,9 @@ def test_all_that_is_copied_is_restored_and_production_is_not_touched(
     rows, store = env.query("select * from blobs order by 1"), env.in_store()
     remote = tree(env.remote.local)
 
-    found = drilled(env, database_url, code=0)
+    found = drilled(env, database_url, "--bwlimit", "500kB/s", code=0)
 
+    assert found["restore_s"] > found["bytes"] / 500_000 - 0.5
     assert (found["rows"], found["copied"]) == (68, 60)
     assert (found["restored"], found["right"]) == (66, 66)
     assert (found["later"], found["unsent"]) == (1, 3)
