@@ -11,6 +11,7 @@ import socketserver
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -236,6 +237,9 @@ def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone:
         become(lambda: values(page(listen)).get(f"{PREFIX}blobs_pending") == 5, "the page")
         with socket.create_connection((HOST, int(listen.rpartition(":")[2]))):
             assert page(listen), "a client that says nothing holds up another one"
+        hostile = urllib.request.Request(f"http://{listen}/metrics", headers={"Host": "evil.test"})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(hostile)
         become(textfile.exists, "the file")
         listener.event(STOP)
         listener.close()

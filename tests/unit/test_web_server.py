@@ -59,7 +59,7 @@ def test_hundreds_of_slow_clients_do_not_keep_others_out(port: int) -> None:
             one.sendall(b"GET / HT")
         for _ in range(20):
             with connect(port) as quick:
-                quick.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                quick.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert answer(quick).startswith(b"HTTP/1.0 200 ")
         assert [answer(one) for one in slow[: 200 - web_server.MOST_CLIENTS]] == [b""] * (
             200 - web_server.MOST_CLIENTS
@@ -88,3 +88,17 @@ def test_a_request_has_an_end(port: int) -> None:
     with connect(port) as client:
         client.sendall(request + b"a: " + b"b" * 40000)
         assert answer(client) == b""
+
+
+@pytest.mark.parametrize(
+    "name", ["10.1.2.3:80", "[fe80::1]", "localhost", "vault", "Vault.Test:80"]
+)
+def test_what_others_may_reach_is_asked_for_by_any_address_and_by_its_own_names(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "vault")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "vault.test")
+    with WebServer("0.0.0.0", 0, Handler) as everywhere, WebServer(HOST, 0, Handler) as here:
+        assert everywhere.is_ours(name)
+        assert not everywhere.is_ours("vault.evil.test")
+        assert here.is_ours(name) == (name == "localhost")
