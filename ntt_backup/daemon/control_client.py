@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.config import CatalogConfig
@@ -49,8 +50,13 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
             connection.settimeout(patience)
             with short_address(path) as address:
                 connection.connect(address)
-            if peer_uid(connection) not in (os.geteuid(), 0) and os.geteuid() != 0:
-                raise ConfigError(f"what listens at {path} is another user's program")
+            if (uid := peer_uid(connection)) not in believed(path):
+                raise ConfigError(
+                    f"what listens at {path} is a program of the user {uid}, and may not be the"
+                    " daemon",
+                    hint="call it as the daemon's user, or set lock.file to a directory of the"
+                    " daemon's own, such as /run/ntt-backup",
+                )
             connection.sendall(json.dumps(request).encode() + b"\n")
             said = _object(_all_of(connection, patience))
         except PermissionError as error:
@@ -80,6 +86,19 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
     code = said.get("exit_code")
     exit_code = code if isinstance(code, int) and 0 < code < 256 else None
     raise BackupError(message, detail=detail, hint=hint, exit_code=exit_code)
+
+
+def believed(path: Path) -> set[int]:
+    """Returns the ids of the users whose program at the socket's path is taken for the daemon:
+    root, our own user, and the owner of its directory where nobody else can have put that there.
+    Raises OSError.
+    """
+    users, directory = {0, os.geteuid()}, path.absolute().parent
+    owner = directory.stat().st_uid
+    above = [place.stat() for place in {*directory.parents, *directory.resolve().parents}]
+    if all(one.st_uid in (0, owner) and not one.st_mode & 0o022 for one in above):
+        users.add(owner)
+    return users
 
 
 def _object(said: bytes) -> dict[str, Any]:

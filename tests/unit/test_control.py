@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,14 +102,44 @@ def test_another_users_request_is_refused(path: Path, monkeypatch: pytest.Monkey
             ask(settings(path), "state")
 
 
-def test_another_users_program_is_not_asked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+@pytest.mark.parametrize("me", [0, 4711])
+def test_another_users_program_is_not_asked(
+    path: Path, me: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: me)
     monkeypatch.setattr(control_client, "peer_uid", lambda _: 4712)
     with socket.socket(socket.AF_UNIX) as hostile:
         hostile.bind(str(path))
         hostile.listen()
-        with pytest.raises(ConfigError, match="another user"):
+        with pytest.raises(ConfigError, match="a program of the user 4712"):
             ask(settings(path), "state")
+
+
+@pytest.mark.parametrize(
+    ("above", "believed"),
+    [
+        ({}, True),
+        ({"/run": (0, 0o1777)}, False),
+        ({"/run": (0, 0o775)}, False),
+        ({"/run": (4713, 0o755)}, False),
+        ({"/run": (4712, 0o755)}, True),
+        ({"/": (0, 0o757)}, False),
+    ],
+)
+def test_root_believes_the_owner_of_a_directory_that_no_other_user_could_have_made(
+    above: dict[str, tuple[int, int]], believed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {"/": (0, 0o755), "/run": (0, 0o755), "/run/ntt": (4712, 0o777), **above}
+
+    def stat(self: Path) -> SimpleNamespace:
+        owner, mode = places[str(self)]
+        return SimpleNamespace(st_uid=owner, st_mode=mode)
+
+    with monkeypatch.context() as patched:  # pytest itself asks for files.
+        patched.setattr(os, "geteuid", lambda: 0)
+        patched.setattr(Path, "stat", stat)
+        found = control_client.believed(Path("/run/ntt/daemon.sock"))
+    assert found == ({0, 4712} if believed else {0})
 
 
 @pytest.mark.parametrize(
