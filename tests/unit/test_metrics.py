@@ -342,6 +342,49 @@ def test_rules_and_dashboard_use_only_metrics_and_labels_that_exist() -> None:
     assert used > 40
 
 
+def test_grafana_can_import_the_dashboard() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= board.keys()
+    assert not {"id", "__inputs"} & board.keys()  # Those of another Grafana.
+    source, target = board["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    ours = {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+    assert target["datasource"] == ours
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        assert panel["datasource"] == ours
+        assert panel["type"] in ("stat", "timeseries")
+        refs = [one["refId"] for one in panel["targets"]]
+        assert sorted(set(refs)) == refs
+        for one in panel["targets"]:
+            assert {*re.findall(r"\$(\w+)", one["expr"])} <= {"target", "__rate_interval"}
+        steps = panel["fieldConfig"]["defaults"].get("thresholds", {"steps": []})["steps"]
+        bounds = [step["value"] for step in steps]
+        assert bounds[:1] in ([], [None])
+        assert sorted(set(bounds[1:])) == bounds[1:], panel["title"]
+        x, y, w, h = (panel["gridPos"][name] for name in "xywh")
+        assert x + w <= 24
+        place = {(x + i, y + j) for i in range(w) for j in range(h)}
+        assert not place & taken, f"{panel['title']} lies over another panel"
+        taken |= place
+    ids = [panel["id"] for panel in board["panels"]]
+    assert sorted(set(ids)) == ids
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_prometheus_can_parse_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [one["expr"] for panel in panels for one in panel["targets"]]
+    told = [query.replace("$__rate_interval", "5m").replace("$target", "a") for query in queries]
+    rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(told)]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    argv = [PROMTOOL or "", "check", "rules", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(queries)} rules found" in done.stdout
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
     tests = tmp_path / "tests.yml"
