@@ -132,10 +132,9 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
         return InFile({}, [], [])
     remotes = _remotes(tables, path, problems)
     if target not in remotes:
-        there = _with_a_place(remotes, environ)
         raise ConfigError(
             f"target {target!r} is not in {path}",
-            detail=f"its targets are {', '.join(there)}" if there else "it has no targets",
+            detail=f"its targets are {', '.join(remotes)}",
             hint=f"add a table [targets.{target}] with url",
         )
     own, layer = remotes.pop(target), _snapshots(tables.pop("snapshots", {}), path, problems)
@@ -157,13 +156,10 @@ def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
     """
     path, tables = _read(file, environ, [])
     remotes = _remotes(tables or {}, path, [])
-    return _with_a_place(remotes, environ) or [DEFAULT_TARGET]
-
-
-def _with_a_place(remotes: Mapping[str, Layer], environ: Mapping[str, str]) -> list[str]:
-    """Returns the targets, without `remote` where nothing says its place."""
     said = remotes[DEFAULT_TARGET].keys() | from_environment(environ).keys()
-    return [name for name in remotes if name != DEFAULT_TARGET or not said.isdisjoint(PLACE)]
+    if len(remotes) > 1 and said.isdisjoint(PLACE):
+        del remotes[DEFAULT_TARGET]
+    return list(remotes)
 
 
 def snapshot_sets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
@@ -209,7 +205,7 @@ def _remotes(tables: dict[str, Any], path: Path, problems: list[Problem]) -> dic
 
 
 def of_its_kind(shared: Layer, url: str) -> Layer:
-    """Returns what a target at a URL shares with `[remote]`: not what has no meaning there."""
+    """Returns what a target at a URL shares with `[remote]`: what its kind can use."""
     kind = url.partition(":")[0].lower()
     idle = {f"remote.{name}" for one, names in ONLY_FOR.items() if one != kind for name in names}
     return {key: setting for key, setting in shared.items() if key not in idle}
