@@ -47,9 +47,8 @@ def pack(contents: Iterable[bytes], *, compress: bool = True) -> bytes:
     writer = PackWriter(file.write, STORE, identity, compress=compress)
     for digest, content in blobs:
         writer.add(digest, memoryview(content))
-    entries = writer.close()
+    writer.close()
     assert writer.size == file.tell()
-    assert [one.digest for one in entries] == [digest for digest, _ in blobs]
     return file.getvalue()
 
 

@@ -7,12 +7,20 @@ length. The answer holds for the whole pack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import zstandard
 
-from ntt_backup.pack.format import DENSE_MEMBER_BYTES, RAW, ZSTD, ZSTD_DICTIONARY
+from ntt_backup.pack.format import (
+    DENSE_MEMBER_BYTES,
+    DIGEST_BYTES,
+    RAW,
+    ZSTD,
+    ZSTD_DICTIONARY,
+    Entry,
+)
 
 _LEVEL: Final = 3
 # Of the bytes that train, and of those that tell.
@@ -27,24 +35,16 @@ _D: Final = 8
 # A saving that is worth decompressing for: a part of the whole.
 _WORTH: Final = 0.03
 
-Compress = Callable[[bytes], bytes]
-
-
-class DenseBlob(NamedTuple):
-    """A blob in a dense member. offset counts from the member's first byte."""
-
-    digest: bytes
-    offset: int
-    stored: int
-    raw: int
-    codec: int
+Buffer = bytes | bytearray | memoryview
+Compress = Callable[[Buffer], bytes]
 
 
 class Dense:
-    """Gathers small blobs until `full`, in the order in which they are added.
+    """Gathers small blobs until `full`, in the order in which they are added. They lie in one piece
+    of memory, and are compressed there.
 
-    compress: whether blobs may be compressed at all. dictionary: what the last of the blobs that
-    were taken need; b"" as long as none is needed.
+    compress: whether blobs may be compressed at all. dictionary: what the blobs of the last member
+    need; b"" as long as none is needed.
     """
 
     def __init__(self, *, compress: bool) -> None:
@@ -52,45 +52,69 @@ class Dense:
         self._codec = RAW
         self._compress: Compress | None = None
         self._undecided = compress
-        self._gathered: list[tuple[bytes, bytes]] = []
-        self._bytes = 0
+        self._content = bytearray()
+        self._digests = bytearray()
+        self._sizes = array("I")
 
     def __len__(self) -> int:
-        return len(self._gathered)
+        return len(self._sizes)
 
     @property
     def full(self) -> bool:
         """Whether enough is gathered for a member."""
-        return self._bytes >= DENSE_MEMBER_BYTES
+        return len(self._content) >= DENSE_MEMBER_BYTES
 
-    def add(self, digest: bytes, content: bytes) -> None:
-        self._gathered.append((digest, content))
-        self._bytes += len(content)
+    def add(self, digest: bytes, content: Buffer) -> None:
+        """Copies a blob, which has less than 4 GiB."""
+        self._digests += digest
+        self._content += content
+        self._sizes.append(len(content))
 
-    def take(self) -> tuple[bytes, list[DenseBlob]]:
-        """Returns a member's content and what is in it, and forgets both."""
-        gathered, self._gathered, self._bytes = self._gathered, [], 0
+    def finish(self) -> tuple[memoryview, Iterator[Entry]]:
+        """Returns a member's content and what is in it, with offsets from the member's first byte;
+        both until `clear`.
+        """
         if self._undecided:
             self._undecided = False
-            self._decide([content for _, content in gathered])
-        parts: list[bytes] = []
-        blobs: list[DenseBlob] = []
-        at = 0
-        for digest, content in gathered:
-            part, codec = content, RAW
-            if self._compress is not None:
-                packed = self._compress(content)
-                if len(packed) < len(content):
-                    part, codec = packed, self._codec
-            parts.append(part)
-            blobs.append(DenseBlob(digest, at, len(part), len(content), codec))
-            at += len(part)
-        return b"".join(parts), blobs
+            self._decide()
+        content = memoryview(self._content)
+        stored = self._sizes
+        if self._compress is not None:
+            stored = self._compressed(content, self._compress)
+        return content[: sum(stored)], self._entries(stored)
 
-    def _decide(self, contents: list[bytes]) -> None:
+    def clear(self) -> None:
+        """Forgets what was gathered."""
+        self._content = bytearray()
+        self._digests = bytearray()
+        self._sizes = array("I")
+
+    def _compressed(self, content: memoryview, compress: Compress) -> array[int]:
+        """Compresses each blob that gets shorter, and moves it up; returns what they have then."""
+        stored = array("I")
+        to = start = 0
+        for size in self._sizes:
+            part: Buffer = content[start : start + size]
+            packed = compress(part)
+            part = packed if len(packed) < size else part
+            content[to : to + len(part)] = part
+            stored.append(len(part))
+            to += len(part)
+            start += size
+        return stored
+
+    def _entries(self, stored: array[int]) -> Iterator[Entry]:
+        offset = 0
+        for number, (size, raw) in enumerate(zip(stored, self._sizes, strict=True)):
+            at = number * DIGEST_BYTES
+            digest = bytes(self._digests[at : at + DIGEST_BYTES])
+            yield Entry(digest, offset, size, raw, RAW if size == raw else self._codec)
+            offset += size
+
+    def _decide(self) -> None:
         """Sets the codec for the whole pack."""
-        total = sum(map(len, contents))
-        training, probe = _sample(contents, total)
+        total = len(self._content)
+        training, probe = _sample(_split(self._content, self._sizes), total)
         if not probe:
             return
         plain = _compressor(None)
@@ -113,17 +137,24 @@ class Dense:
             self.dictionary = words.as_bytes()
 
 
-def _sample(contents: list[bytes], total: int) -> tuple[list[bytes], list[bytes]]:
+def _split(content: bytearray, sizes: Iterable[int]) -> Iterator[bytes]:
+    start = 0
+    for size in sizes:
+        yield bytes(content[start : start + size])
+        start += size
+
+
+def _sample(contents: Iterator[bytes], total: int) -> tuple[list[bytes], list[bytes]]:
     """Returns the blobs that train, at most three quarters of all, and some of those after them."""
     wanted = min(_TRAINING, total * 3 // 4)
-    number, size = 0, 0
+    training: list[bytes] = []
+    size = 0
     while size < wanted:
-        size += len(contents[number])
-        number += 1
-    training = contents[:number]
+        training.append(next(contents))
+        size += len(training[-1])
     probe: list[bytes] = []
     size = 0
-    for content in contents[number:]:
+    for content in contents:
         probe.append(content)
         size += len(content)
         if size >= _PROBE:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from blake3 import blake3
@@ -105,20 +106,30 @@ def pack_id(store_id: bytes, digests: Iterable[bytes]) -> bytes:
     return whole.digest(length=ID_BYTES)
 
 
-def write_table(entries: Iterable[Entry]) -> bytes:
-    """Returns the table: the entries in the order of their digests."""
-    return b"".join(
-        _ENTRY.pack(
-            one.digest,
-            one.offset >> 32,
-            one.offset & 0xFFFFFFFF,
-            one.stored >> 32,
-            one.stored & 0xFFFFFFFF,
-            0 if one.codec == RAW else one.raw,
-            one.codec,
-        )
-        for one in sorted(entries)
+def write_entry(entry: Entry) -> bytes:
+    """Returns an entry as it stands in the table."""
+    digest, offset, stored, raw, codec = entry
+    return _ENTRY.pack(
+        digest,
+        offset >> 32,
+        offset & 0xFFFFFFFF,
+        stored >> 32,
+        stored & 0xFFFFFFFF,
+        0 if codec == RAW else raw,
+        codec,
     )
+
+
+def write_table(entries: bytes | bytearray) -> bytes:
+    """Returns the table: these entries, one behind the other, in the order of their digests. Raises
+    ValueError for a blob that has two.
+    """
+    ends = range(0, len(entries), ENTRY_BYTES)
+    table = sorted(bytes(entries[at : at + ENTRY_BYTES]) for at in ends)
+    for one, following in pairwise(table):
+        if one[:DIGEST_BYTES] == following[:DIGEST_BYTES]:
+            raise ValueError(f"{one[:DIGEST_BYTES].hex()} is in the pack twice")
+    return b"".join(table)
 
 
 def write_trailer(trailer: Trailer) -> bytes:

@@ -17,11 +17,13 @@ from ntt_backup.pack.format import (
     DENSE_BELOW,
     DENSE_MEMBER,
     DICTIONARY_MEMBER,
+    ENTRY_BYTES,
     INDEX_MEMBER,
     MAX_ENTRIES,
     RAW,
     Entry,
     Trailer,
+    write_entry,
     write_table,
     write_trailer,
 )
@@ -34,10 +36,10 @@ _END_OF_ARCHIVE: Final = bytes(2 * BLOCK)
 
 class PackWriter:
     """Writes one pack. `write` takes the archive's bytes in their order; it must be done with a
-    buffer when it returns. At most two dense members are held in memory.
+    buffer when it returns. One dense member and the table are held in memory.
 
-    The caller has compared each blob with its digest. One that is added twice is a ValueError.
-    size: the bytes that were written so far. pack_id may be set anew until the end.
+    The caller has compared each blob with its digest. One that is added twice is a ValueError at
+    the end. size: the bytes that were written so far. pack_id may be set anew until the end.
     """
 
     def __init__(
@@ -52,7 +54,8 @@ class PackWriter:
         self._store_id = store_id
         self.pack_id = pack_id
         self._dense = Dense(compress=compress)
-        self._entries: dict[bytes, Entry] = {}
+        # As they will be written: an object for each would take five times as much memory.
+        self._entries = bytearray()
         self._dictionary_at = 0
         self._dictionary = b""
         self._missing = 0
@@ -64,18 +67,16 @@ class PackWriter:
             self.begin(digest, len(content))
             self.more(content)
             return
-        self._make_room_for(digest)
-        # Its place is known once its member is written.
-        self._entries[digest] = Entry(digest, 0, 0, 0, RAW)
-        self._dense.add(digest, bytes(content))
+        self._require_room()
+        self._dense.add(digest, content)
         if self._dense.full:
             self._write_dense()
 
     def begin(self, digest: bytes, size: int) -> None:
         """Begins a blob whose content comes by `more`."""
-        self._make_room_for(digest)
+        self._require_room()
         self._put(write_header(f"{BY_HASH}/{relative_path(digest.hex())}", size))
-        self._entries[digest] = Entry(digest, self.size, size, size, RAW)
+        self._entries += write_entry(Entry(digest, self.size, size, size, RAW))
         self._missing = size
 
     def more(self, data: Buffer) -> None:
@@ -87,16 +88,15 @@ class PackWriter:
         if not self._missing:
             self._pad()
 
-    def close(self) -> tuple[Entry, ...]:
-        """Writes what is left, the table and the trailer; returns the entries, sorted."""
+    def close(self) -> None:
+        """Writes what is left, the table and the trailer."""
         self._require_whole()
         if self._dense:
             self._write_dense()
-        entries = tuple(sorted(self._entries.values()))
-        table = write_table(entries)
+        table = write_table(self._entries)
         self._put(write_header(INDEX_MEMBER, len(table) + padding(len(table)) + BLOCK))
         trailer = Trailer(
-            entries=len(entries),
+            entries=len(table) // ENTRY_BYTES,
             table_offset=self.size,
             dictionary_offset=self._dictionary_at,
             dictionary_bytes=len(self._dictionary),
@@ -108,13 +108,10 @@ class PackWriter:
         self._pad()
         self._put(write_trailer(trailer))
         self._put(_END_OF_ARCHIVE)
-        return entries
 
-    def _make_room_for(self, digest: bytes) -> None:
+    def _require_room(self) -> None:
         self._require_whole()
-        if digest in self._entries:
-            raise ValueError(f"{digest.hex()} is in the pack already")
-        if len(self._entries) == MAX_ENTRIES:
+        if len(self._entries) // ENTRY_BYTES + len(self._dense) == MAX_ENTRIES:
             raise ValueError(f"a pack has at most {MAX_ENTRIES:,} blobs")
 
     def _require_whole(self) -> None:
@@ -122,15 +119,16 @@ class PackWriter:
             raise ValueError("a blob is shorter than was announced")
 
     def _write_dense(self) -> None:
-        content, blobs = self._dense.take()
+        content, blobs = self._dense.finish()
         if self._dense.dictionary and not self._dictionary:
             self._dictionary = self._dense.dictionary
             self._dictionary_at = self._put_member(DICTIONARY_MEMBER, self._dictionary)
         at = self._put_member(DENSE_MEMBER, content)
         for digest, offset, stored, raw, codec in blobs:
-            self._entries[digest] = Entry(digest, at + offset, stored, raw, codec)
+            self._entries += write_entry(Entry(digest, at + offset, stored, raw, codec))
+        self._dense.clear()
 
-    def _put_member(self, name: str, content: bytes) -> int:
+    def _put_member(self, name: str, content: Buffer) -> int:
         """Returns where the content begins."""
         self._put(write_header(name, len(content)))
         at = self.size

@@ -18,6 +18,7 @@ from ntt_backup.pack.format import (
     TAIL_BYTES,
     Entry,
     Trailer,
+    write_entry,
     write_table,
     write_trailer,
 )
@@ -103,7 +104,7 @@ def test_damaged_packs_and_damaged_small_blobs_are_left_out(tmp_path: Path) -> N
 def hostile(entries: list[Entry], content: bytes) -> bytes:
     """A pack with a table of the test's own, which is what its sums say."""
     body = content.ljust(-(-len(content) // BLOCK) * BLOCK, b"\0")
-    table = write_table(entries)
+    table = write_table(b"".join(map(write_entry, entries)))
     trailer = Trailer(len(entries), len(body), 0, 0, blake3(table).digest(), bytes(16), bytes(16))
     return body + table + bytes(-len(table) % BLOCK) + write_trailer(trailer) + bytes(2 * BLOCK)
 

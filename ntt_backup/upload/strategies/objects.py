@@ -204,11 +204,11 @@ class ObjectsSession:
         """Sends a pack of the blobs; where some of them do not belong into it, because they are bad
         or found to be large, it sends nothing and returns these.
         """
-        digests = [bytes.fromhex(blob.blobid) for blob in blobs]
-        name = PackKey.of(digests[0], digests[-1], pack_id(self._store_id, digests))
+        low, high = _digest(blobs[0]), _digest(blobs[-1])
+        name = PackKey.of(low, high, pack_id(self._store_id, map(_digest, blobs)))
         while name.key in self._taken:
             other = pack_id(self._store_id, [bytes.fromhex(name.pack_id)])
-            name = PackKey.of(digests[0], digests[-1], other)
+            name = PackKey.of(low, high, other)
         within = bytes.fromhex(name.pack_id)
 
         def write(data: Buffer) -> None:
@@ -216,7 +216,7 @@ class ObjectsSession:
 
         seal = seal_writer(write, self._store_id, self._spec.recipients)
         if seal is not None:
-            name = PackKey.of_sealed(digests[0], digests[-1], seal.pack_id)
+            name = PackKey.of_sealed(low, high, seal.pack_id)
         # What is sealed takes a little more.
         size = total_size(blobs) * 1001 // 1000
         out = self._outbox.begin(name.key, size, look=flight.look and seal is None)
@@ -226,7 +226,7 @@ class ObjectsSession:
             compress = self._spec.run.codec != "none"
             last = write if seal is None else seal.write
             writer = PackWriter(last, self._store_id, within, compress=compress)
-            for blob, digest in zip(blobs, digests, strict=True):
+            for blob in blobs:
                 found = reader.read(blob, self._buffer)
                 if isinstance(found, TooLarge):
                     if blob.expected < LARGE_BLOB <= found.blob.expected:
@@ -235,7 +235,7 @@ class ObjectsSession:
                     found = self._pass_on(flight, reader, found.blob, None if bad else writer)
                 elif isinstance(found, int):
                     if not bad:
-                        writer.add(digest, self._buffer[:found])
+                        writer.add(_digest(blob), self._buffer[:found])
                     self._carry(flight, 0 if bad else found)
                 if isinstance(found, Failure):
                     # The rest is only read, to know all that are bad.
@@ -260,7 +260,7 @@ class ObjectsSession:
         """Reads a blob in pieces, into the pack where there is one; returns its size."""
         size = blob.size or 0
         if writer is not None:
-            writer.begin(bytes.fromhex(blob.blobid), size)
+            writer.begin(_digest(blob), size)
         found, left = blake3(), size
         try:
             with reader.opened(blob) as fd:
@@ -384,3 +384,7 @@ class ObjectsSession:
         """Reports that so many bytes were stored of what was handed over for this batch."""
         self._spec.on_content(stored - flight.told)
         flight.told = stored
+
+
+def _digest(blob: Blob) -> bytes:
+    return bytes.fromhex(blob.blobid)
