@@ -10,17 +10,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ntt_backup.config.sections import RemoteSettings
+from ntt_backup.dump.retention import Retention
+from ntt_backup.objects.s3 import open_bucket
+from ntt_backup.snapshot.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.forget import expire
 from tests import program
 from tests.environment import has_ended, wait_until
 from tests.files import tree
 from tests.patience import PATIENCE
+from tests.s3_proxy import Exchange, S3Proxy, closed
+from tests.s3_proxy import status as answer
 from tests.s3_servers import S3Server
 
 
@@ -41,6 +50,12 @@ class Machine:
     def configure(self, **set: object) -> None:
         rule = {"keep_daily": 0, "keep_weekly": 0, **set}
         self.write_config(etc={"paths": [str(self.files)], **rule})
+
+    def into(self, bucket: RemoteSettings, **limits: object) -> None:
+        """Names a bucket as the target."""
+        self.remote = {"url": bucket.url, "endpoint": bucket.endpoint, "addressing": "path"}
+        self.limits |= limits
+        self.configure(keep_last=100)
 
     def write_config(self, **sets: dict[str, Any]) -> None:
         remote = self.remote or {"url": f"file://{self.target}"}
@@ -114,14 +129,20 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def kill_forget(machine: Machine, left: int) -> None:
-    """Kills a forget once so many versions are left, and waits for the end of what it began."""
+def kill_forget(machine: Machine, left: int, *, receiver: bool = False) -> None:
+    """Kills a forget, or its receiver, once so many versions are left, and waits for the end of
+    what it began.
+    """
     with machine.running("forget", "etc", "--keep-last", "1", "--yes") as child:
         wait_until(
             lambda: len(list(machine.target.rglob("manifest"))) <= left or child.poll() is not None,
             "a removal",
         )
         receivers = children(child.pid)
+        if receiver:
+            for pid in receivers:
+                os.kill(pid, signal.SIGKILL)
+            assert child.wait(PATIENCE) == 0
         child.kill()
     wait_until(lambda: all(map(has_ended, receivers)), "the receiver's end")
 
@@ -264,28 +285,28 @@ def test_a_set_is_changed_by_one_at_a_time(machine: Machine) -> None:
 
 def test_forget_killed_leaves_only_versions_that_can_be_restored(machine: Machine) -> None:
     contents = {}
+    machine.limits["backoff_base"] = 0.05
+    machine.configure(keep_last=100)
     for number in range(6):
         for name in range(30):
             (machine.files / f"{name}").write_text(f"{number} of {name}")
         contents[machine.take(*["--full"] * (number % 2 == 0))] = tree(machine.files)
     kept = machine.versions()[-2:]
-    for left in (5, 3):
-        kill_forget(machine, left)
-        there = machine.versions()
-        assert there[-2:] == kept
-        machine.call("verify", "etc", "--download")
-        for version in there:
-            assert machine.restored(version) == contents[version]
-    machine.call("forget", "etc", "--keep-last", "1", "--yes")
+    kill_forget(machine, 5)
+    there = machine.versions()
+    assert there[-2:] == kept
+    machine.call("verify", "etc", "--download")
+    for version in there:
+        assert machine.restored(version) == contents[version]
+    kill_forget(machine, 3, receiver=True)
     assert machine.versions() == kept
+    assert machine.restored(kept[-1]) == contents[kept[-1]]
 
 
 def test_versions_in_a_bucket_are_found_by_a_host_without_copies(
     machine: Machine, s3: S3Server
 ) -> None:
-    bucket = s3.bucket()
-    machine.remote = {"url": bucket.url, "endpoint": bucket.endpoint, "addressing": "path"}
-    machine.configure()
+    machine.into(s3.bucket())
     (machine.files / "big").write_bytes(random.randbytes(5_000_000))
     first = machine.take()
     (machine.files / "new").write_bytes(b"new")
@@ -293,6 +314,72 @@ def test_versions_in_a_bucket_are_found_by_a_host_without_copies(
     second = machine.json("take", "etc")
     assert (second["parent"], second["read"]) == (first, 3)
     assert machine.restored(second["version"]) == tree(machine.files)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "status"), [("killed", -9), ("away", 5), ("refused", 5)])
+def test_forget_cut_in_a_bucket_leaves_versions_that_can_be_restored(
+    machine: Machine, s3: S3Server, how: str, status: int
+) -> None:
+    contents, release = {}, threading.Event()
+
+    def hold(_: Exchange) -> None:
+        release.wait(PATIENCE)
+
+    refuse = answer(403, "AccessDenied")
+    with S3Proxy(s3) as proxy:
+        bucket = s3.bucket(endpoint=proxy.endpoint)
+        machine.into(bucket, outage_timeout=0)
+        for number in range(5):
+            (machine.files / "file").write_text(f"{number}")
+            contents[machine.take(*["--full"] * (number in (0, 3)))] = tree(machine.files)
+        taken = list(contents)
+        troubles = {"killed": hold, "away": closed, "refused": refuse}
+        proxy.trouble("delete", troubles[how], times=10**6, after=2)
+        with machine.running("forget", "etc", "--keep-last", "1", "--yes") as child:
+            if how == "killed":
+                wait_until(lambda: proxy.requests["delete"] > 2, "a removal")
+                child.kill()
+            assert child.wait(PATIENCE) == status
+        release.set()
+        proxy.peace()
+        assert machine.versions() == [taken[0], *taken[3:]]
+        for version in machine.versions():
+            assert machine.restored(version) == contents[version]
+        # The store asks for time: it is waited for.
+        proxy.trouble("delete", answer(500, "InternalError"))
+        repository = RepositoryByObjects(open_bucket(bucket), bucket.part_size)
+        with closing(repository):
+            expire(repository, "etc", Retention(1, 0, 0), datetime.now(UTC) + timedelta(days=1.1))
+            left = {one.name.split("/")[1] for one in repository.list()}
+        assert left == set(taken[3:])
+        machine.call("verify", "etc", "--download")
+
+
+@pytest.mark.long
+def test_a_bucket_that_is_away_is_waited_for_and_one_that_stays_away_loses_nothing(
+    machine: Machine, s3: S3Server
+) -> None:
+    back = machine.root / "back"
+    restore = ("restore", "etc", "--to", str(back))
+    with S3Proxy(s3) as proxy:
+        machine.into(s3.bucket(endpoint=proxy.endpoint), backoff_base=0.05, outage_timeout=0.5)
+        (machine.files / "small").write_bytes(b"small")
+        first = machine.take()
+        (machine.files / "big").write_bytes(random.randbytes(12_000_000))
+        proxy.trouble("any", closed, after=6, times=10**6)
+        assert "take it again" in machine.call("take", "etc", expect=5)
+        proxy.peace()
+        assert machine.versions() == [first]
+        proxy.trouble("part", answer(503, "SlowDown"), times=2)
+        second = machine.take()
+        proxy.trouble("get", closed, after=4, times=10**6)
+        assert "remote is away" in machine.call(*restore, expect=5)
+        proxy.peace()
+        proxy.trouble("get", closed, after=2, times=2)
+        assert machine.json(*restore)["wrong"] == 0
+        assert tree(back / str(machine.files)[1:]) == tree(machine.files)
+        assert machine.versions() == [first, second]
 
 
 def test_what_cannot_be_taken_has_its_exit_code_and_one_clear_line(machine: Machine) -> None:
