@@ -8,15 +8,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from ntt_backup.client.channel import PATIENCE_FACTOR
 from ntt_backup.client.connection import Banner, Connection, SessionSpec
-from ntt_backup.errors import RemoteUnreachable, Unsupported
+from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
 
 # A slow disk reads this many bytes a second when it is asked for a sum.
 SLOW: Final = 5_000_000
+# What is to be done where the receiver is older than the word.
+OLD: Final = (
+    " (a receiver that does not know the word is old: copy it anew, see `ntt-backup-remote"
+    " install-receiver --write FILE`)"
+)
 _POLL_SECONDS: Final = 0.5
+
+E = TypeVar("E", bound=BackupError)
 
 
 class QuestionSession:
@@ -40,13 +47,21 @@ class QuestionSession:
     def require(self, word: str) -> None:
         """Raises Unsupported where the receiver may not do this: `list`, `verify` or `get`."""
         if word not in self.banner.allowed:
-            allowed = ",".join(sorted(self.banner.allowed))
-            raise Unsupported(
-                f"the receiver on the remote may not {word}",
-                detail=f"its --allow lists {allowed}",
-                hint=f"add {word} to --allow in the line of our key in the remote's"
-                " authorized_keys, or use another key (remote.identity_file)",
+            message = f"the receiver on the remote may not {word}"
+            raise self.refusal(
+                Unsupported, message, word, ", or use another key (remote.identity_file)"
             )
+
+    def refusal(self, kind: type[E], message: str, word: str, more: str = OLD) -> E:
+        """Returns the error for what a forced command refuses, since its `--allow` lacks a word.
+        more: of what to do.
+        """
+        return kind(
+            message,
+            detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
+            hint=f"add {word} to --allow in the line of our key in the remote's"
+            f" authorized_keys{more}",
+        )
 
     def close(self) -> None:
         """Ends the session in good order, in bounded time."""

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from ntt_backup.client.connection import SessionSpec
-from ntt_backup.client.question_session import SLOW, QuestionSession
+from ntt_backup.client.question_session import OLD, SLOW, QuestionSession
 from ntt_backup.dump.record import Contents, DumpRecord, Stored, read
 from ntt_backup.errors import DumpImpossible
 from ntt_backup.wire import dump_messages, framing, read_messages, write_messages
@@ -27,14 +27,9 @@ class DumpsByReceiver(QuestionSession):
         super().__init__(spec, dump_messages.TO_CLIENT)
         with self._connection.checked():
             if "dump" not in self.banner.allowed:
-                raise DumpImpossible(
-                    "the key leads to a forced command, which takes no dumps",
-                    detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
-                    hint="add dump to --allow in the line of our key in the remote's"
-                    " authorized_keys (a receiver that does not know the word is old: copy it anew,"
-                    " see `ntt-backup-remote install-receiver --write FILE`); or dump the catalog"
-                    " by another way and set run.skip_pgdump",
-                )
+                message = "the key leads to a forced command, which takes no dumps"
+                other = "; or dump the catalog by another way and set run.skip_pgdump"
+                raise self.refusal(DumpImpossible, message, "dump", OLD + other)
             self._placed = bool(self._connection.hello(dumps=1).get("placed"))
 
     def contents(self) -> Contents:

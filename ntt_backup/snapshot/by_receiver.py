@@ -92,13 +92,8 @@ class RepositoryByReceiver(QuestionSession):
         self._closing = Event()
         with self._connection.checked():
             if "snapshot" not in self.banner.allowed:
-                raise RemoteDenied(
-                    "the key leads to a forced command, which takes no snapshots",
-                    detail=f"its --allow lists {','.join(sorted(self.banner.allowed))}",
-                    hint="add snapshot to --allow in the line of our key in the remote's"
-                    " authorized_keys (a receiver that does not know the word is old: copy it anew,"
-                    " see `ntt-backup-remote install-receiver --write FILE`)",
-                )
+                message = "the key leads to a forced command, which takes no snapshots"
+                raise self.refusal(RemoteDenied, message, "snapshot")
             self._connection.hello(snapshots=1)
         self._pinging = Thread(target=self._show_life, args=(_PING_SECONDS,), daemon=True)
         self._pinging.start()
