@@ -132,9 +132,10 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
         return InFile({}, [], [])
     remotes = _remotes(tables, path, problems)
     if target not in remotes:
+        there = _with_a_place(remotes, environ)
         raise ConfigError(
             f"target {target!r} is not in {path}",
-            detail=f"its targets are {', '.join(remotes)}",
+            detail=f"its targets are {', '.join(there)}" if there else "it has no targets",
             hint=f"add a table [targets.{target}] with url",
         )
     own, layer = remotes.pop(target), _snapshots(tables.pop("snapshots", {}), path, problems)
@@ -156,10 +157,13 @@ def targets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
     """
     path, tables = _read(file, environ, [])
     remotes = _remotes(tables or {}, path, [])
+    return _with_a_place(remotes, environ) or [DEFAULT_TARGET]
+
+
+def _with_a_place(remotes: Mapping[str, Layer], environ: Mapping[str, str]) -> list[str]:
+    """Returns the targets, without `remote` where nothing says its place."""
     said = remotes[DEFAULT_TARGET].keys() | from_environment(environ).keys()
-    if len(remotes) > 1 and said.isdisjoint(PLACE):
-        del remotes[DEFAULT_TARGET]
-    return list(remotes)
+    return [name for name in remotes if name != DEFAULT_TARGET or not said.isdisjoint(PLACE)]
 
 
 def snapshot_sets(file: Path | None, environ: Mapping[str, str]) -> list[str]:
