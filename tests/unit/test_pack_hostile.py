@@ -24,7 +24,7 @@ from ntt_backup.pack.format import (
     Entry,
     PackError,
     Trailer,
-    write_table,
+    write_entry,
     write_trailer,
 )
 from ntt_backup.pack.reader import PackReader
@@ -42,7 +42,7 @@ ID = bytes(16)
 
 def forged(content: bytes, listed: list[Entry], /, **changed: object) -> bytes:
     """A pack whose sums are right, with that table over that content."""
-    table = b"".join(write_table([one]) for one in listed)
+    table = b"".join(map(write_entry, listed))
     trailer = Trailer(len(listed), len(content), 0, 0, blake3(table).digest(), ID, ID)
     pad = bytes(-len(content + table) % 512)
     return content + table + pad + write_trailer(replace(trailer, **changed)) + bytes(1024)  # type: ignore[arg-type]
