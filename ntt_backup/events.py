@@ -48,6 +48,11 @@ RETRY_CAUSES: Final[Mapping[type[BackupError], str]] = {
 _OUTCOMES: Final = ("done", "some_failed", "dump_failed", "snapshot_failed", "stopped", "error")
 
 
+def away(what: str) -> str:
+    """Returns in words that a side is away."""
+    return _AWAY_AND_BACK[what][0]
+
+
 class Event(Message):
     """A message that is logged, and shown where it has a line for people."""
 
@@ -307,9 +312,13 @@ class Outage(WorkerEvent):
     attempt: Positive
     wait_s: Seconds
 
+    @property
+    def why(self) -> str:
+        """The reason and the detail in one line."""
+        return with_detail(self.reason, self.detail)
+
     def _text(self) -> str:
-        away, _ = _AWAY_AND_BACK[self.what]
-        return f"{away}, again in {duration(self.wait_s)}: {with_detail(self.reason, self.detail)}"
+        return f"{away(self.what)}, again in {duration(self.wait_s)}: {self.why}"
 
 
 class OutageEnd(WorkerEvent):

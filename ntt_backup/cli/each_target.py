@@ -42,11 +42,13 @@ class EachTarget(Generic[T]):
 
     def json(self, fields: Callable[[T], Mapping[str, Any]]) -> dict[str, Any]:
         """Returns plain JSON values: of one target, or of all by their names."""
-        errors = {
+        told: dict[str, Mapping[str, Any]] = {
             name: {"target": name, "error": error.fields} for name, error in self.errors.items()
         }
-        found = {name: dict(fields(one)) for name, one in self.found.items()} | errors
-        return {"targets": found} if self.several else found[self._common.target]
+        told |= {name: fields(one) for name, one in self.found.items()}
+        if self.several:
+            return {"targets": {name: told[name] for name in self.settings}}
+        return dict(told[self._common.target])
 
     def complain(self) -> None:
         """Prints the errors of several targets. Raises the one of a single target."""

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ntt_backup.catalog import dump_history, history, range_locks, stats
-from ntt_backup.cli.common import Common, json_option, open_catalog
+from ntt_backup.cli.common import AS_JSON, Common, json_option, open_catalog
 from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig
 from ntt_backup.daemon.control_client import report
@@ -25,7 +25,7 @@ from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
 from ntt_backup.objects.keys import LARGE_BLOB
 from ntt_backup.snapshot.last_take import last
-from ntt_backup.ui.status import Status
+from ntt_backup.ui.status import Status, Unavailable
 from ntt_backup.ui.watch import Watch
 
 _UNWRAPPED: Final = 100_000  # Columns; no line is that long.
@@ -57,7 +57,6 @@ def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: fl
             _watch(seen, interval, as_json=as_json)
         return
     seen.look()
-    seen.each.complain()
     if as_json:
         click.echo(json.dumps(seen.json()))
     else:
@@ -65,13 +64,15 @@ def status(common: Common, as_json: bool, exact: bool, watch: bool, interval: fl
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED)
         for found in seen.each.found.values():
             console.print(found.table())
+    click.get_current_context().meta[AS_JSON] = False  # An error has been told.
+    seen.each.complain()
     seen.each.end()
 
 
 class Seen:
     """What was seen of each target by the last look."""
 
-    def __init__(self, each: EachTarget[Status], *, exact: bool) -> None:
+    def __init__(self, each: EachTarget[Status | Unavailable], *, exact: bool) -> None:
         self.each = each
         self.daemons: dict[str, DaemonReport | str] = {}
         self._exact = exact
@@ -79,6 +80,10 @@ class Seen:
     def look(self) -> None:
         """Asks each catalog, and each daemon."""
         self.each.do(self._look_at)
+        for name, error in self.each.errors.items():
+            remote = self.each.settings[name].remote
+            url = None if remote is None else remote.url
+            self.each.found[name] = Unavailable(name, error, url, self.daemons[name])
 
     def look_at_daemons(self) -> None:
         """Asks each daemon again, and no catalog."""
@@ -88,7 +93,7 @@ class Seen:
 
     def json(self) -> dict[str, Any]:
         """Returns plain JSON values: of one target, or of all by their names."""
-        return self.each.json(Status.json)
+        return self.each.json(lambda one: one.json())
 
     def _look_at(self, settings: CatalogConfig) -> Status:
         daemon = self.daemons[settings.target] = _daemon(settings)
@@ -117,13 +122,13 @@ def _watch(seen: Seen, interval: float, *, as_json: bool) -> None:
 
 def picture(seen: Seen, shown: Watch) -> Iterator[RenderableType]:
     """Yields what --watch shows: each daemon, also one whose catalog is away, and the figures."""
-    for name, daemon in seen.daemons.items():
-        if not isinstance(daemon, str):
-            yield shown.picture(daemon, len(seen.daemons))
-        if (error := seen.each.errors.get(name)) is not None:
-            yield Text(f"target {name}: {render_error(error)}", style="red")
+    for name, one in seen.each.found.items():
+        if not isinstance(one.daemon, str):
+            yield shown.picture(one.daemon, len(seen.daemons))
+        if isinstance(one, Unavailable):
+            yield Text(f"target {name}: {render_error(one.error)}", style="red")
         else:
-            yield seen.each.found[name].table()
+            yield one.table()
 
 
 def _daemon(settings: CatalogConfig) -> DaemonReport | str:

@@ -29,12 +29,13 @@ _LINE_CHARS: Final = 500
 @dataclass(frozen=True, slots=True)
 class Away:
     """A side that is missed: what is remote, catalog, source or preflight. since: RFC 3339, UTC.
-    worker: who misses it; None before the workers start.
+    worker: who misses it; None before the workers start. reason: of the last attempt.
     """
 
     what: str
     worker: int | None
     since: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class RunReport:
             jobs=jobs,
             state=self._state,
             outages=[
-                Away(event.what, event.worker, _utc(since)) for since, event in self._outages.all
+                Away(event.what, event.worker, _utc(since), event.why[:_LINE_CHARS])
+                for since, event in self._outages.all
             ],
             recent=list(self._recent),
             minutes=[(minute, sent) for minute, sent in self._minutes],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich import box
@@ -17,7 +17,7 @@ from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import StoredObjects, Totals
 from ntt_backup.daemon.run_report import DaemonReport
-from ntt_backup.errors import complete
+from ntt_backup.errors import BackupError, complete
 from ntt_backup.format import (
     about,
     amount,
@@ -30,7 +30,7 @@ from ntt_backup.format import (
     size,
 )
 from ntt_backup.snapshot.last_take import Last
-from ntt_backup.ui.watch import daemon_line
+from ntt_backup.ui.watch import daemon_line, outage_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +85,8 @@ class Status:
 
     def table(self) -> Table:
         """Returns a table with a row for each fact."""
-        table = Table(
-            title=f"target {self.target}",
-            box=box.SIMPLE,
-            show_header=False,
-            title_justify="left",
-        )
-        table.add_column(justify="right")
-        table.add_column(overflow="fold")
-        head = [("url", self.url)] if self.url is not None else []
-        daemon = self.daemon if isinstance(self.daemon, str) else daemon_line(self.daemon)
-        head.append(("daemon", daemon))
-        for name, text in [*head, *_totals(self.totals), *self._objects(), *self._work()]:
-            # As Text: other programs write into the catalog, also markup and control sequences.
-            table.add_row(name, Text(printable(text)))
-        return table
+        head = _head(self.url, self.daemon)
+        return _table(self.target, [*head, *_totals(self.totals), *self._objects(), *self._work()])
 
     def _objects(self) -> list[tuple[str, str]]:
         if (stored := self.stored) is None:
@@ -139,6 +126,49 @@ class Status:
         taken = self.snapshots[name].taken_at
         every = self.every.get(name)
         return None if taken is None or every is None else taken + timedelta(seconds=every)
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """What is known of a target whose catalog cannot be asked: see `Status`. error: says why."""
+
+    target: str
+    error: BackupError
+    url: str | None
+    daemon: DaemonReport | str
+
+    def json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return {
+            "target": self.target,
+            "url": self.url,
+            "error": self.error.fields,
+            "exit_code": self.error.exit_code,
+            "daemon": None if isinstance(self.daemon, str) else self.daemon.fields,
+        }
+
+    def table(self) -> Table:
+        """Returns a table with a row for each fact."""
+        catalog = f"cannot be asked: {self.error}"
+        return _table(self.target, [*_head(self.url, self.daemon), ("catalog", catalog)])
+
+
+def _table(target: str, rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(title=f"target {target}", box=box.SIMPLE, show_header=False, title_justify="left")
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        # As Text: other programs write into the catalog, also markup and control sequences.
+        table.add_row(name, Text(printable(text)))
+    return table
+
+
+def _head(url: str | None, daemon: DaemonReport | str) -> list[tuple[str, str]]:
+    rows = [("url", url)] if url is not None else []
+    if isinstance(daemon, str):
+        return [*rows, ("daemon", daemon)]
+    waits = [("", line) for line in outage_lines(daemon, datetime.now(UTC))]
+    return [*rows, ("daemon", daemon_line(daemon)), *waits]
 
 
 def _plain(record: Run | DumpRun | Last) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Final, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 
+from ntt_backup import events
 from ntt_backup.config.timetable import speed
 from ntt_backup.daemon.run_report import DaemonReport
 from ntt_backup.format import duration, many, moment, printable, size
@@ -40,6 +40,21 @@ def daemon_line(report: DaemonReport) -> str:
     return printable(", ".join(filter(None, parts)))
 
 
+def outage_lines(report: DaemonReport, now: datetime) -> list[str]:
+    """Returns a line for each side that is away: for how long, who misses it, and why."""
+    lines = []
+    for what in dict.fromkeys(one.what for one in report.outages):
+        missed = [one for one in report.outages if one.what == what]
+        since = min(datetime.fromisoformat(one.since) for one in missed)
+        lasts = duration(max(0.0, (now - since).total_seconds()))
+        who = "" if missed[0].worker is None else f" (worker {missed[0].worker})"
+        if len(missed) > 1:
+            who = f" ({many(len(missed), 'worker')})"
+        why = f": {missed[-1].reason}" if missed[-1].reason else ""
+        lines.append(printable(f"{events.away(what)} for {lasts}{who}{why}"))
+    return lines
+
+
 def daemon_picture(
     report: DaemonReport, now: datetime, width: int, height: int, *, letters: bool = False
 ) -> RenderableType:
@@ -47,13 +62,14 @@ def daemon_picture(
     show nothing else.
     """
     recent = list(report.recent)[-_RECENT:]
-    room = height - 4 - len(report.outages) - len(recent)
+    outages = outage_lines(report, now)
+    room = height - 4 - len(outages) - len(recent)
     style = "bold yellow" if report.paused else "bold"
     return Group(
         one_line(f"target {printable(report.target)}: {daemon_line(report)}", style),
         *picture_of(report.state, width, room),
         *_hour(report.minutes, now.timestamp(), width, _LETTERS if letters else _BLOCKS),
-        *_outages(report, now),
+        *(one_line(line, "yellow") for line in outages),
         *(one_line(printable(line), LEVEL_STYLES.get(level, "")) for _, level, line in recent),
     )
 
@@ -79,13 +95,6 @@ def _hour(
     best = size(int(max(rates)))
     text = f"last {many(len(rates), 'minute')} |{sparkline(rates, marks)}| at most {best}/s"
     yield one_line(text)
-
-
-def _outages(report: DaemonReport, now: datetime) -> Iterator[Text]:
-    for away in report.outages:
-        lasts = max(0.0, (now - datetime.fromisoformat(away.since)).total_seconds())
-        who = "" if away.worker is None else f" (worker {away.worker})"
-        yield one_line(f"{away.what} is away for {duration(lasts)}{who}", "yellow")
 
 
 class Watch:

@@ -60,7 +60,8 @@ def test_who_is_away_is_known_since_the_first_word_of_it(report: RunReport, cloc
     report.event(outage(1))
     report.event(outage(None, "preflight"))
     first, second = said(report)["outages"]
-    assert first == {"what": "remote", "worker": 1, "since": "2027-01-15T08:00:00Z"}
+    since = "2027-01-15T08:00:00Z"
+    assert first == {"what": "remote", "worker": 1, "since": since, "reason": "gone"}
     assert (second["worker"], second["since"]) == (None, "2027-01-15T08:01:00Z")
     report.event(events.OutageEnd(what="preflight", duration_s=1.0))
     report.event(events.WorkerRestart(worker=1, status=-9, detail="", attempt=1, wait_s=0.0))

@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from ntt_backup import events
 from ntt_backup.cli import status
+from ntt_backup.cli.app import cli
 from ntt_backup.cli.common import Common
 from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig
@@ -35,9 +37,12 @@ def a_report(*, paused: bool = False, workers: int = 2) -> DaemonReport:
         progress.hold(2.0)
     made = RunReport("run-1", workers, lambda: NOW - 180)
     made.event(events.Warning(reason="evil\x1b[2J"))
-    made.event(
-        events.Outage(worker=0, what="remote", reason="gone", detail="", attempt=1, wait_s=1.0)
-    )
+    for worker in (0, 1):
+        made.event(
+            events.Outage(
+                worker=worker, what="remote", reason="gone", detail="", attempt=1, wait_s=1.0
+            )
+        )
     made.refresh(progress.state(2.0))
     return made.report(
         "vault", paused=paused, bwlimit=4_000_000, jobs={"dump": True, "snapshot": False}
@@ -59,7 +64,7 @@ def test_the_picture_has_workers_rates_outages_and_the_last_lines() -> None:
     for words in (
         "target vault: a dump is made, at most 4.0 MB/s, 2 workers, strategy auto, PID ",
         "worker 1  sending",
-        "remote is away for 3 min 0 s (worker 0)",
+        "remote is away for 3 min 0 s (2 workers): gone",
         "last 60 minutes |",
         "█",
         "at most 50.0 kB/s",
@@ -101,6 +106,28 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     assert said.count("target vault: error: the catalog is not available") == 2
     assert said.count("remote is away for") == 2
     assert said.count("target vault: PAUSED") == 1
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_status_tells_of_a_daemon_whose_catalog_is_away(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise CatalogError("the catalog is not available")
+
+    monkeypatch.setattr(status, "open_catalog", away)
+    monkeypatch.setattr(status, "report", lambda _: a_report())
+    monkeypatch.setenv("NTT_CONFIG", "/dev/null")
+    done = CliRunner().invoke(cli, ["status", *["--json"] * as_json])
+    assert isinstance(done.exception, CatalogError)
+    if as_json:
+        said = json.loads(done.stdout)
+        assert said["error"]["message"] == "the catalog is not available"
+        assert said["exit_code"] == CatalogError.exit_code
+        assert said["daemon"] == json.loads(json.dumps(a_report().fields))
+    else:
+        for text in ("2 workers, ", "remote is away for ", "the catalog is not available"):
+            assert text in done.stdout
 
 
 def test_a_terminal_that_knows_only_letters_gets_these() -> None:
