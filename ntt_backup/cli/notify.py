@@ -17,16 +17,21 @@ def notify(common: Common, text: str) -> None:
 
     It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
     """
-    from ntt_backup.daemon.notice_process import check, send
+    from ntt_backup.daemon.notice_process import send, told
     from ntt_backup.daemon.notices import Notice
 
     settings = common.load(CatalogConfig)
-    wanted = settings.notify
-    if not (wanted.command or wanted.webhook_url or wanted.ping_url):
+    if not told(settings):
         raise ConfigError(
             "nobody is to be told",
             hint="set notify.command, notify.webhook_url or notify.ping_url",
         )
+    if not (ways := told(settings, "test")):
+        raise ConfigError("notify.on leaves out the notice 'test'", hint='add "test" to notify.on')
     if problems := send(settings, Notice("test", settings.target, text, {})):
-        raise ConfigError("; ".join(problems))
-    click.echo(f"sent {check(settings)[0]}")
+        raise ConfigError(
+            "; ".join(problems),
+            hint="correct that under [notify], or at the other end; a URL is not shown, since"
+            " whoever knows it can post there",
+        )
+    click.echo(f"sent by {', '.join(ways)}")

@@ -70,7 +70,10 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
     else:
         own = error.get("ctx", {}).get("reason")
         needs = own or f"{needed(fields[name])} is needed"
-        yield Problem(f"{origin} is {_shown(key, error['input'])}: {needs}")
+        shown = "(not shown, it may hold a secret)"
+        if fields[name].repr or key == "catalog.url":
+            shown = _shown(key, error["input"])
+        yield Problem(f"{origin} is {shown}: {needs}")
 
 
 def may_be_secret(text: str) -> bool:
@@ -103,4 +106,6 @@ def _shown(key: str, value: object) -> str:
         return "(not shown, it may hold a password)"
     if "SECRET-KEY" in text.upper():
         return "(not shown, it is a secret key)"
+    if key == "notify.command" and may_be_secret(text):
+        return "(not shown, it may hold a secret)"
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."

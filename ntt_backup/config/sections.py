@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,7 @@ from ntt_backup.config.values import (
     Listen,
     LocalPath,
     LockPath,
+    Needs,
     Paths,
     Patterns,
     Recipients,
@@ -284,28 +285,36 @@ class MetricsSettings(Section):
         return listen
 
 
+NoticeKind = Literal[
+    "success",
+    "failure",
+    "first_failure",
+    "recovery",
+    "outage",
+    "stall",
+    "findings",
+    "source_rot",
+    "test",
+]
+
+
 class NotifySettings(Section):
     """Whom a run tells of itself. command: a program and its arguments, which gets one JSON object
     on stdin. webhook_url: gets the same. on: the notices for these two. ping_url: a check of the
-    kind of healthchecks, in which `{target}` stands for the target's name. outage_after: how long a
-    side is away before that is told. timeout: of the program, and of a request.
+    kind of healthchecks. In both URLs `{target}` stands for the target's name. outage_after: how
+    long a side is away before that is told. timeout: of the program, and of a request.
     """
 
     command: Command = ()
-    on: tuple[
-        Literal[
-            "success",
-            "failure",
-            "first_failure",
-            "recovery",
-            "outage",
-            "stall",
-            "findings",
-            "source_rot",
-            "test",
-        ],
-        ...,
-    ] = ("first_failure", "recovery", "outage", "stall", "findings", "source_rot", "test")
+    on: Annotated[tuple[NoticeKind, ...], Needs(f"a list of {', '.join(get_args(NoticeKind))}")] = (
+        "first_failure",
+        "recovery",
+        "outage",
+        "stall",
+        "findings",
+        "source_rot",
+        "test",
+    )
     outage_after: Seconds = Field(default=900, ge=1, le=366 * 86400)
     timeout: Seconds = Field(default=30, ge=1, le=600)
     ping_url: WebUrl | None = Field(default=None, repr=False)

@@ -11,9 +11,15 @@ from typing import Annotated, Final, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
-from ntt_backup.config.values import Line, Needs, check_host, check_line, check_remote_path
+from ntt_backup.config.values import (
+    Line,
+    Needs,
+    check_host,
+    check_line,
+    check_remote_path,
+    refused,
+)
 
 Kind = Literal["ssh", "file", "s3"]
 FORMS: Final = "ssh://[user@]host[:port]/path, file:///path or s3://bucket/prefix"
@@ -56,33 +62,29 @@ def parse(text: str) -> Place:
     """
     match = _URL.fullmatch(text)
     if match is None:
-        raise _refused(f"{FORMS} is needed")
+        raise refused(f"{FORMS} is needed")
     scheme, authority, path = match[1].lower(), match[2], match[3]
     user, at, server = authority.rpartition("@")
     if at and (scheme != "ssh" or ":" in user):
-        raise _refused("a URL without credentials is needed, for it is shown in logs")
+        raise refused("a URL without credentials is needed, for it is shown in logs")
     if _NOT_ESCAPED.search(path):
-        raise _refused("%3F, %23 and %25 are needed for ?, # and % in it")
+        raise refused("%3F, %23 and %25 are needed for ?, # and % in it")
     try:
         path = check_line(unquote(path, errors="strict"))
     except ValueError:
-        raise _refused("a path in UTF-8 without control characters is needed") from None
+        raise refused("a path in UTF-8 without control characters is needed") from None
     if scheme == "file":
         if authority:
-            raise _refused("three slashes are needed: file:///mnt/usb")
+            raise refused("three slashes are needed: file:///mnt/usb")
         return Place("file", path=_path(path))
     name, port = match.groups() if (match := _SERVER.fullmatch(server)) else ("", None)
     if scheme == "ssh":
         return Place("ssh", _host(user + at, name), _port(port), _path(path))
     if port is not None:
-        raise _refused(
+        raise refused(
             "s3://bucket/prefix, and remote.endpoint for a server and its port, is needed"
         )
     return Place("s3", bucket=_bucket(name), prefix=_prefix(path))
-
-
-def _refused(reason: str) -> PydanticCustomError:
-    return PydanticCustomError("explained", "{reason}", {"reason": reason})
 
 
 def _host(user: str, name: str) -> str:
@@ -93,12 +95,12 @@ def _host(user: str, name: str) -> str:
             raise ValueError("not one host")
         return check_host(check_line(unquote(user, errors="strict") + bare))
     except ValueError:
-        raise _refused("a host as ssh takes it is needed: ssh://[user@]host[:port]/path") from None
+        raise refused("a host as ssh takes it is needed: ssh://[user@]host[:port]/path") from None
 
 
 def _port(text: str | None) -> int | None:
     if text and not 1 <= int(text) <= 65535:
-        raise _refused("a port from 1 to 65535 is needed")
+        raise refused("a port from 1 to 65535 is needed")
     return int(text) if text else None
 
 
@@ -106,12 +108,12 @@ def _path(text: str) -> str:
     try:
         return check_remote_path(text)
     except ValueError:
-        raise _refused("an absolute path, below / and without .., is needed") from None
+        raise refused("an absolute path, below / and without .., is needed") from None
 
 
 def _bucket(name: str) -> str:
     if not _BUCKET.fullmatch(name) or ".." in name:
-        raise _refused("the name of a bucket is needed: s3://bucket/prefix")
+        raise refused("the name of a bucket is needed: s3://bucket/prefix")
     return name
 
 
@@ -119,7 +121,7 @@ def _prefix(path: str) -> str:
     parts = [part for part in path.split("/") if part]
     prefix = "/".join(parts)
     if {".", ".."} & {*parts} or len(prefix.encode()) > _PREFIX_BYTES:
-        raise _refused(f"a prefix without . and .., of at most {_PREFIX_BYTES} bytes, is needed")
+        raise refused(f"a prefix without . and .., of at most {_PREFIX_BYTES} bytes, is needed")
     return prefix
 
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b)?(?:/s)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
@@ -221,13 +222,26 @@ def _listen(text: str) -> str:
     return text
 
 
+def refused(reason: str) -> PydanticCustomError:
+    """Returns an error that says what is needed instead of a value, and shows nothing of it."""
+    return PydanticCustomError("explained", "{reason}", {"reason": reason})
+
+
 def _web_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("not a URL of the web")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise refused("a host, and a port from 1 to 65535 or none, is needed") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise refused("a URL that begins with https:// or http:// and a host is needed")
     # urllib takes a user and a password for a part of the host's name, and asks the DNS for it.
-    if "@" in parts.netloc or not (text.isascii() and text.isprintable()) or " " in text:
-        raise ValueError("not a URL that urllib sends as it is")
+    if "@" in parts.netloc:
+        raise refused("a URL without user and password is needed: these are not sent")
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise refused("%20 for a space, and %XX for each byte that is not ASCII, is needed")
+    if re.search(r"[{}]", text.replace("{target}", "")):
+        raise refused("a URL with no placeholder but {target} is needed")
     return text
 
 
@@ -245,10 +259,12 @@ Listen = Annotated[
 WebUrl = Annotated[
     Line,
     AfterValidator(_web_url),
-    Needs("a URL that begins with https:// or http://, without user, password and spaces"),
+    Needs("a URL that begins with https:// or http://"),
 ]
 Command = Annotated[
     tuple[Line, ...],
     AfterValidator(_program),
-    Needs("a program's absolute path and its arguments, as a list"),
+    Needs(
+        'a list of a program, by its absolute path, and its arguments, as in ["/bin/tell", "-v"],'
+    ),
 ]

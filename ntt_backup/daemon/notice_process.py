@@ -49,21 +49,34 @@ _PINGS: Final = {
 
 def notice_process(settings: CatalogConfig) -> ListenerProcess | None:
     """Returns the process that tells of all runs that it hears of, where anybody is to be told."""
-    if not (ways := _ways(settings)):
+    if not (ways := told(settings)):
         return None
     # The last notice is the one that matters most.
     patience = len(ways) * settings.notify.timeout + _SLACK_SECONDS
     return ListenerProcess("notices", partial(_tell_of_runs, settings), patience=patience)
 
 
+def told(settings: CatalogConfig, kind: str = "") -> list[str]:
+    """Returns the names of the ways that are set; kind: of those that tell of such a notice."""
+    notify, wanted = settings.notify, not kind or kind in settings.notify.on
+    ways = {
+        "command": notify.command and wanted,
+        "webhook_url": notify.webhook_url and wanted,
+        "ping_url": notify.ping_url and (not kind or kind in _PINGS),
+    }
+    return [name for name, used in ways.items() if used]
+
+
 def send(settings: CatalogConfig, notice: Notice) -> list[str]:
     """Tells a notice by each way that is wanted for it; returns what went wrong, a line each."""
     problems = []
-    for name, way in _ways(settings).items():
+    ways = {"command": _run_program, "webhook_url": _post, "ping_url": _ping}
+    seconds = settings.notify.timeout
+    too_long = RemoteUnreachable(f"it took longer than notify.timeout ({duration(seconds)})")
+    for name in told(settings, notice.kind):
         try:
-            limit = settings.notify.timeout + _SLACK_SECONDS
-            with time_limit(limit, RemoteUnreachable("it took too long")):
-                way(notice)
+            with time_limit(seconds + _SLACK_SECONDS, too_long):
+                ways[name](settings, notice)
         except BackupError as error:
             problems.append(f"the notice {notice.kind!r} did not go out by notify.{name}: {error}")
     return problems
@@ -74,7 +87,7 @@ def check(settings: CatalogConfig) -> tuple[str, str]:
     warning = ""
     if (command := settings.notify.command) and not os.access(command[0], os.X_OK):
         warning = f"notify.command cannot be run: {command[0]}"
-    return "by " + ", ".join(_ways(settings)), warning
+    return "by " + ", ".join(told(settings)), warning
 
 
 def _tell_of_runs(
@@ -113,19 +126,6 @@ def _failed_before(settings: CatalogConfig, target: str) -> bool:
     return end is not None and end.exit_code not in (0, 130, 143)
 
 
-def _ways(settings: CatalogConfig) -> dict[str, Callable[[Notice], None]]:
-    """Returns the ways that are set, by the names of their settings."""
-    notify = settings.notify
-    ways: dict[str, Callable[[Notice], None]] = {}
-    if notify.command:
-        ways["command"] = partial(_run_program, settings)
-    if notify.webhook_url is not None:
-        ways["webhook_url"] = partial(_post, settings, notify.webhook_url)
-    if notify.ping_url is not None:
-        ways["ping_url"] = partial(_ping, settings, notify.ping_url)
-    return ways
-
-
 def _body(notice: Notice) -> bytes:
     return json.dumps(
         {
@@ -141,8 +141,6 @@ def _body(notice: Notice) -> bytes:
 
 def _run_program(settings: CatalogConfig, notice: Notice) -> None:
     """Runs the operator's program. Raises SourceError where it fails."""
-    if notice.kind not in settings.notify.on:
-        return
     child = start(settings.notify.command)
     try:
         with suppress(BrokenPipeError):  # A program need not read it.
@@ -153,26 +151,31 @@ def _run_program(settings: CatalogConfig, notice: Notice) -> None:
     finally:
         child.kill()
     if status is None:
-        raise SourceError(f"it was ended after {duration(settings.notify.timeout)}")
+        limit = duration(settings.notify.timeout)
+        raise SourceError(f"it took longer than notify.timeout ({limit}), and was killed")
     if status:
         last = child.stderr.text.strip().splitlines()[-1:]
         raise SourceError(f"it ended with status {status}", detail="".join(last))
 
 
-def _post(settings: CatalogConfig, url: str, notice: Notice) -> None:
-    if notice.kind in settings.notify.on:
-        _request(url, _body(notice), "application/json", settings.notify.timeout)
+def _post(settings: CatalogConfig, notice: Notice) -> None:
+    url = _of_target(settings.notify.webhook_url, notice)
+    _request(url, _body(notice), "application/json", settings.notify.timeout)
 
 
-def _ping(settings: CatalogConfig, url: str, notice: Notice) -> None:
+def _ping(settings: CatalogConfig, notice: Notice) -> None:
     """Asks for the URL of a check, as healthchecks has it: start, success, failure."""
     if notice.kind == "start" and notice.watch:
         return
-    if notice.kind in _PINGS:
-        parts = urlsplit(url.replace("{target}", quote(notice.target)))
-        path = parts.path.rstrip("/") + _PINGS[notice.kind]
-        ping = urlunsplit(parts._replace(path=path))
-        _request(ping, notice.text.encode(), "text/plain; charset=utf-8", settings.notify.timeout)
+    parts = urlsplit(_of_target(settings.notify.ping_url, notice))
+    path = parts.path.rstrip("/") + _PINGS[notice.kind]
+    ping = urlunsplit(parts._replace(path=path))
+    _request(ping, notice.text.encode(), "text/plain; charset=utf-8", settings.notify.timeout)
+
+
+def _of_target(url: str | None, notice: Notice) -> str:
+    assert url is not None  # Only ways that are set are asked.
+    return url.replace("{target}", quote(notice.target))
 
 
 def _request(url: str, body: bytes, kind: str, timeout: float) -> None:
@@ -199,8 +202,9 @@ def _request(url: str, body: bytes, kind: str, timeout: float) -> None:
         with opener.open(request, timeout=timeout):
             pass
     except urllib.error.HTTPError as error:
+        said = f"{error.code} {http.client.responses.get(error.code, '')}".strip()
         moved = ": the URL leads elsewhere now" if 300 <= error.code < 400 else ""
-        raise RemoteUnreachable(f"the server answered {error.code}{moved}") from None
+        raise RemoteUnreachable(f"the server answered {said}{moved}") from None
     except http.client.InvalidURL:  # It says which part of it.
         raise RemoteUnreachable("no answer: the URL is not valid") from None
     except (OSError, ValueError, http.client.HTTPException) as error:

@@ -28,8 +28,8 @@ _DUMP: Final = "dump"
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to be told. kind: one of `config.sections.NOTICES`, or `start`, which only a ping
-    is made of. fields: of the event behind it, or what a check found.
+    """One thing to be told. kind: one of `config.sections.NoticeKind`, or `start` and `alive`,
+    which only a ping is made of. fields: of the event behind it, or what a check found.
     """
 
     kind: str

@@ -319,6 +319,36 @@ def test_all_problems_of_all_targets_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"webhook_url = 'hooks.example.org/{SECRET}'", "begins with https:// or http://"),
+        (f"webhook_url = 'https://me:{SECRET}@example.org'", "without user and password"),
+        (f"webhook_url = 'https://example.org/two words/{SECRET}'", "%20 for a space"),
+        (f"webhook_url = 'https://example.org:99999/{SECRET}'", "a port from 1 to 65535"),
+        (f"ping_url = 'https://example.org/{{taget}}/{SECRET}'", "no placeholder but {target}"),
+        (f"command = '/bin/tell --token={SECRET}'", "as in ["),
+        (f"command = ['tell', '--token={SECRET}']", "by its absolute path"),
+        ("on = 'success'", "a list of success, failure, "),
+    ],
+)
+def test_a_problem_of_a_notice_says_what_is_needed_and_shows_no_secret(
+    line: str, said: str, config: str
+) -> None:
+    Path(config).write_text(CONFIG.partition("[notify]")[0] + f"[notify]\n{line}\n")
+    done = call("--config", config, "config", "check")
+    (problem,) = re.findall(r"^FAILED  (.*)$", done.output, re.MULTILINE)
+    assert said in problem
+    assert SECRET not in done.output
+
+
+def test_a_test_that_notify_on_leaves_out_is_not_said_to_be_sent(config: str) -> None:
+    Path(config).write_text("[notify]\ncommand = ['/bin/true']\non = ['failure']\n")
+    done = call("--config", config, "notify")
+    assert isinstance(done.exception, ConfigError)
+    assert done.output == ""
+
+
+@pytest.mark.parametrize(
     ("lines", "said"),
     [
         ("[lock]\nfile = '/run/ntt.lock'", ["lock.file is /run/ntt.lock"]),

@@ -232,7 +232,7 @@ def test_a_program_gets_the_notices_that_are_wanted(tmp_path: Path, said: list[E
     ("script", "why"),
     [
         ("echo no way >&2; exit 3", "it ended with status 3: no way"),
-        ("exec sleep 600", "it was ended after 1.0 s"),
+        ("exec sleep 600", "it took longer than notify.timeout (1.0 s), and was killed"),
         ("exec <&-; exit 4", "it ended with status 4"),
     ],
 )
@@ -302,12 +302,13 @@ def test_a_daemon_pings_while_it_is_well(server: Server, said: list[Event]) -> N
 def test_a_webhook_gets_the_notice_and_its_refusal_shows_no_url(
     server: Server, said: list[Event]
 ) -> None:
-    wanted = settings(webhook_url=f"{server.url}/secret", on=["success"])
+    wanted = settings(webhook_url=f"{server.url}/secret/{{target}}", on=["success"])
     server.status = 403
     notice_process._tell_of_runs(wanted, iter([("far", start()), ("far", stop("done"))]))
     assert json.loads(server.bodies[0])["notice"] == "success"
+    assert server.paths == ["/secret/far"]
     (warning,) = said
-    assert str(warning.line).endswith("by notify.webhook_url: the server answered 403")
+    assert str(warning.line).endswith("by notify.webhook_url: the server answered 403 Forbidden")
 
 
 def test_a_server_that_is_away_is_a_warning_and_shows_no_url() -> None:
@@ -322,7 +323,7 @@ def test_a_redirect_is_not_followed(server: Server, said: list[Event]) -> None:
     server.status, server.headers = 302, {"Location": f"{server.url}/elsewhere"}
     wanted = settings(webhook_url=f"{server.url}/secret", on=["success"])
     (problem,) = notice_process.send(wanted, Notice("success", "far", "t", {}))
-    assert problem.endswith("the server answered 302: the URL leads elsewhere now")
+    assert problem.endswith("the server answered 302 Found: the URL leads elsewhere now")
     assert server.paths == ["/secret"]
 
 
