@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from tests.acceptance.test_control import await_silence
 from tests.bucket_environment import BucketEnvironment, as_reader
 from tests.environment import wait_until
 from tests.patience import PATIENCE
@@ -158,15 +159,28 @@ def test_what_is_killed_is_finished(bucket_env: BucketEnvironment, victim: str) 
     env.assert_complete()
 
 
-def test_a_run_that_watches_sends_what_comes(bucket_env: BucketEnvironment) -> None:
+def test_a_run_that_watches_sends_what_comes_but_nothing_while_it_is_paused(
+    bucket_env: BucketEnvironment,
+) -> None:
     env = bucket_env
-    env.write_config(run={"poll_interval": 0.2})
+    env.write_config(run={"poll_interval": 0.2}, remote={"part_size": "5MiB"})
     env.put(b"first")
     with env.running("run", "--watch") as run:
         env.await_copied(env.copied() | {env.put(b"second")})
-        third = env.put(b"third")
-        env.await_copied({third})
+        assert env.call("bwlimit", "4MB/s").returncode == 0
+        third = env.put(random.Random(3).randbytes(16_000_000))
+        wait_until(env.litter, "an upload that is under way")
+        assert env.call("pause").returncode == 0
+        assert env.call("bwlimit", "off").returncode == 0
+        fourth = env.put(b"fourth")
+        env.call("now")
+        await_silence(lambda: env.status()["daemon"]["state"]["sent"])
+        assert env.litter()
+        assert env.copied().isdisjoint({third, fourth})
+        assert env.call("resume").returncode == 0
+        env.await_copied({third, fourth})
         run.send_signal(signal.SIGTERM)
         assert run.wait(PATIENCE) == 128 + signal.SIGTERM
     env.assert_complete()
+    assert [line for kind in ("outage", "worker_stall", "error") for line in env.events(kind)] == []
     assert json.loads(env.log.read_text().splitlines()[-1])["outcome"] == "stopped"

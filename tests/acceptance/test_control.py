@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +30,14 @@ def told(env: Environment, *command: str) -> dict[str, Any]:
     return said
 
 
-def await_silence(link: Link) -> None:
-    """Return once nothing has gone over the link for a second, but for signs of life."""
-    seen, since = link.sent, time.monotonic()
+def await_silence(sent: Callable[[], int]) -> None:
+    """Return once nothing has been sent for a second, but for signs of life."""
+    seen, since = sent(), time.monotonic()
 
     def silent() -> bool:
         nonlocal seen, since
-        if link.sent > seen + 1000:
-            seen, since = link.sent, time.monotonic()
+        if (now := sent()) > seen + 1000:
+            seen, since = now, time.monotonic()
         return time.monotonic() - since > 1.0
 
     wait_until(silent, "the end of what was sent")
@@ -94,7 +94,7 @@ def test_a_daemon_is_paused_limited_hurried_and_stopped(env: Environment, link: 
 
         assert told(env, "pause")["done"].startswith("paused")
         assert "already" in told(env, "pause")["done"]
-        await_silence(link)
+        await_silence(lambda: link.sent)
         assert len(env.copied()) < len(blobids)
         copied = len(env.copied())
         assert told(env, "bwlimit", "off")["bwlimit"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -100,17 +101,26 @@ def test_a_signal_ends_the_preflight_of_a_remote_that_hangs(env: Environment, li
     assert env.copied() == set()
 
 
-def test_hangup_lets_the_log_be_rotated(env: Environment) -> None:
-    *_, last = env.fill_slowly()
+def test_hangup_lets_the_log_be_rotated_and_the_limit_be_changed(env: Environment) -> None:
+    slow = 150_000
+    *_, last = env.fill_slowly(rate=f"{slow}B/s")
     with env.held(last) as release, env.running("run") as run:
         env.await_event("batch_complete")
         old = env.log.rename(env.log.with_suffix(".1"))
+        env.write_config(run={"bwlimit": "100MB/s"})
+        left, began = len(env.in_store()) - len(env.copied()), time.monotonic()
         run.send_signal(signal.SIGHUP)
+        limit = env.await_event("bandwidth_limit")
+        assert (limit["bytes_per_s"], limit["uid"]) == (100_000_000, None)
+        assert env.status()["daemon"]["bwlimit"] == 100_000_000
         release()
         env.await_event("batch_complete")
         before = old.read_bytes()
         assert run.wait(PATIENCE) == 0, env.output()
+        # The workers have heard of it, too: what was left is of 10 kB and more.
+        assert time.monotonic() - began < left * 10_000 / slow
     assert old.read_bytes() == before
+    assert env.events("settings_read")[0]["changed"] == ["run.bwlimit"]
     assert env.events("run_stop")[0]["outcome"] == "done"
     env.assert_complete()
 
