@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -43,6 +44,7 @@ class Scene:
         self.run: dict[str, Any] = {}
         self.recipients: tuple[str, ...] = ()
         self.open_key: OpenKey = no_key
+        self.sessions: list[ObjectsSession] = []
 
     def session(self, pace: Any = None) -> ObjectsSession:
         spec = SessionSpec(
@@ -57,9 +59,11 @@ class Scene:
             on_content=lambda count: setattr(self, "content", self.content + count),
         )
         meter = Meter(pace)
-        return ObjectsSession(
+        made = ObjectsSession(
             spec, Store(self.root), self.bucket, meter, store_id=b"s" * 16, part_size=PART
         )
+        self.sessions.append(made)
+        return made
 
     def blobs(self, *sizes: int, seed: int = 1) -> tuple[Blob, ...]:
         chance = random.Random(seed)
@@ -107,9 +111,12 @@ def receipt(outcomes: list[Outcome]) -> Receipt:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(objects, "LARGE_BLOB", 6 * 1024**2)
-    return Scene(tmp_path)
+    made = Scene(tmp_path)
+    yield made
+    for session in made.sessions:
+        session.close()
 
 
 def batch(blobs: tuple[Blob, ...], name: str = "0.1", attempt: int = 1) -> Batch:
