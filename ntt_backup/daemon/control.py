@@ -104,13 +104,20 @@ class ControlSocket:
         for peer in self._peers[:-_MOST_PEERS]:
             self._drop(peer)
 
+    @property
+    def stands(self) -> bool:
+        """Whether the socket is still where it was made."""
+        with suppress(OSError):
+            return os.path.samestat(self._path.lstat(), self._ours)
+        return False
+
     def close(self) -> None:
         """Ends all connections, and removes the socket if it is still ours."""
         for peer in self._peers[:]:
             self._drop(peer)
         self._listening.close()
-        with suppress(OSError):
-            if os.path.samestat(self._path.lstat(), self._ours):
+        if self.stands:
+            with suppress(OSError):
                 self._path.unlink()
 
     def _drop(self, peer: _Peer) -> None:

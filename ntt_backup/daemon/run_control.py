@@ -24,6 +24,7 @@ from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.pipeline import wait_for
 
 _TIMETABLE: Final = "timetable"
+_LOOK_SECONDS: Final = 1.0
 
 
 class RunControl:
@@ -33,6 +34,9 @@ class RunControl:
         self._settings = settings
         self._report = RunReport(run_id, settings.run.workers)
         self._socket: ControlSocket | None = None
+        # When to look again whether it stands, and why it does not.
+        self._look_at = 0.0
+        self._trouble = ""
         self._stops = False
         self._hurried = False
         # Of settings that were read again; and whether another limit was asked for.
@@ -47,7 +51,7 @@ class RunControl:
         inbox: SignalInbox,
         emit: Callable[[events.Event], None],
     ) -> None:
-        """Opens the socket; a run goes on without one."""
+        """Opens the socket; a run goes on without one, and tries again."""
         self._workers = workers
         self._limit: Limit = workers.limit
         self._jobs = jobs
@@ -56,15 +60,13 @@ class RunControl:
         self._emit = emit
         self._rate = self._limit.rate
         self._held_since = 0.0
-        path = self._settings.control.socket
-        assert path is not None  # The settings have a default that depends on others.
-        try:
-            self._socket = ControlSocket(path, self._answer)
-        except BackupError as error:
-            emit(events.Warning(reason=f"{error}; {error.hint}"))
+        self._listen()
 
     def wait(self, fds: Iterable[int], seconds: float) -> frozenset[int]:
-        """Returns which of the descriptors are ready within so many seconds; serves the socket."""
+        """Returns which of the descriptors are ready within so many seconds; serves the socket, and
+        makes one again where somebody has removed it.
+        """
+        self._listen()
         asked = self._socket.fds if self._socket is not None else []
         ready = wait_for(reading=[*fds, *asked], timeout=seconds)
         if self._socket is not None and (len(asked) > 1 or not ready.isdisjoint(asked)):
@@ -107,6 +109,25 @@ class RunControl:
         """Removes the socket."""
         if self._socket is not None:
             self._socket.close()
+
+    def _listen(self) -> None:
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        if self._socket is not None:
+            if self._socket.stands:
+                return
+            self._socket.close()
+            self._socket = None
+        path = self._settings.control.socket
+        assert path is not None  # The settings have a default that depends on others.
+        try:
+            self._socket = ControlSocket(path, self._answer)
+            self._trouble = ""
+        except BackupError as error:
+            trouble, self._trouble = self._trouble, f"{error}; {error.hint}"
+            if trouble != self._trouble:
+                self._emit(events.Warning(reason=self._trouble))
 
     # --- what is asked ----------------------------------------------------------------------------
 

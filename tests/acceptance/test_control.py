@@ -110,6 +110,8 @@ def test_a_daemon_is_paused_limited_hurried_and_stopped(env: Environment, link: 
         }
         env.await_copied(set(blobids))
         assert len(env.copied()) > copied
+        Path(f"{env.lock}.sock").unlink()
+        wait_until(lambda: env.call("resume").returncode == 0, "another socket")
         with watching(env) as seen:
             seen.await_text(f"PID {run.pid} since ")
             seen.await_text("copied +151 blobs")
