@@ -383,6 +383,13 @@ def test_other_hosts_see_it_only_where_that_was_asked_for() -> None:
         PageServer(server.url[7:-1], board, exposed=False, names=())
 
 
+@pytest.mark.parametrize("listen", ["localhost:80", "9188", "127.0.0.1", "", "127.0.0.1:99999"])
+def test_what_is_no_address_and_port_is_refused(listen: str) -> None:
+    board = Board(lambda: Shown("", "", "", True))
+    with pytest.raises(ConfigError, match="no address to listen on"):
+        PageServer(listen, board, exposed=True, names=())
+
+
 def test_health_is_told_in_plain_text(server: PageServer) -> None:
     answer, text = ask(server, path="/healthz?full")
     assert (answer.status, text) == (200, "remote: Well\n")

@@ -89,7 +89,14 @@ class PageServer(WebServer):
     """
 
     def __init__(self, listen: str, board: Board, *, exposed: bool, names: Sequence[str]) -> None:
-        host, port = address_of(listen)
+        try:
+            host, port = address_of(listen)
+        except ValueError as error:
+            raise ConfigError(
+                f"{listen!r} is no address to listen on",
+                detail=str(error),
+                hint="name an IP address of this host and a port, such as 127.0.0.1:9188",
+            ) from error
         if not exposed and not is_loopback(listen):
             raise ConfigError(
                 f"{host} is no loopback address, and the page has no password",
