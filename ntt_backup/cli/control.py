@@ -29,7 +29,7 @@ def _ask(common: Common, do: str, *, as_json: bool, **values: str) -> None:
     else:
         for name, said in each.found.items():
             common.turn_to(name)
-            click.echo(printable(f"target {said['target']}: {complete(said['done'])}"))
+            click.echo(printable(f"target {name}: {complete(said['done'])}"))
     each.end()
 
 

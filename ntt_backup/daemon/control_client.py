@@ -25,21 +25,21 @@ _MOST_BYTES: Final = 1 << 22
 
 def report(settings: CatalogConfig) -> DaemonReport:
     """Returns what the daemon of this target does. Raises as `ask` does."""
+    said = _answer(settings, {"do": "state"}, _SHORT_SECONDS)
     try:
-        return DaemonReport.of(_answer(settings, {"do": "state"}, _SHORT_SECONDS))
+        return DaemonReport.of(said)
     except (TypeError, KeyError, ValueError) as error:
-        raise NotRunning(
-            f"the daemon of target {settings.target} is of another version",
-            detail=repr(error),
-            hint="start it again",
-        ) from error
+        raise _of_another_version(settings, repr(error)) from error
 
 
 def ask(settings: CatalogConfig, do: str, **values: str) -> dict[str, Any]:
-    """Returns the answer of the daemon of this target. Raises NotRunning where none answers,
-    BackupError for what it refuses.
+    """Returns the answer of the daemon of this target; what it has done is its `done`. Raises
+    NotRunning where none answers, BackupError for what it refuses.
     """
-    return _answer(settings, {"do": do, **values}, _PATIENCE_SECONDS)
+    said = _answer(settings, {"do": do, **values}, _PATIENCE_SECONDS)
+    if not isinstance(said.get("done"), str):
+        raise _of_another_version(settings, "it does not say what it has done")
+    return said
 
 
 def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
                 detail=f"nobody listens at {path}",
                 hint="`ntt-backup-remote run --watch` starts one",
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise NotRunning(
                 f"the daemon of target {settings.target} does not answer",
                 detail=f"{path}: {error}",
@@ -83,9 +83,16 @@ def _answer(settings: CatalogConfig, request: Mapping[str, str], patience: float
     message, detail, hint = (
         printable(str(said.get(name, ""))) for name in ("message", "detail", "hint")
     )
+    if not message:
+        raise _of_another_version(settings, "it refuses, and does not say why")
     code = said.get("exit_code")
     exit_code = code if isinstance(code, int) and 0 < code < 256 else None
     raise BackupError(message, detail=detail, hint=hint, exit_code=exit_code)
+
+
+def _of_another_version(settings: CatalogConfig, detail: str) -> NotRunning:
+    text = f"the daemon of target {settings.target} is of another version"
+    return NotRunning(text, detail=detail, hint="start it again")
 
 
 def believed(path: Path) -> set[int]:

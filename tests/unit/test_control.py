@@ -26,7 +26,7 @@ from ntt_backup.process.pipeline import wait_for
 def answer(request: Mapping[str, Any], uid: int) -> Mapping[str, Any]:
     if request["do"] == "fail":
         raise ConfigError("no", detail="because", hint="do that")
-    return {"heard": request, "uid": uid}
+    return {"done": "heard", "heard": request, "uid": uid}
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def said_to(path: Path, data: bytes) -> bytes:
 def test_a_request_is_answered_with_what_was_asked_by_whom(path: Path) -> None:
     with serving(path):
         said = ask(settings(path), "state", rate="4MB")
-    assert said == {"heard": {"do": "state", "rate": "4MB"}, "uid": os.geteuid()}
+    heard = {"do": "state", "rate": "4MB"}
+    assert said == {"done": "heard", "heard": heard, "uid": os.geteuid()}
 
 
 def test_what_the_daemon_refuses_is_its_error(path: Path) -> None:
@@ -227,7 +228,10 @@ def test_a_path_longer_than_a_socket_may_have_serves_as_well(tmp_path: Path) -> 
     ("says", "error"),
     [
         (b"[1]\n", "no JSON object"),
-        (b"{}\n", "^$"),
+        (b"{}\n", "of another version"),
+        (b'{"ok": false, "message": ""}\n', "of another version"),
+        (b'{"ok": true, "done": 5}\n', "of another version"),
+        (b"[" * 100_000, "does not answer"),
         (b'{"ok": false, "message": "\\u001b[2J", "exit_code": "x", "other": 1}\n', "^[^\x1b]+$"),
     ],
 )
