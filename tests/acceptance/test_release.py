@@ -1,0 +1,97 @@
+"""A release: what is wrong is told before anything is made, and what is made fits together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.machine import CHECKOUT
+
+VERSION = "7.8.9rc1"
+
+
+def git(clone: Path, *words: str) -> str:
+    argv = ["git", "-C", str(clone), "-c", "user.name=t", "-c", "user.email=t@localhost", *words]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def release(clone: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    argv, names = [str(clone / "bin" / "release"), *words], ("AUTHOR", "COMMITTER")
+    given = {f"GIT_{name}_{part}": "t" for name in names for part in ("NAME", "EMAIL")}
+    env = {**os.environ, **given, **environ}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=1500)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone of this checkout, changes included, whose CHANGELOG has the version."""
+    if not (CHECKOUT / ".git").exists():
+        pytest.skip("this is no clone")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--no-tags", str(CHECKOUT), str(clone)], check=True)
+    for name in ("bin", "ntt_backup", "docs", "systemd"):
+        shutil.copytree(CHECKOUT / name, clone / name, dirs_exist_ok=True)
+    text = (CHECKOUT / "CHANGELOG.md").read_text()
+    (clone / "CHANGELOG.md").write_text(text.replace("\n## ", f"\n## {VERSION}\n\n## ", 1))
+    git(clone, "add", "--all")
+    git(clone, "commit", "-q", "-m", "changes")
+    return clone
+
+
+def test_a_release_that_cannot_be_made_is_refused_and_changes_nothing(clone: Path) -> None:
+    before = git(clone, "rev-parse", "HEAD")
+    for word in ("v7.8.9", "7.8.9-rc1", "7", "", "--help"):
+        assert release(clone, word).returncode == 2, word
+    assert release(clone, VERSION, "now").returncode == 2
+    git(clone, "tag", "v7.8.8")
+    refused = {
+        "7.8.8": "the tag v7.8.8 exists",
+        "7x8y9rc1": "no version",
+        "7.8.9": "CHANGELOG.md has no section '## 7.8.9'",
+    }
+    for version, why in refused.items():
+        assert why in release(clone, version).stderr
+    nameless = release(clone, VERSION, GIT_COMMITTER_NAME="")
+    assert "git knows no name" in nameless.stderr
+    (clone / "new").touch()
+    assert "the checkout has changes" in release(clone, VERSION).stderr
+    (clone / "new").unlink()
+    assert (git(clone, "rev-parse", "HEAD"), git(clone, "tag")) == (before, "v7.8.8")
+    assert git(clone, "status", "--porcelain") == ""
+    assert not (clone / "dist").exists()
+    shutil.rmtree(clone / ".git")
+    assert "a version is made in a clone" in release(clone, VERSION).stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_release_has_all_files_of_one_version_and_a_tag(clone: Path) -> None:
+    done = release(clone, VERSION)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert git(clone, "describe") == f"v{VERSION}"
+    assert git(clone, "log", "-1", "--format=%s") == f"Release {VERSION}"
+    assert git(clone, "status", "--porcelain") == ""
+    dist = clone / "dist"
+    lines = (line.partition("  ") for line in (dist / "SHA256SUMS").read_text().splitlines())
+    sums = {name: digest for digest, _, name in lines}
+    for name, digest in sums.items():
+        assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest
+    (deb,) = dist.glob("*.deb")
+    made = {"ntt-backup.cdx.json", "requirements.txt", deb.name}
+    made |= {f"ntt_backup-{VERSION}-py3-none-any.whl", f"ntt_backup-{VERSION}.tar.gz"}
+    assert set(sums) == made == {path.name for path in dist.iterdir()} - {"SHA256SUMS"}
+    fields = ["dpkg-deb", "--field", str(deb), "Version"]
+    version = subprocess.run(fields, check=True, capture_output=True, text=True).stdout.strip()
+    assert version == "7.8.9~rc1-1"
+    bom = json.loads((dist / "ntt-backup.cdx.json").read_text())
+    about = bom["metadata"]["component"]
+    assert (about["name"], about["version"]) == ("ntt-backup", VERSION)
+    pinned = (dist / "requirements.txt").read_text().count("\n    --hash=sha256:")
+    assert sum(len(one["externalReferences"][0]["hashes"]) for one in bom["components"]) == pinned
+    assert "the tag" in release(clone, VERSION).stderr
