@@ -51,7 +51,8 @@ class WorkerPool:
         self._watch = watch
         self.reserve: list[SupervisedWorker] = []
         if settings.remote.kind == "s3":
-            s3.load()  # Its workers are copies of this process: they need not load it again.
+            # Its workers are copies of this process: they need not load it again.
+            s3.load(settings.remote)
         self.limit = Limit(run.bwlimit, run.workers + _BESIDE)
         self._poll = SharedNumber(run.poll_interval)
         spec = WorkerSpec(

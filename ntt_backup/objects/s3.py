@@ -10,14 +10,14 @@ from ntt_backup.errors import ConfigError
 from ntt_backup.objects.bucket import Bucket
 
 
-def load() -> None:
-    """Loads what a bucket needs, so that copies of this process need not. Who opens one is told
+def load(remote: RemoteSettings) -> None:
+    """Loads what the bucket needs, so that copies of this process need not. Who opens it is told
     what is missing.
     """
     with suppress(Exception):
         from ntt_backup.objects import s3_bucket, s3_client  # noqa: F401
 
-        s3_client.read_models()
+        s3_client.make_ready(remote)
 
 
 def open_bucket(

@@ -1,5 +1,7 @@
 """The client of a bucket, without a server."""
 
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -9,18 +11,38 @@ from botocore.loaders import JSONFileLoader
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.objects import s3
 from ntt_backup.objects.s3_bucket import S3Bucket
+from ntt_backup.objects.s3_client import make_client
 
 
 def test_what_was_loaded_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    s3.load()
+    remote = RemoteSettings.model_validate({"url": "s3://bucket/prefix"})
+    s3.load(remote)
     read: list[str] = []
     monkeypatch.setattr(JSONFileLoader, "load_file", lambda _, path: read.append(path))
 
-    s3.open_bucket(RemoteSettings.model_validate({"url": "s3://bucket/prefix"}))
+    s3.open_bucket(remote)
 
     assert read == []
+
+
+def test_a_client_made_ahead_signs_with_the_credentials_of_the_day(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    remote = RemoteSettings.model_validate({"url": "s3://bucket", "region": "eu-central-1"})
+    s3.load(remote)
+
+    for key in ("first", "second"):
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+        client: Any = make_client(remote)
+        signed = client.generate_presigned_url("head_bucket", {"Bucket": "bucket"})
+        assert f"Credential={key}%2F" in signed
 
 
 def _error(code: str) -> ClientError:
