@@ -16,14 +16,14 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.environment import FaultEnvironment
-from tests.faults.kinds import KINDS, Missed, Undo, choose, unavailable
+from tests.faults.kinds import KINDS, Missed, Undo, deal, unavailable
 from tests.faults.model import Model
-from tests.faults.snapshots import ChangingTree
+from tests.faults.snapshots import HAPPENS, ChangingTree
 from tests.files import tree
 from tests.patience import PATIENCE
 
@@ -31,14 +31,18 @@ ROUNDS_AN_ERA = 5
 ENOUGH_ROUNDS = 8
 LOSE_MARKS = {"crash and restart database", "kill database process", "kill everything"}
 _NEW_BLOBS = 30
-_DUMP_EVERY = 6
+_DUMP_EVERY = 2
+_DUMPS = ("plain", "full of a series", "increment")
 
 
 @dataclass
 class Tally:
-    """What a campaign did, for the figures. missed: faults that found nothing to strike."""
+    """What a campaign did, for the figures. possible: kinds of faults. missed: faults that found
+    nothing to strike.
+    """
 
     rounds: int = 0
+    possible: Sequence[str] = ()
     faults: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
@@ -48,6 +52,7 @@ class Tally:
     bytes: int = 0
     blobs: int = 0
     snapshots: Counter[str] = field(default_factory=Counter)
+    dumps: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     duration_s: float = 0.0
 
@@ -62,16 +67,31 @@ class Tally:
             f"  blobs: {self.blobs}, moved {self.moved} ({self.bytes / 1e6:.1f} MB),"
             f" {self.moved_under_fire} of them under fire",
             f"  snapshots: {', '.join(f'{count} {how}' for how, count in self.snapshots.items())}",
+            f"  dumps: {', '.join(f'{count} {how}' for how, count in self.dumps.items())}",
+            f"  never: {', '.join(self.never()) or '-'}",
+        ]
+
+    def never(self) -> list[str]:
+        """What was possible, and did not happen."""
+        return [
+            *(kind for kind in self.possible if not self.faults[kind]),
+            *(f"snapshot {how}" for how in HAPPENS if not self.snapshots[how]),
+            *(f"dump {how}" for how in _DUMPS if not self.dumps[how]),
         ]
 
     def problems(self) -> list[str]:
         """Why the campaign has failed, or has proved nothing. In a few rounds it may be that all
-        strikes come too late.
+        strikes come too late, and not everything happens.
         """
+        few = self.rounds < ENOUGH_ROUNDS
         nothing = {
             "no fault was injected": sum(self.faults.values()),
             "no blob was moved": self.moved,
-            "no blob was moved under fire": self.moved_under_fire or self.rounds < ENOUGH_ROUNDS,
+            "no blob was moved under fire": self.moved_under_fire or few,
+            "no snapshot was taken": self.snapshots["take"] or few,
+            "no take was killed": self.snapshots["take killed"] or few,
+            "no snapshot was restored": self.snapshots["restore"] or few,
+            "no dump was an increment of a series": self.dumps["increment"] or few,
         }
         return [*self.violations, *(why for why, count in nothing.items() if not count)]
 
@@ -106,17 +126,17 @@ def campaign(
         for name, kind in KINDS.items()
         if name not in tally.unavailable and kind.target in ("", environment.target)
     ]
-    changing = ChangingTree(environment)
-    tally.snapshots = changing.done
+    tally.possible = possible
+    changing = ChangingTree(environment, possible, tally.snapshots, tally.faults)
     environment.begin_era()
     changing.begin_era()
     try:
-        for number in range(rounds):
+        hands = deal(random.Random(f"{seed}/{environment.strategy}"), possible)
+        for number, names in zip(range(rounds), hands, strict=False):
             environment.chance = random.Random(f"{seed}/{environment.strategy}/{number}")
             # What one mode has left is for the other to go on with.
-            mode = environment.chance.choice(("full", "series"))
+            mode = environment.chance.choice(("full", "series", "series"))
             environment.env.write_config(dump={"mode": mode, "full_every": 3})
-            names = choose(environment.chance, possible)
             said = _Round(environment, tally, model).play(names, number)
             said = said or changing.play()
             tally.rounds += 1
@@ -133,6 +153,7 @@ def campaign(
                 break
     finally:
         tally.duration_s = time.monotonic() - began
+        tally.dumps = _dumped(environment)
         tally.moved = _copied(environment)
         tally.bytes = sum(line["bytes"] for line in _batches(environment))
         say("\n".join(tally.lines()))
@@ -141,6 +162,14 @@ def campaign(
 def _copied(environment: FaultEnvironment) -> int:
     """Blobs that the log says were copied, since the first round."""
     return sum(line["copied"] for line in _batches(environment))
+
+
+def _dumped(environment: FaultEnvironment) -> Counter[str]:
+    """Dumps that the log says were made, by what they are."""
+    made = [line for line in environment.events() if line["event"] == "dump_complete"]
+    return Counter(
+        "increment" if one["base"] else _DUMPS[one["text_bytes"] != one["bytes"]] for one in made
+    )
 
 
 def _batches(environment: FaultEnvironment) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,13 +47,13 @@ class Missed(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """strike: what is done. early: before the run starts, and undone after it. target: the only
-    kind of remote that it is for.
+    """strike: what is done. early: before the run starts, and undone after it. weight: how often it
+    is dealt before others come again. target: the only kind of remote that it is for.
     """
 
     strike: Callable[[FaultEnvironment], Undo | None]
     early: bool = False
-    weight: int = 2
+    weight: int = 1
     target: str = ""
 
 
@@ -307,12 +307,12 @@ def _damage(kind: str, answer: Trouble = passed) -> Callable[[FaultEnvironment],
     return strike
 
 
-def _of_bucket(strike: Callable[[FaultEnvironment], Undo | None], weight: int = 2) -> Kind:
-    return Kind(strike, weight=weight, target="bucket")
+def _of_bucket(strike: Callable[[FaultEnvironment], Undo | None]) -> Kind:
+    return Kind(strike, target="bucket")
 
 
 KINDS: Mapping[str, Kind] = {
-    "kill everything": Kind(_everything, weight=6),
+    "kill everything": Kind(_everything, weight=3),
     "kill coordinator": Kind(_coordinator),
     "kill worker": Kind(_worker),
     "kill ssh": Kind(_child("ssh"), target="ssh"),
@@ -336,13 +336,13 @@ KINDS: Mapping[str, Kind] = {
     "remote disk read-only": Kind(_read_only, target="ssh"),
     "alter source": Kind(_alter_source),
     "alter source before the run": Kind(_alter_source, early=True),
-    "move clock": Kind(_move_clock, early=True, weight=1),
-    "stop signal": Kind(_stop_signal, weight=1),
+    "move clock": Kind(_move_clock, early=True),
+    "stop signal": Kind(_stop_signal),
     "freeze coordinator": Kind(_freeze(_run_itself)),
     "freeze worker": Kind(_freeze(lambda environment: environment.workers()[-1:])),
     "freeze database": Kind(_freeze(lambda environment: environment.postgres.processes)),
     "freeze object store": _of_bucket(_freeze(_store)),
-    "kill object store": _of_bucket(_kill_store, weight=1),
+    "kill object store": _of_bucket(_kill_store),
     "500 of the store": _of_bucket(_answers("any", status(500, "InternalError"))),
     "503 of the store": _of_bucket(_answers("any", status(503, "SlowDown"))),
     "lost answer to Complete": _of_bucket(_answers("complete", lose_answer)),
@@ -351,7 +351,7 @@ KINDS: Mapping[str, Kind] = {
     "short answers": _of_bucket(_answers("any", short_body)),
     "slow answers": _of_bucket(_answers("any", slow_body(0.3))),
     "full store": _of_bucket(_answers("part", status(507, "InsufficientStorage"))),
-    "expired credentials": _of_bucket(_answers("any", status(403, "ExpiredToken")), weight=1),
+    "expired credentials": _of_bucket(_answers("any", status(403, "ExpiredToken"))),
     "store without checksums": _of_bucket(_answers("any", weak)),
     "wrong part taken": _of_bucket(_damage("part")),
     "wrong object taken": _of_bucket(_damage("put")),
@@ -384,8 +384,14 @@ def _may_remount(environment: FaultEnvironment) -> bool:
     return environment.disk.remount("ro") and environment.disk.remount("rw")
 
 
-def choose(chance: random.Random, possible: list[str]) -> list[str]:
-    """One to three kinds for a round."""
-    weights = [KINDS[name].weight for name in possible]
-    count = chance.choice((1, 2, 2, 3))
-    return list(dict.fromkeys(chance.choices(possible, weights, k=count)))
+def deal(chance: random.Random, possible: list[str]) -> Iterator[list[str]]:
+    """One to three kinds for each round. None comes again before all have come."""
+    deck: list[str] = []
+    while True:
+        hand = []
+        for _ in range(chance.choice((1, 2, 2, 3))):
+            if not deck:
+                deck = [name for name in possible for _ in range(KINDS[name].weight)]
+                chance.shuffle(deck)
+            hand.append(deck.pop())
+        yield list(dict.fromkeys(hand))

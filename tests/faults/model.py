@@ -1,18 +1,22 @@
 """What must hold after every round, and once the trouble is over: checked from outside.
 
-Nothing of the program is asked. Rows are read with SQL, files where they lie, lines of the log as
-anybody would.
+Nothing of the program is asked, but to replay a series of dumps. Rows are read with SQL, files
+where they lie, lines of the log as anybody would.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
+from ntt_backup.dump.record import SERIES
+from ntt_backup.dump.series import replay
 from tests.acceptance.conftest import validator
 from tests.faults.environment import FaultEnvironment
 
@@ -110,15 +114,20 @@ class Model:
         return [f"{len(left)} blobs are pending, such as {min(left)}"] if left else []
 
     def _dumps(self, environment: FaultEnvironment) -> list[str]:
-        """A dump that has its name has its record, and is what the record says."""
+        """A dump that has its name has its record, and is what the record says; with those that it
+        needs it is what pg_dump wrote.
+        """
         found = []
         there = environment.dumps()
         for name in sorted(one for one in there if one.endswith(".dump")):
-            record = there.get(f"{name}.json")
-            if record is None:
+            if f"{name}.json" not in there:
                 found.append(f"the dump {name} has no record")
-            elif json.loads(record)["sha256"] != hashlib.sha256(there[name]).hexdigest():
+                continue
+            record = json.loads(there[f"{name}.json"])
+            if record["sha256"] != hashlib.sha256(there[name]).hexdigest():
                 found.append(f"the dump {name} is not what its record says")
+            elif record["format"] == SERIES and not _comes_back(there, name, record):
+                found.append(f"the dump {name} does not come back")
         return found
 
     def _log(self, environment: FaultEnvironment) -> list[str]:
@@ -130,6 +139,20 @@ class Model:
                 found.append(f"a line of the log breaks the schema: {error.message}: {line}")
         self.lines = len(events)
         return found
+
+
+def _comes_back(there: dict[str, bytes], name: str, last: dict[str, Any]) -> bool:
+    """Whether a dump of a series, with those that it needs, makes what pg_dump wrote."""
+    files, record = [there[name]], last
+    while base := record["base"]:
+        if not {base, f"{base}.json"} <= there.keys():
+            return False
+        files.append(there[base])
+        record = json.loads(there[f"{base}.json"])
+    text: Iterable[bytes] = ()
+    for file in reversed(files):
+        text = replay([file], text)
+    return hashlib.sha256(b"".join(text)).hexdigest() == str(last["text_sha256"])
 
 
 def _ending(status: int, output: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""Snapshots in a campaign: a tree that changes is taken, forgotten and restored under kill -9.
+"""Snapshots in a campaign: a tree that changes is taken, forgotten and restored under faults.
 
-A version that is there must be what the tree was, byte for byte, whatever was killed before and
+A command is let be, or killed with all that it started, or the remote and the way there are struck.
+A version that is there must be what the tree was, byte for byte, whatever happened before and
 after; and the two newest must be there.
 """
 
@@ -11,27 +12,63 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 
 from tests.faults.environment import FaultEnvironment
+from tests.faults.kinds import KINDS, Missed, Undo
 from tests.files import tree
 from tests.patience import PATIENCE
 
 _KEPT = 2
+# What a command that is struck may end with, and none that is not.
+_STRUCK = {"take": {5, 6}, "forget": {5, 6}, "restore": {5}}
+# Whatever may happen to a command: for the figures.
+HAPPENS = [f"{verb}{how}" for verb in _STRUCK for how in ("", " killed", " struck")]
+# The faults of the remote, and of the way there, that leave what is stored as it is.
+_STRIKES = {
+    "kill sshd sessions",
+    "kill receiver",
+    "cut link",
+    "cut link after some bytes",
+    "stall link",
+    "fill remote disk",
+    "remote disk read-only",
+    "freeze object store",
+    "kill object store",
+    "500 of the store",
+    "503 of the store",
+    "lost answer to Complete",
+    "lost answers",
+    "closed connections",
+    "short answers",
+    "slow answers",
+    "full store",
+    "expired credentials",
+    "store without checksums",
+}
 
 
 class ChangingTree:
-    """A tree below the environment's root, and what it was in each version. done: for the figures.
-
-    `tar` has no snapshots: nothing is done then.
+    """A tree below the environment's root, and what it was in each version. possible: the kinds of
+    faults. done and faults: what happened, for the figures.
     """
 
-    def __init__(self, environment: FaultEnvironment) -> None:
+    def __init__(
+        self,
+        environment: FaultEnvironment,
+        possible: Iterable[str],
+        done: Counter[str],
+        faults: Counter[str],
+    ) -> None:
         self._environment = environment
         self._root = environment.env.root / "tree"
         self._contents: dict[str, dict[str, bytes]] = {}
-        # So long a command takes that is not killed.
-        self._took = dict.fromkeys(("take", "forget", "restore"), 3.0)
-        self.done: Counter[str] = Counter()
+        # So long a command takes that nothing happens to.
+        self._took = dict.fromkeys(_STRUCK, 3.0)
+        self._strikes = sorted(_STRIKES.intersection(possible))
+        self._done = done
+        self._faults = faults
 
     def begin_era(self) -> None:
         """The remote has no versions any more."""
@@ -41,8 +78,6 @@ class ChangingTree:
 
     def play(self) -> list[str]:
         """Changes the tree and does everything with it; returns the violations."""
-        if self._environment.strategy == "tar":
-            return []
         chance = self._environment.chance
         self._change()
         said = self._call("take", "tree", str(self._root), *["--full"] * (chance.random() < 0.3))
@@ -78,24 +113,49 @@ class ChangingTree:
             file.write(chance.randbytes(1000))
 
     def _call(self, verb: str, *args: str) -> list[str]:
-        """Runs a command, and kills it with all that it started at some moment, or not."""
+        """Runs a command; at some moment kills it with all that it started, or strikes, or not."""
         environment, env = self._environment, self._environment.env
         chance, pause, began = environment.chance, threading.Event(), time.monotonic()
-        moment = chance.uniform(0.2, 1.2) * self._took[verb]
-        spared = chance.random() < 0.4
+        how = chance.choice(("", "", " killed", " killed", " struck"))
+        moment = began + chance.uniform(0.2, 1.2) * self._took[verb]
+        end = moment + chance.uniform(0.05, 2.0)
+        kind, happened = chance.choice(self._strikes), ""
+        undo: Undo = _nothing
         with env.running("snapshot", verb, *args) as child:
-            while child.poll() is None and (spared or time.monotonic() < began + moment):
-                pause.wait(0.02)
-                if time.monotonic() > began + PATIENCE:
+            while child.poll() is None:
+                now = time.monotonic()
+                if how == " killed" and now >= moment:
+                    happened = how
+                    env.kill_all(chance)
+                    break
+                if how == " struck" and now >= moment:
+                    how = ""
+                    with suppress(Missed):
+                        undo = self._strike(kind)
+                        happened = " struck"
+                if happened and now >= end:
+                    undo()
+                    undo = _nothing
+                if now > began + PATIENCE:
                     return [f"snapshot {verb} does not end: {env.output()[-1000:]}"]
-            status = child.poll()
-            if status is None:
-                env.kill_all(chance)
+                pause.wait(0.02)
+            status = child.wait()
+        undo()
+        environment.peace()
         environment.await_quiet()
-        self.done[f"{verb} killed" if status is None else verb] += 1
-        if status is not None:
+        self._done[f"{verb}{happened}"] += 1
+        if not happened:
             self._took[verb] = time.monotonic() - began
-        return [f"snapshot {verb} ended with {status}: {env.output()}"] if status else []
+        fine = {0, *(_STRUCK[verb] if happened == " struck" else ())}
+        if happened == " killed" or status in fine:
+            return []
+        struck = f" under {kind}" if happened else ""
+        return [f"snapshot {verb}{struck} ended with {status}: {env.output()}"]
+
+    def _strike(self, kind: str) -> Undo:
+        undo = KINDS[kind].strike(self._environment)
+        self._faults[kind] += 1
+        return undo or _nothing
 
     def _versions(self) -> set[str]:
         listed = self._environment.env.run("snapshot", "list", "tree", "--json")
@@ -124,3 +184,6 @@ class ChangingTree:
             said.append(f"tree@{version} is not what was taken")
         shutil.rmtree(back, ignore_errors=True)
         return said
+
+
+def _nothing() -> None: ...

@@ -31,9 +31,18 @@ def test_no_fault_breaks_an_invariant(environment: FaultEnvironment) -> None:
     )
 
 
-def test_a_campaign_without_a_blob_under_fire_has_proved_nothing() -> None:
+def test_a_campaign_in_which_something_never_happened_says_so() -> None:
     tally = Tally(rounds=ENOUGH_ROUNDS, faults=Counter({"kill worker": 9}), moved=240)
-    assert tally.problems() == ["no blob was moved under fire"]
+    tally.possible = ["kill worker", "cut link"]
+    tally.snapshots.update({"take": 3, "take killed": 2})
+    assert tally.problems() == [
+        "no blob was moved under fire",
+        "no snapshot was restored",
+        "no dump was an increment of a series",
+    ]
+    never = tally.lines()[-1]
+    assert never.startswith("  never: cut link, snapshot take struck, snapshot forget, ")
+    assert never.endswith(" dump plain, dump full of a series, dump increment")
 
 
 def test_a_campaign_that_is_interrupted_says_what_it_did() -> None:
