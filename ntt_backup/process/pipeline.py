@@ -35,6 +35,8 @@ _PR_SET_NAME: Final = 15
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _VERSION_SECONDS: Final = 5.0
 _READS_AT_ONCE: Final = 8
+_FIRST_NAP_SECONDS: Final = 0.001
+_LONGEST_NAP_SECONDS: Final = 0.05
 _PACKAGES: Final = {"ssh": "openssh-client"}
 
 
@@ -203,11 +205,14 @@ class Child:
         meanwhile, so that the child never waits for us.
         """
         deadline = time.monotonic() + timeout
+        nap = _FIRST_NAP_SECONDS
         while self.status is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            ready = wait_for(reading=self.fds, timeout=min(left, 0.05))
+            # Its pipes are closed shortly before it has ended.
+            ready = wait_for(reading=self.fds, timeout=min(left, nap))
+            nap = min(2 * nap, _LONGEST_NAP_SECONDS)
             if self.stdout_fd in ready and self.read() == b"" and self._process.stdout is not None:
                 self._process.stdout.close()
             self.drain_stderr()
