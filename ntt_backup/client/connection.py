@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -160,6 +161,10 @@ class Banner:
         return self.checking != "none"
 
 
+def _refuse_frame(kind: int, _payload: memoryview) -> None:
+    raise ProtocolError(f"a frame of type {kind} instead of READY")
+
+
 class Connection:
     """A receiver that has greeted. lengths: the frames that it may send, each with its bounds.
 
@@ -174,6 +179,7 @@ class Connection:
         self.received = 0
         self.numbers = count(1)
         self._said: dict[str, Field] = {}
+        self._awaits_ready = False
         self._inbox = Inbox(lengths)
         self.channel = spec.channel(command)
         try:
@@ -192,8 +198,15 @@ class Connection:
                 raise explain_gone(f"{self.spec.root}/by-hash: no such directory")
 
     def hello(self, **more: Field) -> dict[str, Field]:
-        """Makes the receiver open the root, and returns what its READY says. more: fields of HELLO
-        that only one kind of session sends.
+        """Makes the receiver open the root, and returns what its READY says. more: see
+        `say_hello`.
+        """
+        self.say_hello(**more)
+        return self.ready()
+
+    def say_hello(self, **more: Field) -> None:
+        """Asks the receiver to open the root, and leaves the answer to `ready`. more: fields of
+        HELLO that only one kind of session sends.
         """
         spec = self.spec
         fields: dict[str, Field] = {
@@ -206,11 +219,26 @@ class Connection:
             "sync": spec.sync,
             **more,
         }
-        return self._ready(write_messages.fields(framing.HELLO, fields))
+        self._ask(write_messages.fields(framing.HELLO, fields))
 
     def place(self) -> None:
-        """Asks the receiver to make by-hash."""
-        self._ready(framing.frame(framing.PLACE))
+        """Has the receiver make by-hash."""
+        self._ask(framing.frame(framing.PLACE))
+        self.ready()
+
+    def ready(self, answer: Callable[[int, memoryview], None] = _refuse_frame) -> dict[str, Field]:
+        """Returns what the READY says that was asked for. answer takes frames of other types."""
+        take = partial(self._take, answer=answer)
+        with self.checked():
+            asked = time.monotonic()
+            # The receiver may first remove what dead sessions have left.
+            limit = self.spec.transport.connect_timeout
+            while self._awaits_ready and not self.channel.is_silent(asked, limit, time.monotonic()):
+                self.spec.cancelled()
+                self.channel.hear(take, 1.0)
+            if self._awaits_ready:
+                raise ProtocolError("no READY")
+        return self._said
 
     def send(self, frame: bytes, hear: Callable[[bytes], None]) -> None:
         """Sends a small frame; what comes meanwhile goes to hear."""
@@ -232,7 +260,10 @@ class Connection:
                 kind, payload = frame
                 if kind == framing.ERROR:
                     raise _refusal(*write_messages.read_error(payload))
-                if kind not in (framing.PONG, framing.BUSY):
+                if kind == framing.READY and self._awaits_ready:
+                    self._awaits_ready = False
+                    self._said = write_messages.read_fields(payload)
+                elif kind not in (framing.PONG, framing.BUSY):
                     yield frame
 
     @contextmanager
@@ -262,6 +293,16 @@ class Connection:
         """Ends the connection now. Never raises."""
         self.channel.abort()
 
+    def _ask(self, frame: bytes) -> None:
+        """Sends what a READY answers."""
+        self._awaits_ready = True
+        with self.checked():
+            self.send(frame, self._take)
+
+    def _take(self, data: bytes, answer: Callable[[int, memoryview], None] = _refuse_frame) -> None:
+        for kind, payload in self.frames(data):
+            answer(kind, payload)
+
     def _start(self, program: bytes) -> re.Match[bytes]:
         patience = self.spec.transport.connect_timeout
         try:
@@ -286,28 +327,6 @@ class Connection:
                     " python3-minimal alone, or set run.strategy to tar",
                 ) from error
             raise
-
-    def _ready(self, frame: bytes) -> dict[str, Field]:
-        said: list[dict[str, Field]] = []
-
-        def take(data: bytes) -> None:
-            for kind, payload in self.frames(data):
-                if kind != framing.READY or said:
-                    raise ProtocolError(f"a frame of type {kind} instead of READY")
-                said.append(write_messages.read_fields(payload))
-
-        with self.checked():
-            self.send(frame, take)
-            asked = time.monotonic()
-            # The receiver may first remove what dead sessions have left.
-            limit = self.spec.transport.connect_timeout
-            while not said and not self.channel.is_silent(asked, limit, time.monotonic()):
-                self.spec.cancelled()
-                self.channel.hear(take, 1.0)
-            if not said:
-                raise ProtocolError("no READY")
-        self._said = said[0]
-        return self._said
 
 
 def _refusal(code: str, text: str) -> BackupError:

@@ -35,6 +35,7 @@ from ntt_backup.upload.strategies.probe import require_time
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import framing, write_messages
 from ntt_backup.wire.framing import ProtocolError
+from ntt_backup.wire.write_messages import Field
 
 _CHUNK: Final = framing.MAX_CHUNK
 _NO_WORDS: Final = "the remote said no more about it"
@@ -132,14 +133,21 @@ class StreamSession(PipelinedSession):
             self._usable = False
             self._connection.close()
 
-    def try_out(self, batches: Sequence[Batch]) -> None:
-        """Sends batches, and calls them back; returns when the remote has dropped them."""
-        began = time.monotonic()
+    def begin_trial(self, batches: Sequence[Batch]) -> None:
+        """Sends batches, and calls them back. READY need not have come, see `ready`."""
         for batch in batches:
             flight = self._begin_flight(batch)
             self._put_blobs(flight)
             self._flush(flight)
             self._call_back(flight)
+
+    def ready(self) -> dict[str, Field]:
+        """Returns what READY says, whatever else comes before it or with it."""
+        return self._connection.ready(self._answer)
+
+    def end_trial(self) -> None:
+        """Returns when the remote has dropped the trial's batches. Raises as `Session` does."""
+        began = time.monotonic()
         while self._flights:
             require_time(began)
             self._hear(1.0)

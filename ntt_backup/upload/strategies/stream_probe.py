@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from ntt_backup.client.connection import Connection, SessionSpec
+from ntt_backup.errors import SourceError
 from ntt_backup.upload.strategies.probe import Facts, described, trial
 from ntt_backup.upload.strategies.stream import StreamSession, connect
 from ntt_backup.wire.write_messages import Field
@@ -28,6 +30,8 @@ class StreamProbe:
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
         self._connection: Connection | None = None
+        self._trial: StreamSession | None = None
+        self._tried = ""
         self.lingers = False
 
     def connect(self) -> None:
@@ -40,7 +44,12 @@ class StreamProbe:
         connection = self._connection
         banner = connection.banner
         before = time.time()
-        facts = connection.hello()
+        connection.say_hello()
+        if will_try_out:
+            # On its way already while the remote opens the session: one round trip for both.
+            with suppress(SourceError):  # `try_out` will tell of it.
+                self._begin_trial(connection)
+        facts = self._trial.ready() if self._trial is not None else connection.ready()
         after = time.time()
         clock = _whole(facts, "clock_us") / 1e6
         by = "" if "blake3" in banner.hashes else f" ({banner.checking})"
@@ -55,9 +64,11 @@ class StreamProbe:
         )
 
     def try_out(self) -> str:
-        with trial() as (store, batches):
-            StreamSession(self._open(), store).try_out(batches)
-        return f"{described(batches)} by stream, called back"
+        if self._trial is None or not self._trial.usable:
+            self._begin_trial(self._open())
+        assert self._trial is not None
+        self._trial.end_trial()
+        return f"{self._tried} by stream, called back"
 
     def make_place(self) -> None:
         self._open().place()
@@ -71,6 +82,12 @@ class StreamProbe:
         if connection is not None:
             connection.close()
             self.lingers = connection.channel.lingers
+
+    def _begin_trial(self, connection: Connection) -> None:
+        with trial() as (store, batches):
+            session = StreamSession(connection, store)
+            session.begin_trial(batches)
+            self._trial, self._tried = session, described(batches)
 
     def _open(self) -> Connection:
         """Returns the connection; another one where it was lost meanwhile."""
