@@ -23,7 +23,7 @@ from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_report import DaemonReport, RunReport
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
-from ntt_backup.ui.status import Status
+from ntt_backup.ui.status import Status, Unavailable
 from ntt_backup.ui.watch import Watch, daemon_line, daemon_picture, sparkline
 from tests import status_schema
 
@@ -94,7 +94,9 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     reports = iter([a_report(), a_report(paused=True)])
     monkeypatch.setattr(status, "open_catalog", away)
     monkeypatch.setattr(status, "report", lambda _: next(reports))
-    vault = EachTarget[Status](Common(None, "vault"), {"vault": CatalogConfig(target="vault")})
+    vault = EachTarget[Status | Unavailable](
+        Common(None, "vault"), {"vault": CatalogConfig(target="vault")}
+    )
     seen = status.Seen(vault, exact=False)
     stream = io.StringIO()
     with Watch(stream) as shown:
