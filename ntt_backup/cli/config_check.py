@@ -17,6 +17,7 @@ from ntt_backup.config import (
     examine,
     misspelt,
     shared_files,
+    shared_places,
     sources,
 )
 from ntt_backup.errors import ConfigError
@@ -48,7 +49,7 @@ def check(common: Common, as_json: bool) -> None:
         problems |= dict(found.problems)
         if found.settings is not None:
             sound[target] = found.settings
-    problems |= dict(shared_files(sound))
+    problems |= dict(shared_files(sound) + shared_places(sound))
     for warning in misspelt(environ):
         click.echo(f"warning: {warning}", err=True)
     lines = []

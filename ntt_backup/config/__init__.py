@@ -8,7 +8,7 @@ that the operator wrote, and all problems are reported at once, by these names.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ from ntt_backup.config.values import parse_size as parse_size
 from ntt_backup.errors import ConfigError
 from ntt_backup.model import DEFAULT_TARGET as DEFAULT_TARGET
 
+T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound=CatalogConfig)
 # Stands for every target, where none is called so.
 ALL_TARGETS = "all"
@@ -149,19 +150,41 @@ def shared_files(each: Mapping[str, CatalogConfig]) -> list[Problem]:
     """Returns a problem for each lock and each socket that targets, by their names, have in common:
     they could not be served side by side.
     """
-    problems: dict[tuple[str, ...], Problem] = {}
-    for key in ("lock.file", "control.socket"):
-        table, _, field = key.partition(".")
-        by_path: dict[object, list[str]] = {}
-        for name, one in each.items():
-            by_path.setdefault(getattr(getattr(one, table), field), []).append(name)
-        for path, names in by_path.items():
-            if len(names) > 1:
-                text = f"{key} is {path} for the targets {' and '.join(names)}"
-                hint = f"write {{target}} into {key}: it stands for the target's name"
-                # Those that share a lock share the socket beside it, too.
-                problems.setdefault(tuple(names), Problem(text, hint))
+    problems: dict[str, Problem] = {}
+    for key, what in (
+        ("lock.file", {name: one.lock.file for name, one in each.items()}),
+        ("control.socket", {name: one.control.socket for name, one in each.items()}),
+    ):
+        for path, names in _in_common(what):
+            hint = f"write {{target}} into {key}: it stands for the target's name"
+            # Those that share a lock share the socket beside it, too.
+            problems.setdefault(names, Problem(f"{key} is {path} for the targets {names}", hint))
     return list(problems.values())
+
+
+def shared_places(each: Mapping[str, CatalogConfig]) -> list[Problem]:
+    """Returns a problem for each place that several targets, by their names, name: what is copied
+    to all of them is there once.
+    """
+    places = {
+        name: (one.remote.url, one.remote.endpoint)
+        for name, one in each.items()
+        if one.remote is not None
+    }
+    return [
+        Problem(f"the targets {names} are one place, {url}", "give each a place of its own")
+        for (url, _), names in _in_common(places)
+    ]
+
+
+def _in_common(what: Mapping[str, T]) -> Iterator[tuple[T, str]]:
+    """Yields what several names have in common, and these names."""
+    names: dict[T, list[str]] = {}
+    for name, one in what.items():
+        names.setdefault(one, []).append(name)
+    for one, having in names.items():
+        if len(having) > 1:
+            yield one, " and ".join(having)
 
 
 def _validated(
@@ -171,5 +194,12 @@ def _validated(
     try:
         return model.model_validate({**sources.nested(layer), "target": target}), []
     except ValidationError as error:
-        wrong = [one for one in error.errors() if complete or one["type"] != "missing"]
+        found = error.errors()
+        # A list whose elements are wrong is wrong for no other reason.
+        above = {one["loc"][:size] for one in found for size in range(len(one["loc"]))}
+        wrong = [
+            one
+            for one in found
+            if one["loc"] not in above and (complete or one["type"] != "missing")
+        ]
         return None, [problem for one in wrong for problem in explain(one, layer, table)]

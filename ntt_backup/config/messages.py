@@ -55,13 +55,16 @@ def explain(error: ErrorDetails, layer: Layer, table: str) -> Iterator[Problem]:
     elif error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, fields, n=1)
         guess = f": did you mean {near[0]}?" if near else ""
-        yield Problem(f"{origin} is not a setting{guess}", f"{section} has {', '.join(fields)}")
+        if elsewhere := [one for one in TABLES if not near and name in TABLES[one].model_fields]:
+            guess = f": did you mean {name} under [{elsewhere[0]}]?"
+        whose = "a target" if section == "remote" else section
+        yield Problem(f"{origin} is not a setting{guess}", f"{whose} has {', '.join(fields)}")
     elif error["type"] == "places":
         other = origin_of(f"remote.{error['ctx']['name']}")
         text = f"{origin_of('remote.url')} and {other} name different places"
         yield Problem(text, "keep one of them")
     elif error["type"] == "strategy":
-        text = f"{origin_of('run.strategy')} is not for this target"
+        text = f"{origin_of('run.strategy')} is not for this target ({table.rpartition('.')[2]})"
         yield Problem(text, "leave it out: a bucket takes objects, any other target stream or tar")
     elif error["type"] == "contradiction":
         low, high = (f"{section}.{error['ctx'][end]}" for end in ("low", "high"))
@@ -87,15 +90,17 @@ def _no_place(layer: Layer, table: str) -> Problem:
     if len(given) == 1:
         (absent,) = {"host", "path"} - given
         problem = _missing(f"remote.{absent}", table)
-        return problem._replace(hint=f"{problem.hint}, or name the whole place by remote.url")
+        return problem._replace(hint=f"{problem.hint}, or name the whole place by url")
     problem = _missing("remote.url", table)
     return problem._replace(hint=f"{problem.hint}: {FORMS}")
 
 
 def _missing(key: str, table: str) -> Problem:
-    variables = [variable for variable, known in ENVIRONMENT.items() if known == key]
-    ways = [*variables, f"{key.partition('.')[2]} under [{table}] in the configuration file"]
-    return Problem(f"{key} is not set", "set " + " or ".join(ways))
+    name = key.partition(".")[2]
+    # A variable is for the target `remote`, where the file has others.
+    variables = [one for one, known in ENVIRONMENT.items() if known == f"{table}.{name}"]
+    ways = [*variables, f"{name} under [{table}] in the configuration file"]
+    return Problem(f"{table}.{name} is not set", "set " + " or ".join(ways))
 
 
 def _shown(key: str, value: object) -> str:

@@ -279,7 +279,11 @@ def _read(
         ) from None
     except (ValueError, RecursionError) as error:
         # tomllib's own error is a ValueError; int() has one for numbers of thousands of digits.
-        raise ConfigError(f"{path} is not valid TOML", detail=str(error)) from error
+        raise ConfigError(
+            f"{path} is not valid TOML",
+            detail=str(error),
+            hint='correct it there; text stands in quotes, as in url = "file:///mnt/usb"',
+        ) from error
     sound = {
         name: table
         for name, table in tables.items()

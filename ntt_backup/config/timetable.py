@@ -21,11 +21,12 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator
 
-from ntt_backup.config.values import Needs, parse_size
+from ntt_backup.config.values import Needs, parse_size, refused
 from ntt_backup.format import size
 
 _LEAST: Final = 1024
 _MOST: Final = 10**15
+_EXAMPLE: Final = "08:00 4MB/s, 19:00 off"
 _NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY: Final = 24 * 60
 _ONE_OF: Final = f"({'|'.join(_NAMES)})"
@@ -94,7 +95,7 @@ def parse(value: object) -> Timetable:
     for days, minute, rate in _entries(words):
         for plan in [own.setdefault(day, {}) for day in days] if days else [daily]:
             if minute in plan:
-                raise ValueError("two rates from the same time on")
+                raise refused("one rate from each time on is needed, not two")
             plan[minute] = rate
     plans = enumerate(own.get(day, daily) for day in range(7))
     changes = [(day * _DAY + minute, rate) for day, plan in plans for minute, rate in plan.items()]
@@ -118,8 +119,8 @@ Bandwidth = Annotated[
     Timetable,
     BeforeValidator(parse),
     Needs(
-        "a rate (12MB/s, bytes a second; off; or a timetable: 08:00 4MB/s, 19:00 off)"
-        f" from {_LEAST} to {_MOST}"
+        "a rate (12MB/s, bytes a second; off), or a timetable of times, days and rates"
+        f" ({_EXAMPLE}; mon-fri 08:00 4MB/s, mon-fri 19:00 off),"
     ),
 ]
 
@@ -140,9 +141,10 @@ def _entries(words: list[str]) -> Iterator[tuple[list[int], int, int | None]]:
             yield days, minute or 0, _rate(word)
             days, minute = [], None
         else:
-            raise ValueError("a rate without a time")
+            _rate(word)  # What is no rate either has an error of its own.
+            raise refused(f"a time before each rate is needed, as in {_EXAMPLE}")
     if days or minute is not None:
-        raise ValueError("a time without a rate")
+        raise refused(f"a rate after each time is needed, as in {_EXAMPLE}")
 
 
 def _rate(value: object) -> int | None:
@@ -150,5 +152,5 @@ def _rate(value: object) -> int | None:
         return None
     rate = parse_size(value)
     if not _LEAST <= rate <= _MOST:
-        raise ValueError("out of range")
+        raise refused(f"a rate from {_LEAST} to {_MOST} bytes a second is needed, or off")
     return rate

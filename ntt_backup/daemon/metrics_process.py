@@ -52,6 +52,8 @@ def check(settings: Settings) -> tuple[str, str]:
     if textfile is not None and not os.access(textfile.parent, os.W_OK | os.X_OK):
         why = "may not be written to" if textfile.parent.is_dir() else "is missing"
         warnings.append(f"no metrics in {textfile}: its directory {why}")
+    if textfile is not None and textfile.suffix != ".prom":
+        warnings.append(f"node-exporter reads *.prom, and not {textfile}")
     return f"in {textfile}" if listen is None else f"http://{listen}", "; ".join(warnings)
 
 

@@ -311,11 +311,46 @@ def test_all_problems_of_all_targets_are_told_at_once(tmp_path: Path) -> None:
     done = call("--config", str(path), "config", "check")
     told = re.findall(r"^FAILED  (.*)$", done.output, re.MULTILINE)
     assert done.exit_code == ConfigError.exit_code
-    for name in ("run.workers", "workers?", "logs", "targets.one.url", "remote.url", "source.root"):
+    for name in (
+        "run.workers",
+        "workers?",
+        "logs",
+        "targets.one.url",
+        "targets.two.url",
+        "source.root",
+    ):
         assert any(name in one for one in told), (name, told)
     assert done.output.endswith(f"{len(told)} problems in {path}: 2 targets (one, two)\n")
     as_json = json.loads(call("--config", str(path), "config", "check", "--json").output)
     assert [one["text"] for one in as_json["problems"]] == told
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "[targets.usb]\nurl = 'file:///mnt/usb/'",
+            ["remote and usb are one place, file:///mnt/usb"],
+        ),
+        ("[targets.a]\n[targets.b]", ["targets.a.url is not set", "targets.b.url is not set"]),
+        ("[targets.a]\nurl = 'file:///a'\nworkers = 3", ["did you mean workers under [run]?"]),
+        ("[snapshots.etc]\npaths = ['etc']", ["paths in .* is 'etc': a list of absolute paths"]),
+        ("[run]\nbwlimit = 'fast'", ["a rate .* or a timetable of times"]),
+        ("[run]\nbwlimit = '100'", ["a rate from 1024 to .* bytes a second is needed"]),
+        ("[run]\nbwlimit = '08:00 4MB/s, 08:00 off'", ["one rate from each time on"]),
+        ("[run]\nbwlimit = '08:00 4MB/s, off'", ["a time before each rate"]),
+        ("[run]\nbwlimit = 'mon 08:00'", ["a rate after each time"]),
+    ],
+)
+def test_a_mistake_is_told_once_with_what_mends_it(
+    lines: str, said: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "ntt.toml"
+    path.write_text(f"[source]\nroot = '/srv/store'\n[remote]\nurl = 'file:///mnt/usb'\n{lines}\n")
+    done = call("--config", str(path), "config", "check")
+    told = re.findall(r"^FAILED  (.*)$", done.output, re.MULTILINE)
+    for problem, what in zip(told, said, strict=True):
+        assert re.search(what.replace("[", r"\[").replace("?", r"\?"), problem)
 
 
 @pytest.mark.parametrize(

@@ -422,9 +422,9 @@ def test_what_is_no_recipient_is_refused(file: Path, value: str) -> None:
 
 def test_a_target_inherits_no_part_of_its_place(file: Path) -> None:
     error = refused(NAS.replace('path = "/volume"\n', ""), path=file, target="nas")
-    assert error.message == "remote.path is not set"
+    assert error.message == "targets.nas.path is not set"
     assert "path under [targets.nas]" in error.hint
-    assert "remote.url" in error.hint
+    assert "place by url" in error.hint
 
 
 @pytest.mark.parametrize("variable", ["NTT_REMOTE_HOST", "NTT_REMOTE_PATH", "NTT_REMOTE_PORT"])
@@ -653,7 +653,7 @@ def test_several_targets_are_named_by_a_list_or_are_all_that_have_a_place(file: 
     ("said", "text", "message"),
     [
         ("nas,nsa", NAS, "target nsa: target 'nsa' is not in "),
-        ("all", NAS.replace('path = "/volume"\n', ""), "target nas: remote.path is not set"),
+        ("all", NAS.replace('path = "/volume"\n', ""), "target nas: targets.nas.path is not set"),
         ("all", NAS.replace('root = "/data"\n', ""), "source.root is not set"),
         ("nas,", NAS, "target : target '' is not a valid name"),
     ],

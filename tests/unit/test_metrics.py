@@ -256,6 +256,12 @@ def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone:
         assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("name", ["ntt.prom", "ntt.txt"])
+def test_a_file_that_node_exporter_would_not_read_is_warned_of(tmp_path: Path, name: str) -> None:
+    _, warning = metrics_process.check(settings(textfile=tmp_path / name))
+    assert ("node-exporter reads *.prom" in warning) == (name == "ntt.txt")
+
+
 def test_what_cannot_be_served_is_a_warning_and_is_tried_again(
     tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

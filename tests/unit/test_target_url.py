@@ -242,7 +242,7 @@ def test_a_strategy_of_another_kind_is_refused(strategy: str, url: str) -> None:
     flags = {"run.strategy": strategy}
     with pytest.raises(ConfigError) as caught:
         load(SendConfig, environ=environ, flags=flags)
-    assert caught.value.message == "--strategy is not for this target"
+    assert caught.value.message == "--strategy is not for this target (remote)"
     assert "a bucket takes objects, any other target stream or tar" in caught.value.hint
     # What does not send need not have it.
     for model in (CatalogConfig, RemoteConfig, Settings):
