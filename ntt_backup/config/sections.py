@@ -51,7 +51,7 @@ MOST_BYTES = 10**15
 # What a run to a bucket does where nothing else is set. With its headers and its table a pack fills
 # ten parts of the usual size, and no eleventh. Who looks more often makes more, smaller packs.
 _PACKS: Mapping[str, int] = {
-    "batch_size": 32_768,
+    "batch_size": 24_576,
     "batch_bytes": 318 * 1024**2,
     "window": 2,
     "poll_interval": 600,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ class WorkerPool:
         if settings.remote.kind == "s3":
             # Its workers are copies of this process: they need not load it again.
             s3.load(settings.remote)
+            gc.freeze()  # A collection would write to each page that the copies share with us.
         self.limit = Limit(run.bwlimit, run.workers + _BESIDE)
         self._poll = SharedNumber(run.poll_interval)
         spec = WorkerSpec(

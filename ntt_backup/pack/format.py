@@ -120,16 +120,23 @@ def write_entry(entry: Entry) -> bytes:
     )
 
 
-def write_table(entries: bytes | bytearray) -> bytes:
+def write_table(entries: bytes | bytearray) -> bytes | bytearray:
     """Returns the table: these entries, one behind the other, in the order of their digests. Raises
     ValueError for a blob that has two.
     """
-    ends = range(0, len(entries), ENTRY_BYTES)
-    table = sorted(bytes(entries[at : at + ENTRY_BYTES]) for at in ends)
-    for one, following in pairwise(table):
-        if one[:DIGEST_BYTES] == following[:DIGEST_BYTES]:
-            raise ValueError(f"{one[:DIGEST_BYTES].hex()} is in the pack twice")
-    return b"".join(table)
+    starts = range(0, len(entries), ENTRY_BYTES)
+    if all(one < following for one, following in pairwise(_digests(entries))):
+        return entries
+    table = b"".join(sorted(bytes(entries[at : at + ENTRY_BYTES]) for at in starts))
+    for one, following in pairwise(_digests(table)):
+        if one == following:
+            raise ValueError(f"{one.hex()} is in the pack twice")
+    return table
+
+
+def _digests(table: bytes | bytearray) -> Iterator[bytes | bytearray]:
+    for at in range(0, len(table), ENTRY_BYTES):
+        yield table[at : at + DIGEST_BYTES]
 
 
 def write_trailer(trailer: Trailer) -> bytes:

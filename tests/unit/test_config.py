@@ -595,7 +595,7 @@ def test_a_batch_to_a_bucket_is_a_pack_unless_something_else_is_set() -> None:
     packs = Settings(source={"root": "/s"}, remote=remote).run
     own = Settings(source={"root": "/s"}, remote=remote, run={"batch_size": 7, "window": 1}).run
 
-    assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 32_768, 2)
+    assert (packs.strategy, packs.batch_size, packs.window) == ("objects", 24_576, 2)
     assert (own.strategy, own.batch_size, own.window) == ("objects", 7, 1)
 
 
