@@ -171,6 +171,9 @@ def _load() -> None:
     for module in pkgutil.walk_packages(package.__path__, "ntt_backup."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
+    # Nobody is asked for credentials here: each copy has an environment of its own.
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    import_module("ntt_backup.objects.s3").load()
     gc.freeze()
 
 
