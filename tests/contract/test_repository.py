@@ -123,16 +123,15 @@ def test_files_are_listed_by_name_and_below_a_set_or_a_version(repository: Repos
         assert [one.name for one in repository.list(below)] == expected
 
 
-@pytest.mark.parametrize("size", [0, 1, SMALLEST_PART, 2 * SMALLEST_PART + 1])
-def test_a_file_comes_back_as_it_was_sent(
-    open_anew: Open, repository: Repository, size: int
-) -> None:
-    content = os.urandom(size)
-    put(repository, NAMES[2], content)
-    assert list(repository.list()) == [StoredFile(NAMES[2], size)]
-    other = open_anew()
-    assert get(other, NAMES[2]) == content
-    other.close()
+def test_files_come_back_as_they_were_sent(open_anew: Open, repository: Repository) -> None:
+    sizes = dict(zip(NAMES, (0, 1, SMALLEST_PART, 2 * SMALLEST_PART + 1), strict=False))
+    contents = {name: os.urandom(size) for name, size in sizes.items()}
+    for name, content in contents.items():
+        put(repository, name, content)
+    assert sorted(repository.list()) == [StoredFile(*one) for one in sorted(sizes.items())]
+    with closing(open_anew()) as other:
+        for name, content in contents.items():
+            assert get(other, name) == content
 
 
 def test_a_closed_repository_leaves_no_thread(open_anew: Open, repository: Repository) -> None:
