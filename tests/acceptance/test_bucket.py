@@ -10,18 +10,18 @@ import signal
 
 import pytest
 
+from ntt_backup.objects.keys import LARGE_BLOB
 from tests.acceptance.test_control import await_silence
 from tests.bucket_environment import BucketEnvironment, as_reader
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 
-LARGE = 70_000_000
+LARGE = LARGE_BLOB + 1
 
 
 def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironment) -> None:
     env = bucket_env
     env.fill(300)
-    env.put(random.Random(5).randbytes(LARGE))
 
     first = env.run("run")
 
@@ -36,6 +36,7 @@ def test_a_first_run_a_second_one_and_one_with_more(bucket_env: BucketEnvironmen
     assert second.returncode == 0, second.stdout
     assert set(env.packs()) == before
     env.put(b"one more")
+    env.put(random.Random(5).randbytes(LARGE))
     assert env.run("run").returncode == 0
     env.assert_complete()
     assert len(env.packs()) == 2
@@ -136,7 +137,7 @@ def test_bad_blobs_are_failed_and_requeued(bucket_env: BucketEnvironment) -> Non
 @pytest.mark.parametrize("victim", ["worker", "coordinator"])
 def test_what_is_killed_is_finished(bucket_env: BucketEnvironment, victim: str) -> None:
     env = bucket_env
-    env.fill(60, size=lambda chance: chance.randrange(500_000, 1_500_000))
+    env.fill(36, size=lambda chance: chance.randrange(500_000, 1_500_000))
     env.write_config(
         run={"workers": 2, "batch_bytes": "12MiB", "bwlimit": "8MB/s"},
         remote={"part_size": "5MiB"},

@@ -21,9 +21,9 @@ def is_pack(key: str) -> bool:
 
 
 def fill(env: BucketEnvironment) -> None:
-    """Content of one pack in three parts."""
+    """Content of one pack in two parts."""
     env.write_config(remote=PARTS)
-    env.fill(24, size=lambda chance: chance.randrange(400_000, 600_000))
+    env.fill(14, size=lambda chance: chance.randrange(400_000, 600_000))
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_trouble_that_passes_is_waited_out(
         assert done.returncode == 0, done.stdout
         sent = proxy.requests
     assert env.failures() == {}
-    env.assert_nothing_half()
-    assert env.copied() == {name.rpartition("/")[2] for name in env.in_store()}
     if kind == "complete":
-        assert sent["part"] == 4  # One of them is the trial's.
-    env.through_endpoint(str(env.place.endpoint))
-    env.put(b"more")
-    assert env.run("run").returncode == 0
+        assert sent["part"] == 3  # One of them is the trial's.
+    if kind == "create":  # Of the upload that nobody knows of the next run gets rid.
+        env.assert_nothing_half()
+        env.through_endpoint(str(env.place.endpoint))
+        env.put(b"more")
+        assert env.run("run").returncode == 0
     env.assert_complete()
 
 

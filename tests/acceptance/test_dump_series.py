@@ -95,13 +95,14 @@ def test_each_dump_of_a_series_comes_back(
     series: Environment, postgres: Postgres, database_url: str, strategy: str
 ) -> None:
     series.write_config(run={"strategy": strategy})
-    for name, rows in history(series).items():
-        done = restored(series, postgres, database_url, "--dump", name)
+    known = history(series)
+    *_, last = known
+    for name, rows in known.items():
+        which = () if name == last else ("--dump", name)
+        done = restored(series, postgres, database_url, *which)
         assert done.returncode == 0, done.stderr
         assert name in done.stdout
         assert rows_of(database_url) == rows
-    done = restored(series, postgres, database_url)
-    assert name in done.stdout
 
 
 def test_a_series_goes_into_a_bucket_sealed_and_comes_back(

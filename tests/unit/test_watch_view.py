@@ -94,7 +94,8 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     reports = iter([a_report(), a_report(paused=True)])
     monkeypatch.setattr(status, "open_catalog", away)
     monkeypatch.setattr(status, "report", lambda _: next(reports))
-    vault = EachTarget[Status | Unavailable](
+    settings = {"vault": CatalogConfig(target="vault")}
+    vault = EachTarget[Status | Unavailable](Common(None, "vault"), settings)
         Common(None, "vault"), {"vault": CatalogConfig(target="vault")}
     )
     seen = status.Seen(vault, exact=False)
