@@ -29,7 +29,8 @@ def backed_up(env: Environment, postgres: Postgres) -> Environment:
 
 
 def drilled(env: Environment, url: str, *options: str, code: int) -> dict[str, Any]:
-    done = env.call("drill", "--scratch", str(back(env)), "--database", url, "--json", *options)
+    few = ("--json", "--workers", "1")  # Each has a session, which takes time.
+    done = env.call("drill", "--scratch", str(back(env)), "--database", url, *few, *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["proved"] is (code == 0)

@@ -22,7 +22,8 @@ MIB = 1 << 20
 
 
 def restored(env: Environment, *options: str, code: int = 0) -> dict[str, Any]:
-    done = env.call("restore", "--to", str(env.root / "back"), "--json", *options)
+    few = ("--json", "--workers", "1")  # Each has a session, which takes time.
+    done = env.call("restore", "--to", str(env.root / "back"), *few, *options)
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -41,7 +42,7 @@ def test_everything_is_restored_from_the_remote_alone(env: Environment) -> None:
     before = env.in_store()
     lose_everything_else(env)
 
-    found = restored(env)
+    found = restored(env, "--workers", "4")
 
     assert tree(env.root / "back") == before
     assert (found["restored"], found["right"], found["wrong"]) == (len(before), 0, {})
