@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from blake3 import blake3
 
+from ntt_backup.snapshot.block_map import MapWriter
 from ntt_backup.snapshot.entry import DIRECTORY, FILE, Entry, order
 from ntt_backup.snapshot.manifest import Header, ManifestWriter, Trailer
-from ntt_backup.snapshot.names import MANIFEST, FileName
+from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.restore import Restored
 from ntt_backup.snapshot.restore import restore as restore_version
 from ntt_backup.snapshot.restore_files import Options
@@ -27,8 +29,11 @@ def put_version(
     *,
     set: str = "etc",
     chain: Sequence[str] = (VERSION,),
+    map: bytes = b"",
 ) -> None:
-    """Puts the last version of a chain: each entry with its content, by where that begins."""
+    """Puts the last version of a chain: each entry with its content, by where that begins. map: the
+    sums in its map, which it has none without.
+    """
     packs = SuperBlockWriter(repository, set, chain[-1], index=len(chain) - 1)
     for entry, content in entries:
         for start, data in content:
@@ -40,7 +45,14 @@ def put_version(
     manifest = ManifestWriter(written.extend, header)
     for entry, _ in sorted(entries, key=lambda one: order(one[0].path)):
         manifest.add(entry.line())
-    manifest.end(Trailer(len(entries), sum(one.size for one, _ in entries), sums, 0, "00" * 32))
+    stored = bytearray()
+    if map:
+        writer = MapWriter(stored.extend)
+        writer.add(map)
+        writer.end()
+        repository.files[str(FileName(set, chain[-1], MAP))] = bytes(stored)
+    size, digest = sum(one.size for one, _ in entries), sha256(stored).hexdigest()
+    manifest.end(Trailer(len(entries), size, sums, len(stored), digest))
     repository.files[str(FileName(set, chain[-1], MANIFEST))] = bytes(written)
 
 

@@ -101,16 +101,20 @@ class MapReader:
     def __init__(self, data: Iterable[bytes]) -> None:
         self._stream = ZstdStream(data)
 
-    def read(self, blocks: int) -> bytes:
-        """Returns the next sums. It takes as much memory as they have."""
+    def read(self, blocks: int, of: int = 0) -> bytes:
+        """Returns the next sums, and passes over the rest of so many. It takes as much memory as
+        they have: a few bytes of a map may become any number of them.
+        """
         wanted = blocks * SUM
-        found = self._stream.read(min(wanted, _PIECE)) if wanted else b""
-        while len(found) < wanted:
-            piece = self._stream.read(min(wanted - len(found), _PIECE))
+        found = []
+        while wanted:
+            piece = self._stream.read(min(wanted, _PIECE))
             if not piece:
                 raise SnapshotDamaged("a map breaks off")
-            found += piece
-        return found
+            found.append(piece)
+            wanted -= len(piece)
+        self.skip(of - blocks)
+        return b"".join(found)
 
     def skip(self, blocks: int) -> None:
         """Passes over sums."""

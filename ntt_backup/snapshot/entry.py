@@ -88,7 +88,11 @@ class Entry:
     @property
     def blocks(self) -> int:
         """How many sums of 8 bytes the map has for it."""
-        return -(-self.size // self.block) if self.block else 0
+        return self.blocks_of(self.size)
+
+    def blocks_of(self, size: int) -> int:
+        """Returns how many of them are in the first bytes, size of them."""
+        return -(-min(size, self.size) // self.block) if self.block else 0
 
     def line(self) -> bytes:
         """Returns the entry as it stands in a manifest, without the line's end."""

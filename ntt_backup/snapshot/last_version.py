@@ -63,13 +63,15 @@ class LastVersion:
             self._map.skip(parse(self.line).blocks)
             self.line = next(self._lines, None)
 
-    def take(self, path: str) -> OldFile | None:
-        """Passes the next entry if it is that of path, and returns it."""
+    def take(self, path: str, size: int) -> OldFile | None:
+        """Passes the next entry if it is that of path, and returns it. size: bytes of the file now,
+        beyond which no sums are wanted.
+        """
         if self.line is None or path_of(self.line) != path:
             return None
         entry = parse(self.line)
         self.line = next(self._lines, None)
-        return OldFile(entry, self._map.read(entry.blocks))
+        return OldFile(entry, self._map.read(entry.blocks_of(size), entry.blocks))
 
     def end(self) -> Trailer:
         """Passes all that is left; returns the trailer. Only now is it known that all was right."""

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.staging import write_all
 from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.block_map import add_zeros, differing, sums
+from ntt_backup.snapshot.block_map import SUM, add_zeros, differing, sums
 from ntt_backup.snapshot.entry import Entry, Extent
 from ntt_backup.snapshot.fetch import Piece
 from ntt_backup.snapshot.tree import Beside, Level, Refused, open_old
@@ -41,7 +41,9 @@ class Found(NamedTuple):
 
 
 def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
-    """Reads a file of the destination. wanted: the version's sums of it, b"" where it has none."""
+    """Reads a file of the destination. wanted: the version's sums of it, as far as it reaches; b""
+    where it has none.
+    """
     size = os.fstat(fd).st_size
     if not wanted:
         return Found(size == entry.size and _digest(fd) == entry.digest, None)
@@ -55,6 +57,8 @@ def compare(fd: int, entry: Entry, wanted: bytes, key: bytes) -> Found:
         found += sums(buffer[: min(length, entry.size - at)], entry.block, key)
     blocks = differing(wanted, bytes(found))
     runs = [(first * entry.block, min(end * entry.block, entry.size)) for first, end in blocks]
+    if (known := len(wanted) // SUM * entry.block) < entry.size:
+        runs.append((known, entry.size))
     if runs or size != entry.size:
         return Found(False, runs)
     # Only the BLAKE3 of the whole proves that nothing differs.

@@ -189,19 +189,15 @@ class Restorer:
             and entry.kind not in (DIRECTORY, HARD_LINK)
             and (self._choice is None or self._choice.has(path))
         )
+        place = self._find(path) if wanted else None
         sums = b""
         if of_map is not None and entry.block:
-            if wanted:
-                sums = of_map.read(entry.blocks)
-            else:
-                of_map.skip(entry.blocks)
-        if not wanted:
+            found = place[2] if place is not None else None
+            sums = of_map.read(entry.blocks_of(found.st_size if found else 0), entry.blocks)
+        if place is None:
             return
         try:
-            above, name = split(path)
-            level = self._seen.enter(above)
-            found = level.find(name)
-            change = self._compare(entry, level, name, found, sums) if found else _NEW
+            change = self._compare(entry, *place, sums)
         except (OSError, Refused, ValueError) as error:
             self._step.problem(path, error)
             return
@@ -215,10 +211,22 @@ class Restorer:
         else:
             yield (entry, change), within(entry.extents, change.runs)
 
+    def _find(self, path: str) -> tuple[Level, str, os.stat_result | None] | None:
+        """Returns a place, and what is there; None where it is none."""
+        try:
+            above, name = split(path)
+            level = self._seen.enter(above)
+            return level, name, level.find(name)
+        except (OSError, Refused, ValueError) as error:
+            self._step.problem(path, error)
+            return None
+
     def _compare(
-        self, entry: Entry, level: Level, name: str, found: os.stat_result, sums: bytes
+        self, entry: Entry, level: Level, name: str, found: os.stat_result | None, sums: bytes
     ) -> _Change | None:
         """Returns how the file that is there is changed; None where it stays."""
+        if found is None:
+            return _NEW
         kind = stat.S_IFMT(found.st_mode)
         attributes, delta = self._attributes, self._options.delta
         if (entry.kind == SYMLINK and kind == stat.S_IFLNK) or (

@@ -270,7 +270,7 @@ class _Take:
 
     def _read(self, found: Found) -> None:
         path, taken = found.path, self._taken
-        old = self._last.take(path) if self._last is not None else None
+        old = self._last.take(path, found.status.st_size) if self._last is not None else None
         self._in_file = 0
         try:
             fd = found.open()

@@ -9,15 +9,17 @@ import signal
 import stat
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from ntt_backup.errors import DestinationError, LockHeld
-from ntt_backup.snapshot.entry import HARD_LINK, Entry
+from ntt_backup.snapshot.entry import FILE, HARD_LINK, Entry
 from ntt_backup.snapshot.last_version import Copies
 from ntt_backup.snapshot.repository import SnapshotDamaged
 from ntt_backup.snapshot.sets import SnapshotSet
@@ -27,6 +29,7 @@ from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version, restore
 
 BLOCK = 8 << 10
+EMPTY = blake3(b"").hexdigest()
 chance = random.Random(16)
 
 
@@ -277,6 +280,22 @@ def test_a_delta_without_a_sound_map_fetches_files_whole(pages: Example) -> None
     done = restore(pages.repository, pages.to, delta=True)
     assert (done.wrong, len(done.notes)) == (0, 1)
     assert pages.is_same()
+
+
+def test_a_map_that_becomes_any_number_of_sums_takes_no_more_memory_than_the_file_has(
+    tmp_path: Path,
+) -> None:
+    repository = MemoryRepository()
+    small = file("small")
+    huge = Entry("huge", FILE, 0o644, mtime=1, size=(16 << 20) * BLOCK, block=BLOCK, digest=EMPTY)
+    put_version(repository, [small, (huge, ())], map=bytes(8 * (16 << 20)))
+    (tmp_path / "to" / "huge").mkdir(parents=True)
+    tracemalloc.start()
+    done = restore(repository, tmp_path / "to", delta=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert done.problems == [("huge", "a directory stands in its place")]
+    assert peak < 48 << 20
 
 
 def test_a_delta_of_what_has_the_same_time_and_size_sees_what_differs(pages: Example) -> None:

@@ -96,8 +96,6 @@ def test_a_daemon_is_seen_while_its_catalog_is_away(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(status, "report", lambda _: next(reports))
     settings = {"vault": CatalogConfig(target="vault")}
     vault = EachTarget[Status | Unavailable](Common(None, "vault"), settings)
-        Common(None, "vault"), {"vault": CatalogConfig(target="vault")}
-    )
     seen = status.Seen(vault, exact=False)
     stream = io.StringIO()
     with Watch(stream) as shown:
