@@ -16,7 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, complete
+from ntt_backup.errors import (
+    ConfigError,
+    DestinationError,
+    RemoteCannotStore,
+    RemoteDenied,
+    complete,
+)
 from ntt_backup.snapshot.block_map import MapReader
 from ntt_backup.snapshot.changed_file import OldFile
 from ntt_backup.snapshot.entry import order, parse, path_of
@@ -133,10 +139,19 @@ class Copies:
                     path.unlink()
 
 
+def cannot_keep(error: OSError) -> DestinationError:
+    """Returns what is raised where the copies cannot be written."""
+    return DestinationError(
+        "what a snapshot needs on this machine cannot be written",
+        detail=str(error),
+        hint="make room there, or set XDG_CACHE_HOME or TMPDIR to another directory",
+    )
+
+
 @contextmanager
 def open_copies(directory: Path) -> Iterator[Copies]:
     """Yields the copies in a directory; where nothing can be written there, those in a temporary
-    one.
+    one. Raises DestinationError where nothing can be written there either.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -144,8 +159,12 @@ def open_copies(directory: Path) -> Iterator[Copies]:
         probe.touch()
         probe.unlink()
     except OSError:
-        with TemporaryDirectory(prefix="ntt-snapshot-") as temporary:
-            yield Copies(Path(temporary))
+        try:
+            temporary = TemporaryDirectory(prefix="ntt-snapshot-")
+        except OSError as error:
+            raise cannot_keep(error) from error
+        with temporary as name:
+            yield Copies(Path(name))
     else:
         yield Copies(directory)
 

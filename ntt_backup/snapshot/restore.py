@@ -118,7 +118,7 @@ def restore(
             done.add(finish(source.manifest(), root, choice, wrong))
             _sync(root)
         except OSError as error:
-            raise DestinationError.at(error.filename or to, error) from error
+            raise DestinationError.at(to, error) from error
     if source.problem:
         done.notes.append(source.problem)
     done.part = 1.0
@@ -152,7 +152,7 @@ def _by_helpers(
             try:
                 yield from map(asdict, restorer(repository, root, (number, jobs)).run())
             except OSError as error:
-                raise DestinationError.at(error.filename or to, error) from error
+                raise DestinationError.at(to, error) from error
 
     bodies = [partial(help, number) for number in range(jobs)]
     for said in run_helpers(bodies, "ntt-restore"):

@@ -21,7 +21,7 @@ from socket import gethostname
 from typing import Final
 
 from ntt_backup.blobdir.open import closing as closing_fd
-from ntt_backup.errors import SOME_FAILED, DestinationError, SourceError
+from ntt_backup.errors import SOME_FAILED, SourceError
 from ntt_backup.snapshot import names
 from ntt_backup.snapshot.block_map import MapWriter
 from ntt_backup.snapshot.changed_file import FileReader, NewFile, entry_of, xattrs
@@ -29,6 +29,7 @@ from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK,
 from ntt_backup.snapshot.last_version import (
     Copies,
     LastVersion,
+    cannot_keep,
     parents,
     pieces,
     require_needed,
@@ -123,11 +124,7 @@ def take(
             taken.duration_s = time.monotonic() - began
             return taken
     except OSError as error:
-        raise DestinationError(
-            "what a snapshot needs on this machine cannot be written",
-            detail=str(error),
-            hint="make room there, or set XDG_CACHE_HOME or TMPDIR to another directory",
-        ) from error
+        raise cannot_keep(error) from error
     raise AssertionError("the last attempt depends on no other version")
 
 

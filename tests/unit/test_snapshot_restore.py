@@ -415,11 +415,12 @@ def test_a_disk_that_is_full_ends_the_restore(
 
     def full(fd: int, data: bytes) -> int:
         if len(data) == 1400:
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "No space left on device", "name in a directory")
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(DestinationError, match="No space left") as caught:
+    told = f"cannot restore into {everything.to}: No space left"
+    with pytest.raises(DestinationError, match=told) as caught:
         restore(everything.repository, everything.to)
     assert caught.value.exit_code == 6
 

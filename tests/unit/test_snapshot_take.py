@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import tempfile
 from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from blake3 import blake3
 from ntt_backup.errors import (
     BackupError,
     ConfigError,
+    DestinationError,
     RemoteCannotStore,
     RemoteDenied,
     RemoteError,
@@ -24,7 +26,7 @@ from ntt_backup.errors import (
 )
 from ntt_backup.snapshot import changed_file
 from ntt_backup.snapshot.entry import Entry
-from ntt_backup.snapshot.last_version import Copies
+from ntt_backup.snapshot.last_version import Copies, open_copies
 from ntt_backup.snapshot.manifest import Trailer
 from ntt_backup.snapshot.names import MANIFEST
 from ntt_backup.snapshot.sets import SnapshotSet
@@ -556,6 +558,12 @@ def test_a_take_whose_packs_are_removed_meanwhile_makes_no_version(taker: Taker)
     with pytest.raises(RemoteCannotStore, match="pack-00001"):
         taker.take()
     assert not [one for one in versions(taker.repository, "s") if one.whole]
+
+
+def test_a_machine_that_can_keep_no_copies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    with pytest.raises(DestinationError, match="cannot be written"), open_copies(Path("/proc/no")):
+        raise AssertionError("there are none")
 
 
 def test_a_version_of_the_last_of_days_does_not_stop_takes(taker: Taker) -> None:
