@@ -6,9 +6,11 @@ The repository has the truth. A copy here saves fetching it, and may be deleted 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
@@ -16,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from ntt_backup.blobdir.open import closing
+from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.errors import (
     ConfigError,
     DestinationError,
@@ -150,22 +154,27 @@ def cannot_keep(error: OSError) -> DestinationError:
 
 @contextmanager
 def open_copies(directory: Path) -> Iterator[Copies]:
-    """Yields the copies in a directory; where nothing can be written there, those in a temporary
-    one. Raises DestinationError where nothing can be written there either.
+    """Yields the copies in a directory; where nothing can be written there, or another take has it,
+    those in a temporary one. Raises DestinationError where nothing can be written there either.
     """
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = directory / "probe.part"
-        probe.touch()
-        probe.unlink()
-    except OSError:
+    with ExitStack() as stack:
         try:
-            temporary = TemporaryDirectory(prefix="ntt-snapshot-")
-        except OSError as error:
-            raise cannot_keep(error) from error
-        with temporary as name:
-            yield Copies(Path(name))
-    else:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = stack.enter_context(closing(os.open(directory, DIRECTORY)))
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # Of a file system that cannot lock a directory.
+            probe = directory / "probe.part"
+            probe.touch()
+            probe.unlink()
+        except OSError:
+            try:
+                directory = Path(stack.enter_context(TemporaryDirectory(prefix="ntt-snapshot-")))
+            except OSError as error:
+                raise cannot_keep(error) from error
         yield Copies(directory)
 
 

@@ -560,6 +560,22 @@ def test_a_take_whose_packs_are_removed_meanwhile_makes_no_version(taker: Taker)
     assert not [one for one in versions(taker.repository, "s") if one.whole]
 
 
+def test_two_takes_at_once_have_no_copies_in_common(taker: Taker, tmp_path: Path) -> None:
+    """As by two configurations, each with a lock of its own."""
+    taker.write("file", b"content")
+    cache = tmp_path / "cache"
+    with open_copies(cache) as ours, open_copies(cache) as theirs:
+        taker.copies = theirs
+        first = taker.take()
+        taker.copies = ours
+        second = taker.take()
+        assert (second.parent, second.read) == (first.version, 0)
+        assert theirs.has(first.version)
+    assert set(cache.iterdir()) == set(ours.paths(second.version))
+    with open_copies(cache) as again:
+        assert again.has(second.version)
+
+
 def test_a_machine_that_can_keep_no_copies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
     with pytest.raises(DestinationError, match="cannot be written"), open_copies(Path("/proc/no")):
