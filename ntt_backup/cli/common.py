@@ -70,6 +70,23 @@ def sessions_option(default: int) -> Callable[[Any], Any]:
     )
 
 
+def jobs_option(more: str = "") -> Callable[[Any], Any]:
+    """Returns the option --jobs of a command that works in several processes."""
+    return click.option(
+        "--jobs",
+        type=click.IntRange(1, 64),
+        default=1,
+        show_default=True,
+        help=f"Number of processes that work in parallel{more}.",
+    )
+
+
+def destination_option(text: str) -> Callable[[Any], Any]:
+    """Returns the option --to of a command that fills a directory."""
+    kind = click.Path(path_type=Path)
+    return click.option("--to", "destination", type=kind, required=True, metavar="DIR", help=text)
+
+
 def bwlimit_option(what: str) -> Callable[[Any], Any]:
     """Returns the option --bwlimit of a command that fetches blobs. what: it is a limit of."""
     from ntt_backup.cli.param_types import RATE

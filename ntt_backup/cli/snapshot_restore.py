@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ntt_backup.cli.common import Common, result_options
+from ntt_backup.cli.common import Common, destination_option, jobs_option, result_options
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
@@ -24,14 +24,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 @click.command()
 @click.argument("wanted", metavar="SET[@VERSION]", shell_complete=set_names)
-@click.option(
-    "--to",
-    "destination",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Directory for the files: /etc/hosts becomes DIR/etc/hosts.",
-)
+@destination_option("Directory for the files: /etc/hosts becomes DIR/etc/hosts.")
 @click.option(
     "--path",
     "patterns",
@@ -51,13 +44,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
     help="With --delta, write into the files themselves and not into copies, which saves room; an"
     " interruption leaves a file half changed.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Number of processes that work in parallel, each with its own connection.",
-)
+@jobs_option(", each with its own connection")
 @click.option("--no-verify", is_flag=True, help="Do not compare new files with their hashes.")
 @result_options
 @click.pass_obj

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import click
 
-from ntt_backup.cli.common import Common, identity_option, result_options
+from ntt_backup.cli.common import (
+    Common,
+    destination_option,
+    identity_option,
+    jobs_option,
+    result_options,
+)
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.format import amount, duration, printable
 from ntt_backup.restore.unpack import UnpackedAll
@@ -19,21 +25,8 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @click.argument(
     "files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE..."
 )
-@click.option(
-    "--to",
-    "destination",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Directory for the blobs.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Number of processes that work in parallel.",
-)
+@destination_option("Directory for the blobs.")
+@jobs_option()
 @click.option("--no-verify", is_flag=True, help="Trust the packs: hash no blob.")
 @identity_option
 @result_options
