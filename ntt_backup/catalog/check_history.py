@@ -52,13 +52,12 @@ def note_check(
         conn.execute(statement("note_check"), {**about, **found})
 
 
-def last_checks(conn: Connection, target: str, each: int = 1) -> list[CheckRun]:
-    """Returns of each command its last calls, so many, and the last one that found all right."""
+def last_checks(conn: Connection, target: str) -> list[CheckRun]:
+    """Returns of each command its last call, and the last one that found all right."""
     with translated("read the history of checks"):
         try:
             with conn.transaction():
-                values = {"target": target, "each": each}
-                rows = conn.execute(statement("last_checks"), values).fetchall()
+                rows = conn.execute(statement("last_checks"), {"target": target}).fetchall()
         except (errors.UndefinedTable, errors.InsufficientPrivilege):
             return []
     return [CheckRun(*row) for row in rows]

@@ -24,6 +24,11 @@ _ANOTHER: Final = 0.5
 # the link; frames that compressing was tried for, their bytes of content and on the wire; and the
 # bytes of all frames on the wire.
 _NAMES: Final = ("lasted", "worked", "waited", "frames", "raw", "wire", "all")
+# What the senders share; see _State.
+_OF_PERIOD: Final = (
+    *("since", "idle", "cpus", "period", "unfelt"),
+    *("shrinks", "price", "plain", "packed", "busy"),
+)
 
 
 class Load(NamedTuple):
@@ -82,16 +87,7 @@ class _State(ctypes.Structure):
     _fields_ = [
         ("step", ctypes.c_int),
         ("steps", ctypes.c_int),
-        ("since", ctypes.c_double),
-        ("idle", ctypes.c_double),
-        ("cpus", ctypes.c_double),
-        ("period", ctypes.c_double),
-        ("unfelt", ctypes.c_double),
-        ("shrinks", ctypes.c_double),
-        ("price", ctypes.c_double),
-        ("plain", ctypes.c_double),
-        ("packed", ctypes.c_double),
-        ("busy", ctypes.c_double),
+        *((name, ctypes.c_double) for name in _OF_PERIOD),
         ("before", _Counts),
         ("until", ctypes.c_double * _MOST_STEPS),
         ("pause", ctypes.c_double * _MOST_STEPS),

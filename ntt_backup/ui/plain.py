@@ -20,16 +20,11 @@ _OF_AN_ERROR: Final = ("exit_code", "message", "detail", "hint")
 _CANNOT_DRAW: Final = ("dumb", "unknown")
 
 
-def make_view(stream: TextIO, *, quiet: bool = False) -> Listener:
-    """Returns a live picture on a terminal, else plain lines; when quiet only what is wrong."""
-    return make_views(stream, [""], quiet=quiet)[""]
-
-
 def make_views(
     stream: TextIO, targets: Collection[str], *, quiet: bool = False
 ) -> Mapping[str, Listener]:
-    """Returns what `make_view` does, by target. Where there are several, each has a picture below
-    the others, or lines that begin with its name.
+    """Returns by target a live picture on a terminal, else plain lines; when quiet only what is
+    wrong. Several pictures stand one below the other, and lines begin with the target's name then.
     """
     labels = {name: name if len(targets) > 1 else "" for name in targets}
     if quiet:

@@ -18,17 +18,10 @@ from typing import Any, TextIO
 import pytest
 
 from ntt_backup import events
-from ntt_backup.daemon.run_state import RunState, WorkerStatus
+from ntt_backup.daemon.run_state import Listener, RunState, WorkerStatus
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
 from ntt_backup.ui.live import LiveView
-from ntt_backup.ui.plain import (
-    FAILURES_SHOWN,
-    JsonResult,
-    PlainView,
-    QuietView,
-    make_view,
-    make_views,
-)
+from ntt_backup.ui.plain import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
 from tests.unit.test_events import (
     BLOB_FAILED,
     ERROR,
@@ -38,6 +31,12 @@ from tests.unit.test_events import (
     RUN_START,
     RUN_STOP,
 )
+
+
+def make_view(stream: TextIO, *, quiet: bool = False) -> Listener:
+    """The view of a run with one target."""
+    return make_views(stream, [""], quiet=quiet)[""]
+
 
 STATE = RunState(
     elapsed_s=72.0,

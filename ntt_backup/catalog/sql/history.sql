@@ -75,14 +75,14 @@ values (
 on conflict do nothing;
 
 -- name: last_checks
--- Of each command its last calls, and the last one that found all right; the newest first.
+-- Of each command its last call, and the last one that found all right; the newest first.
 select command, started_at, ended_at, exit_code, blobs, bytes, wrong, detail
 from (
     select *, row_number() over (partition by command order by ended_at desc) as nth,
         row_number() over (partition by command, exit_code order by ended_at desc) as nth_so
     from ntt_backup.checks where target = %(target)s
 ) as checks
-where nth <= %(each)s or (exit_code = 0 and nth_so = 1)
+where nth = 1 or (exit_code = 0 and nth_so = 1)
 order by ended_at desc, command;
 
 -- name: recent_runs
