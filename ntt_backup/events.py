@@ -172,7 +172,7 @@ class Error(ErrorFields, Event):
 
 
 class RunStop(Event):
-    """The run's last line."""
+    """The run's last line, but for warnings of notices and metrics that did not go out."""
 
     outcome: Annotated[str, one_of(*_OUTCOMES)]
     exit_code: Count

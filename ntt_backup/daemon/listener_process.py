@@ -26,6 +26,7 @@ Body = Callable[[Iterator[Heard]], object]
 
 _STATE_SECONDS: Final = 1.0
 _END_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
 
 
 class ListenerProcess:
@@ -92,7 +93,10 @@ class ListenerProcess:
         while self._flush() and (left := deadline - time.monotonic()) > 0:
             wait_for(writing=[self._process.stdin_fd], timeout=left)
         self._process.close_stdin()
-        self._process.wait(max(0.0, deadline - time.monotonic()))
+        while not self._child.ended and (left := deadline - time.monotonic()) > 0:
+            # What it leaves behind may keep its pipes open.
+            wait_for(reading=self._child.fds, timeout=min(left, _LOOK_SECONDS))
+            self._words += [one for one in self._child.hear() if isinstance(one, Event)]
         self._child.kill()
         self._process.release()
         self._child = self._process = None

@@ -162,9 +162,20 @@ class Listeners:
     def refresh(self, state: RunState) -> None:
         for one in self._all:
             one.refresh(state)
-        for said in [said for one in self._all if isinstance(one, Speaks) for said in one.hear()]:
+        for said in self._said():
             self.event(said)
 
     def close(self) -> None:
+        """Ends all; what those that speak say at their end is told to the others."""
+        others = [one for one in self._all if not isinstance(one, Speaks)]
         for one in self._all:
+            if one not in others:
+                one.close()
+        for said in self._said():
+            for one in others:
+                one.event(said)
+        for one in others:
             one.close()
+
+    def _said(self) -> list[events.Event]:
+        return [said for one in self._all if isinstance(one, Speaks) for said in one.hear()]

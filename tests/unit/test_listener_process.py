@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ntt_backup.config.sections import LogSettings
 from ntt_backup.daemon import listener_process
+from ntt_backup.daemon.event_log import EventLog
 from ntt_backup.daemon.listener_process import Body, Heard, ListenerProcess
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import Listener, Listeners, RunState
@@ -91,6 +94,20 @@ def test_a_body_hears_all_targets_and_has_an_end(tmp_path: Path) -> None:
         "two stopping",
         "end",
     ]
+
+
+def test_what_a_body_says_at_its_end_is_told(tmp_path: Path) -> None:
+    def last_words(heard: Iterator[Heard]) -> None:
+        for _ in heard:
+            tell(Warning(reason="it did not go out"))
+
+    log = EventLog(LogSettings(jsonl=tmp_path / "log"), "run-1", "one")
+    process = ListenerProcess("test", last_words, patience=PATIENCE)
+    listeners = Listeners([log, process.of("one")])
+    listeners.event(Stopping(signal=2))
+    listeners.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line.get("reason") for line in lines] == [None, "it did not go out"]
 
 
 def test_of_the_states_one_a_second_is_passed_on(
