@@ -135,7 +135,7 @@ def from_file(file: Path | None, environ: Mapping[str, str], target: str) -> InF
         there = _with_a_place(remotes, environ)
         raise ConfigError(
             f"target {target!r} is not in {path}",
-            detail=f"its targets are {', '.join(there)}" if there else "it has no targets",
+            detail=f"it has {', '.join(there) if there else 'no targets'}",
             hint=f"add a table [targets.{target}] with url",
         )
     own, layer = remotes.pop(target), _snapshots(tables.pop("snapshots", {}), path, problems)

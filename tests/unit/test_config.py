@@ -442,11 +442,11 @@ def test_the_environment_alone_can_describe_a_target() -> None:
 
 def test_an_unknown_target_is_refused_with_the_known_ones(file: Path) -> None:
     error = refused(NAS, path=file, target="nsa")
-    assert str(error) == f"target 'nsa' is not in {file}: its targets are remote, nas"
+    assert str(error) == f"target 'nsa' is not in {file}: it has remote, nas"
     for text, known in (
         (
             "[targets.nas]\nurl = 'file:///n'\n[remote]\nconnect_timeout = 5\n",
-            "its targets are nas",
+            "it has nas",
         ),
         ("[run]\nworkers = 2\n", "it has no targets"),
     ):
