@@ -111,8 +111,8 @@ def everything(example: Example) -> Example:
     (example.root / "to nowhere").symlink_to("/nowhere/at/all")
     os.mkfifo(example.root / "fifo", 0o620)
     with (example.root / "sparse").open("wb") as out:
-        out.truncate(64 << 20)
-        out.seek(40 << 20)
+        out.truncate(16 << 20)
+        out.seek(10 << 20)
         out.write(b"an island")
     os.utime(example.root / "to nowhere", ns=(5, -7), follow_symlinks=False)
     os.setxattr(example.root / "many", "user.of", b"a directory")
