@@ -96,7 +96,7 @@ def test_a_command_loads_nothing_that_only_others_need(
         (["restore", "--to", "one", "--catalog"], "--to"),
         (["--target", "Nowhere!", "run"], "Nowhere!"),
         (["--target", "elsewhere", "run"], "elsewhere"),
-        (["--target", "all", "check"], "only run and status take that"),
+        (["--target", "all", "check"], "this command takes one"),
         (["--config", "/nonexistent.toml", "run"], "/nonexistent.toml"),
     ],
 )
