@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.block_map import SUM, add_zeros, differing, sums
-from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, Entry, Extent
+from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, Entry, Extent, times_of
 from ntt_backup.snapshot.super_blocks import SuperBlockWriter
 
 SMALL: Final = 2 << 20
@@ -254,8 +254,7 @@ def entry_of(path: str, kind: str, status: os.stat_result) -> Entry:
         stat.S_IMODE(status.st_mode),
         status.st_uid,
         status.st_gid,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
+        *times_of(status),
         status.st_ino,
     )
 

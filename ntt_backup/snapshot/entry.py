@@ -7,6 +7,7 @@ path may lead to is for those who write files to decide.
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,14 @@ class Entry:
             self.size,
         )
         return begin + f"{{{','.join(more)}}}]".encode("ascii")
+
+
+def times_of(status: os.stat_result) -> tuple[int, int]:
+    """Returns mtime and ctime as an entry has them: what it cannot have becomes its bound. Anybody
+    can give a file of his a time in the year 2300.
+    """
+    mtime = max(1 - MAX_NUMBER, min(status.st_mtime_ns, MAX_NUMBER - 1))
+    return mtime, max(0, min(status.st_ctime_ns, _MAX_INODE - 1))
 
 
 def beginning(

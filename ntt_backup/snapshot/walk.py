@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ntt_backup.blobdir.open import FILE, open_untouched
 from ntt_backup.errors import ConfigError
-from ntt_backup.snapshot.entry import MAX_PARTS
+from ntt_backup.snapshot.entry import MAX_PARTS, MAX_PATH
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A tree of what the set names, by component; None: all that lies there is taken.
@@ -78,6 +78,9 @@ def walk(
             if len(levels) > MAX_PARTS:
                 problem(path, f"it lies below more than {MAX_PARTS:,} directories")
                 continue
+            if len(path) > MAX_PATH:
+                problem(path, f"its path has more than {MAX_PATH:,} characters")
+                continue
             found = Found(path, status, level.fd, name, named)
             if not stat.S_ISDIR(status.st_mode):
                 yield found
@@ -112,7 +115,8 @@ class _Level:
         self.prefix = prefix
         self.fd = fd
         self.named = named
-        self.names = os.listdir(fd) if named is None else list(named)
+        # A file that is made anew while its directory is listed may be listed twice.
+        self.names = list(set(os.listdir(fd)) if named is None else named)
         # A path is sorted by its bytes, and a slash comes before all other bytes.
         plain = all(map(str.isascii, self.names))
         self.names.sort(key=None if plain else os.fsencode, reverse=True)

@@ -25,7 +25,7 @@ from ntt_backup.errors import (
     SourceError,
 )
 from ntt_backup.snapshot import changed_file
-from ntt_backup.snapshot.entry import Entry
+from ntt_backup.snapshot.entry import MAX_NUMBER, Entry
 from ntt_backup.snapshot.last_version import Copies, open_copies
 from ntt_backup.snapshot.manifest import Trailer
 from ntt_backup.snapshot.names import MANIFEST
@@ -270,6 +270,30 @@ def test_a_hole_of_any_size_takes_neither_all_memory_nor_years(
     assert taker.take().exit_code == 7
     assert taker.problems == {str(path): "it has more than 64 TiB"}
     assert taker.contents() == {"other": b"content"}
+
+
+@pytest.mark.parametrize("seconds", [9_300_000_000, -9_300_000_000])
+def test_a_file_of_any_time_leaves_the_version_readable(taker: Taker, seconds: int) -> None:
+    path = taker.write("file", b"content")
+    os.utime(path, (0, seconds))
+    if abs(path.stat().st_mtime_ns) < MAX_NUMBER:
+        pytest.skip("the file system has no such time")
+    taker.take()
+    assert taker.contents() == {"file": b"content"}
+    assert taker.entries()["file"].mtime == (MAX_NUMBER - 1) * (1 if seconds > 0 else -1)
+    assert taker.take().read == 0
+
+
+def test_a_version_that_no_restore_would_read_is_not_made(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker.write("file", b"content")
+    first = taker.take()
+    taker.write("new", b"new")
+    monkeypatch.setattr(changed_file, "times_of", lambda _: (MAX_NUMBER, 0))
+    with pytest.raises(SourceError, match="could not be restored"):
+        taker.take()
+    assert [one.name for one in versions(taker.repository, "s") if one.whole] == [first.version]
 
 
 def test_many_small_files_share_packs_and_keep_their_order(taker: Taker) -> None:

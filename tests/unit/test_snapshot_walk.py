@@ -152,11 +152,28 @@ def test_nothing_of_an_excluded_directory_is_walked_but_what_is_named(tmp_path: 
     assert names == ["cache", "cache/y", "keep"]
 
 
-def test_what_lies_too_deep_is_told_and_left_out(tmp_path: Path) -> None:
+def test_a_name_that_is_listed_twice_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a tmpfs, where a file is replaced while its directory is listed."""
+    (tmp_path / "file").touch()
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda fd: listed(fd) * 2)
+    assert found(tmp_path)[0] == [tmp_path.name, f"{tmp_path.name}/file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("d", "it lies below more than 1,000 directories"),
+        ("d" * 255, "its path has more than 65,536 characters"),
+    ],
+)
+def test_what_lies_too_deep_is_told_and_left_out(tmp_path: Path, name: str, why: str) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1000):
-        os.mkdir("d", dir_fd=fd)
-        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
         os.close(fd)
         fd = below
     os.close(fd)
@@ -164,14 +181,10 @@ def test_what_lies_too_deep_is_told_and_left_out(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        deepest = max(
-            one.path.count("/")
-            for one in walk([str(tmp_path)], [], lambda *said: problems.append(said))
-        )
+        paths = [one.path for one in walk([str(tmp_path)], [], lambda *said: problems.append(said))]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
-    assert deepest == 999
-    assert [(path.count("/"), why) for path, why in problems] == [
-        (1000, "it lies below more than 1,000 directories")
-    ]
+        subprocess.run(["rm", "-rf", str(tmp_path / name)], check=True)
+    assert (max(path.count("/") for path in paths) == 999) == (name == "d")
+    assert max(map(len, paths)) <= 65_536
+    assert [said for _, said in problems] == [why]
