@@ -241,6 +241,7 @@ def test_a_check_that_is_killed_leaves_nothing_on_the_remote(
     env.fill(10)
     env.write_config(run={"strategy": strategy})
     env.through(env.sshd.through(link.port))
+    link.throttle(100_000)  # A trial on a fast link is over before it is seen.
     with env.running("check"):
         wait_until(lambda: env.litter(), "the trial's directory")
         env.kill_all(random.Random(1))
