@@ -1,10 +1,19 @@
-"""The place that a receiver is given."""
+"""The place that a receiver is given, and time for claims."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+from ntt_backup.catalog import range_locks
+from tests.patience import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def _no_search_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is; tests of what is cut short set it themselves."""
+    monkeypatch.setattr(range_locks, "_SEARCH_SECONDS", PATIENCE)
 
 
 @pytest.fixture
