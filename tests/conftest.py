@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ntt_backup.errors import remember_global_options
 from tests.parallel import memory, processes
 
 pytest_plugins = [
@@ -81,6 +82,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if item.get_closest_marker("docker") and chosen_kind()[0] != "docker":
         pytest.skip(f"needs the sshd in a container: {chosen_kind()[1]}")
+
+
+@pytest.fixture(autouse=True)
+def _no_options_are_remembered() -> Iterator[None]:
+    """Those of a command that a test ran in this process stand in others' hints otherwise."""
+    yield
+    remember_global_options([])
 
 
 @pytest.fixture(autouse=True)

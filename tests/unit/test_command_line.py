@@ -18,7 +18,7 @@ from ntt_backup.cli.app import cli
 from ntt_backup.cli.examples import EXAMPLES, PROGRAM
 from ntt_backup.cli.lazy_group import LazyGroup
 from ntt_backup.cli.man import page
-from ntt_backup.errors import ConfigError, DestinationError, remember_global_options
+from ntt_backup.errors import ConfigError, DestinationError
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -37,12 +37,6 @@ def below(group: click.Command, words: str = "") -> Iterator[tuple[str, click.Co
 
 
 ALL = dict(below(cli))
-
-
-@pytest.fixture(autouse=True)
-def no_options_are_remembered() -> Iterator[None]:
-    yield
-    remember_global_options([])
 
 
 def call(*args: str, **environ: str) -> Result:
