@@ -13,7 +13,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
@@ -30,6 +30,8 @@ Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
 
 _THREADS: Final = 12
+# A task takes more memory than some blobs do: so many share one.
+_A_TASK: Final = 16
 # The number of batches that are claimed, sorted and read as one.
 _BATCHES: Final = 4
 # Reading a larger blob takes longer than the seek, and the kernel reads it ahead.
@@ -68,9 +70,11 @@ class ReadAhead:
             claimed = self._by_inode(claimed)
             if self._order != "inode":
                 claimed = self._by_place(claimed)
-            for blob, _ in claimed:
-                if blob.size is None or blob.size <= _LARGEST:
-                    self._threads.submit(self._read, blob)
+            # One list for all threads.
+            small = [one for one, _ in claimed if one.size is None or one.size <= _LARGEST]
+            following = iter(small)
+            for _ in range(_THREADS):
+                self._threads.submit(self._read_all, following)
         return claimed
 
     @cached_property
@@ -96,9 +100,10 @@ class ReadAhead:
 
     def _by_place(self, claimed: Claimed) -> Claimed:
         """Sorts stably: where no place is known, the order stays as it is."""
-        places = []
-        for place in self._threads.map(self._place, [one for one, _ in claimed]):
-            places.append(place)
+        places: list[int] = []
+        some = [claimed[at : at + _A_TASK] for at in range(0, len(claimed), _A_TASK)]
+        for found in self._threads.map(self._places, some):
+            places += found
             self._alive()
         return [claimed[nth] for nth in sorted(range(len(claimed)), key=places.__getitem__)]
 
@@ -121,6 +126,13 @@ class ReadAhead:
         """Reads the start of a blob. Errors are ignored: the sender will meet and report them."""
         with suppress(OSError, ValueError), self._opened(blob) as fd:
             os.read(fd, _LARGEST)
+
+    def _read_all(self, blobs: Iterator[Blob]) -> None:
+        for blob in blobs:
+            self._read(blob)
+
+    def _places(self, claimed: Claimed) -> list[int]:
+        return [self._place(one) for one, _ in claimed]
 
     def _place(self, blob: Blob) -> int:
         """Returns where on the disk a blob begins; 0 where that is not known."""
