@@ -37,7 +37,7 @@ def test_a_run_starts_with_no_more_workers_than_little_work_is_worth(
 
 @pytest.mark.parametrize(
     ("blobs", "size", "workers"),
-    [(30_000, 60_000_000, 1), (48_000, 128_000_000, 2), (10**5, 1, 4), (10**6, 10**12, 4)],
+    [(24_000, 60_000_000, 1), (48_000, 128_000_000, 2), (10**5, 1, 4), (10**6, 10**12, 4)],
 )
 def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
     blobs: int, size: int, workers: int
