@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -25,6 +26,7 @@ from ntt_backup.errors import (
     DestinationError,
     RemoteCannotStore,
     RemoteDenied,
+    SourceError,
     complete,
 )
 from ntt_backup.snapshot.block_map import MapReader
@@ -283,6 +285,22 @@ def require_needed(
             detail=error.detail,
             hint="did snapshot forget on another host, or a rule of the bucket, remove it? If not,"
             " look at the target's disk; then take a version again",
+        ) from error
+
+
+def require_readable(manifest: Path, *, full: bool) -> None:
+    """Raises SnapshotDamaged, or SourceError for a full version, where a restore would refuse a new
+    manifest: no version is better than one that takes the place of a good one.
+    """
+    try:
+        deque(ManifestReader(pieces(manifest)).rows(), maxlen=0)
+    except SnapshotDamaged as error:
+        if not full:
+            raise
+        raise SourceError(
+            "the version that was made could not be restored, and was given up",
+            detail=error.detail,
+            hint="this is a defect of the program: report it; leave out the file (--exclude)",
         ) from error
 
 

@@ -34,8 +34,9 @@ from ntt_backup.snapshot.last_version import (
     pieces,
     require_needed,
     require_packs,
+    require_readable,
 )
-from ntt_backup.snapshot.manifest import Header, ManifestReader, ManifestWriter, Trailer
+from ntt_backup.snapshot.manifest import Header, ManifestWriter, Trailer
 from ntt_backup.snapshot.names import FileName, new_version
 from ntt_backup.snapshot.repository import Repository, SnapshotDamaged
 from ntt_backup.snapshot.sets import SnapshotSet
@@ -203,7 +204,7 @@ class _Take:
                     skipped=taken.skipped,
                 )
                 self._manifest.end(new)
-            self._require_readable(manifest)
+            require_readable(manifest, full=self._last is None)
             require_needed(self._repository, header, whole, new)
             self._upload(names.MANIFEST, manifest)
         except BaseException:
@@ -212,21 +213,6 @@ class _Take:
             raise
         self._copies.keep_only(header.version)
         return taken
-
-    def _require_readable(self, manifest: Path) -> None:
-        """Raises SnapshotDamaged, or SourceError for a full version, where a restore would refuse
-        the manifest: no version is better than one that takes the place of a good one.
-        """
-        try:
-            deque(ManifestReader(pieces(manifest)).rows(), maxlen=0)
-        except SnapshotDamaged as error:
-            if self._last is not None:
-                raise
-            raise SourceError(
-                "the version that was made could not be restored, and was given up",
-                detail=error.detail,
-                hint="this is a defect of the program: report it; leave out the file (--exclude)",
-            ) from error
 
     def _require_files(self, before: Trailer) -> None:
         """Raises SourceError where all files of the last version are gone: that is seldom meant."""
