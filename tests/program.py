@@ -22,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
+from ntt_backup.config.sections import RemoteSettings
+from ntt_backup.objects import s3
 from ntt_backup.process.pipeline import name_process
 
 # In the environment of that process, and so of its copies.
@@ -171,9 +173,8 @@ def _load() -> None:
     for module in pkgutil.walk_packages(package.__path__, "ntt_backup."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    # Nobody is asked for credentials here: each copy has an environment of its own.
-    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
-    import_module("ntt_backup.objects.s3").load()
+    # For botocore's models: each copy makes a client of its own.
+    s3.load(RemoteSettings(url="s3://bucket/prefix", region="us-east-1"))
     gc.freeze()
 
 
