@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +21,9 @@ from ntt_backup.daemon.run_state import Listener
 from ntt_backup.format import amount, many, size
 from ntt_backup.model import PendingEstimate
 from ntt_backup.ui.plain import JsonResult, make_views
+
+if TYPE_CHECKING:
+    from ntt_backup.daemon.listener_process import ListenerProcess
 
 _ESTIMATE_MS = 1000
 _SETTINGS = ("workers", "batch_size", "batch_bytes", "strategy", "codec", "bwlimit")
@@ -70,12 +75,9 @@ def run(
             common.turn_to(name)
             _show_plan(settings, f"{name}: " if len(each) > 1 else "", as_json=as_json)
         return
-    from ntt_backup.daemon.metrics_process import metrics_process
-    from ntt_backup.daemon.notice_process import notice_process
-
     views = make_views(sys.stderr if quiet or as_json else sys.stdout, each, quiet=quiet)
     any_of_them = next(iter(each.values()))
-    heard_by = [one for one in (metrics_process(any_of_them), notice_process(any_of_them)) if one]
+    heard_by = list(_listener_processes(any_of_them))
 
     def listeners(name: str) -> list[Listener]:
         result = [JsonResult(sys.stdout, name)] if as_json else []
@@ -110,6 +112,18 @@ def run(
             names=common.names,
         )
     )
+
+
+def _listener_processes(settings: Settings) -> Iterator[ListenerProcess]:
+    """Yields the processes that hear of all runs; what nobody wants is not even loaded."""
+    if settings.metrics.wanted:
+        from ntt_backup.daemon.metrics_process import metrics_process
+
+        yield metrics_process(settings)
+    if settings.notify.wanted:
+        from ntt_backup.daemon.notice_process import notice_process
+
+        yield notice_process(settings)
 
 
 def _show_plan(settings: Settings, prefix: str, *, as_json: bool) -> None:

@@ -276,6 +276,11 @@ class MetricsSettings(Section):
     listen: Listen | None = None
     textfile: LocalPath | None = None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any to be made."""
+        return self.listen is not None or self.textfile is not None
+
     @field_validator("listen")
     @classmethod
     def _for_whom(cls, listen: str | None, info: ValidationInfo) -> str | None:
@@ -319,3 +324,8 @@ class NotifySettings(Section):
     timeout: Seconds = Field(default=30, ge=1, le=600)
     ping_url: WebUrl | None = Field(default=None, repr=False)
     webhook_url: WebUrl | None = Field(default=None, repr=False)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody is to be told."""
+        return bool(self.command or self.webhook_url or self.ping_url)

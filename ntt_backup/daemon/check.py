@@ -46,9 +46,9 @@ def check(settings: Settings) -> Iterator[Step]:
         spec = SessionSpec.of(settings, f"check-{os.getpid()}", "check", sends=True)
         return open_probe(settings.run.strategy, spec)
 
-    if settings.metrics.listen or settings.metrics.textfile:
+    if settings.metrics.wanted:
         yield guarded("metrics", lambda: Step("", *metrics_process.check(settings)))
-    if settings.notify.command or settings.notify.ping_url or settings.notify.webhook_url:
+    if settings.notify.wanted:
         yield guarded("notices", lambda: Step("", *notice_process.check(settings)))
     preflight = Preflight(settings, open_one, try_out=True, prepare=False, patient=False)
     with preflight:

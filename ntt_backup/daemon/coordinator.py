@@ -198,8 +198,9 @@ class _Run:
                     warnings.append(f"{step.name}: {step.warning}")
                 self._serve_watchdog()
                 if preflight.strategy is not None and step.name == "remote":
+                    now, pending = time.monotonic(), preflight.pending
                     self._workers.set_strategy(
-                        preflight.strategy, preflight.estimate, connect=preflight.pending
+                        preflight.strategy, preflight.estimate, now, connect=pending
                     )
                     for worker in self._workers.reserve:
                         self._progress.take(worker.worker, Tick(state="idle"), time.monotonic())

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final
 
 from ntt_backup.config.sections import LogSettings
@@ -24,22 +24,10 @@ from ntt_backup.daemon.run_state import RunState
 from ntt_backup.errors import ConfigError
 from ntt_backup.events import BlobFailed, BlobsFailed, Event
 
-# Where structlog finds rich, it loads it, and pygments, for a renderer that is not used here.
-_rich = sys.modules.get("rich")
-sys.modules["rich"] = None  # type: ignore[assignment]  # how Python notes what is not to be had
-try:
-    import structlog
-finally:
-    if _rich is None:
-        del sys.modules["rich"]
-    else:
-        sys.modules["rich"] = _rich
-
 # The number of failed blobs of a run that have a line each.
 FAILURES_LOGGED: Final = 100
 
 _LEVELS: Final = ("info", "warning", "error")
-_LEADING: Final = ("timestamp", "level", "event", "run_id", "target", "host", "pid", "worker")
 
 
 class EventLog:
@@ -48,24 +36,20 @@ class EventLog:
     """
 
     def __init__(self, settings: LogSettings, run_id: str, target: str) -> None:
-        self._logger = structlog.wrap_logger(
-            structlog.WriteLogger(self),  # type: ignore[arg-type]  # only write and flush are used
-            processors=[
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                _lead,
-                structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
-            ],
-            wrapper_class=structlog.BoundLogger,
-            context_class=dict,
-            run_id=run_id,
-            target=target,
-            host=socket.gethostname(),
-        )
+        self._run_id = run_id
+        self._target = target
         self._path = settings.jsonl
         self._complained = False
         self._torn = False
         self._fd = -1
         self.reopen(settings)
+
+    @cached_property
+    def _logger(self) -> Any:
+        """Is made for the first line: the remote is asked before it is loaded."""
+        from ntt_backup.daemon.log_lines import make_logger
+
+        return make_logger(self, self._run_id, self._target)
 
     def reopen(self, settings: LogSettings) -> None:
         """Opens the file of the settings for the lines to come, of their level and above. Raises
@@ -155,9 +139,3 @@ class FailedBlobs:
         counted, self._counted = self._counted, Counter()
         if counted:
             yield BlobsFailed(count=counted.total(), reasons=dict(counted))
-
-
-def _lead(_logger: object, _method: str, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts the common fields first, in the contract's order; people read these lines too."""
-    head = {key: event[key] for key in _LEADING if key in event}
-    return head | {key: value for key, value in event.items() if key not in head}

@@ -30,13 +30,8 @@ _WRITE_SECONDS: Final = 15.0
 _FIRST_ANSWER_SECONDS: Final = 2.0
 
 
-def metrics_process(settings: Settings) -> ListenerProcess | None:
-    """Returns the process that serves the metrics of all runs that it is told of, where any are
-    wanted.
-    """
-    wanted = settings.metrics
-    if wanted.listen is None and wanted.textfile is None:
-        return None
+def metrics_process(settings: Settings) -> ListenerProcess:
+    """Returns the process that serves the metrics of all runs that it is told of."""
     return ListenerProcess("metrics", partial(_serve, settings))
 
 

@@ -47,12 +47,10 @@ _PINGS: Final = {
 }
 
 
-def notice_process(settings: CatalogConfig) -> ListenerProcess | None:
-    """Returns the process that tells of all runs that it hears of, where anybody is to be told."""
-    if not (ways := told(settings)):
-        return None
+def notice_process(settings: CatalogConfig) -> ListenerProcess:
+    """Returns the process that tells of all runs that it hears of."""
     # The last notice is the one that matters most.
-    patience = len(ways) * settings.notify.timeout + _SLACK_SECONDS
+    patience = len(told(settings)) * settings.notify.timeout + _SLACK_SECONDS
     return ListenerProcess("notices", partial(_tell_of_runs, settings), patience=patience)
 
 

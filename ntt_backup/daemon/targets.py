@@ -34,7 +34,7 @@ from ntt_backup.process.messages import Fatal
 from ntt_backup.process.pipeline import Child, wait_for
 
 # What a coordinator loads while its remote answers.
-_LOADED_LATER: Final = ("preflight", "run_history", "run_jobs")
+_LOADED_LATER: Final = ("log_lines", "preflight", "run_history", "run_jobs")
 _LOOK_SECONDS: Final = 1.0
 _STDOUT: Final = 1
 _STDERR: Final = 2

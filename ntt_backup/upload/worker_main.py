@@ -25,7 +25,6 @@ from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.errors import BackupError
-from ntt_backup.objects.bucket import DEAD_SECONDS
 from ntt_backup.process.messages import Done, Fatal, Found, Message
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.source.inspection import Store
@@ -162,6 +161,7 @@ def _dead_before(spec: WorkerSpec) -> float:
     """
     from ntt_backup.catalog.connection import connect
     from ntt_backup.catalog.range_locks import holders
+    from ntt_backup.objects.bucket import DEAD_SECONDS
 
     latest = time.time() - DEAD_SECONDS
     with suppress(BackupError), connect(spec.settings.catalog.url, spec.application) as conn:

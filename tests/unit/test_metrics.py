@@ -315,7 +315,7 @@ def test_what_others_put_beside_the_file_is_not_written_through(tmp_path: Path, 
 
 
 def test_without_metrics_there_is_no_process() -> None:
-    assert metrics_process.metrics_process(settings()) is None
+    assert not settings().metrics.wanted
 
 
 # --- what is said of them -------------------------------------------------------------------------

@@ -349,4 +349,4 @@ def test_an_unusable_url_is_not_shown() -> None:
 
 
 def test_nobody_to_tell_is_no_process() -> None:
-    assert notice_process.notice_process(settings()) is None
+    assert not settings().notify.wanted

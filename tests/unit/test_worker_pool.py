@@ -49,7 +49,7 @@ def test_a_run_to_a_bucket_makes_few_packs_of_little_work(
 
 def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("tar", LITTLE, connect=False)
+    pool.set_strategy("tar", LITTLE, 1.0, connect=False)
     assert due(pool) == [0.0, None, None, None]
     for pending in (None, 0, 1000):
         pool.start_reserve(pending, 5.0)
@@ -58,9 +58,15 @@ def test_workers_that_little_work_does_not_need_follow_when_more_comes() -> None
     assert due(pool) == [0.0, 5.0, 5.0, 5.0]
 
 
+def test_the_first_worker_of_much_work_has_a_head_start() -> None:
+    pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
+    pool.set_strategy("tar", PendingEstimate(10**6, 10**9, 0, exact=True), 1.0, connect=False)
+    assert due(pool) == [0.0, 3.0, 3.0, 3.0]
+
+
 def test_workers_that_were_told_to_stop_do_not_follow() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=False)
-    pool.set_strategy("tar", LITTLE, connect=False)
+    pool.set_strategy("tar", LITTLE, 1.0, connect=False)
     pool.stop()
     pool.start_reserve(10**6, 5.0)
     assert not pool.busy
@@ -68,5 +74,5 @@ def test_workers_that_were_told_to_stop_do_not_follow() -> None:
 
 def test_one_that_watches_starts_all() -> None:
     pool = WorkerPool(SETTINGS, "run", Backoff(1, 60), watch=True)
-    pool.set_strategy("tar", LITTLE, connect=False)
+    pool.set_strategy("tar", LITTLE, 1.0, connect=False)
     assert due(pool) == [0.0] * 4

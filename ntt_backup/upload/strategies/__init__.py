@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from ntt_backup.client.connection import Connection, SessionSpec
 from ntt_backup.errors import Unsupported
 from ntt_backup.source.inspection import Store
-from ntt_backup.upload.strategies.objects import open_objects
-from ntt_backup.upload.strategies.objects_probe import probe_objects
 from ntt_backup.upload.strategies.probe import SessionProbe
 from ntt_backup.upload.strategies.session import Session
 from ntt_backup.upload.strategies.stream import connect, open_stream
@@ -33,12 +31,23 @@ class Strategy:
     to_bucket: bool = False
 
 
+def _open_objects(spec: SessionSpec, store: Store, _: Connection | None) -> Session:
+    # What is for a bucket is loaded for one only.
+    from ntt_backup.upload.strategies.objects import open_objects
+
+    return open_objects(spec, store)
+
+
+def _probe_objects(spec: SessionSpec) -> SessionProbe:
+    from ntt_backup.upload.strategies.objects_probe import probe_objects
+
+    return probe_objects(spec)
+
+
 STRATEGIES: Mapping[str, Strategy] = {
     "stream": Strategy(open_stream, StreamProbe, connect),
     "tar": Strategy(lambda spec, store, _: TarSession(spec, store), TarProbe),
-    "objects": Strategy(
-        lambda spec, store, _: open_objects(spec, store), probe_objects, to_bucket=True
-    ),
+    "objects": Strategy(_open_objects, _probe_objects, to_bucket=True),
 }
 
 
