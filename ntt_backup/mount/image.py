@@ -190,8 +190,8 @@ def build(
 ) -> Built:
     """Writes the image of the blobs that begin with prefix. devices: their sizes.
 
-    on_left_out is told of each pack and each blob that is damaged; the image lacks them. Raises
-    MountImpossible where no blob is left, and what a source's `read` raises, except PackError.
+    on_left_out is told of each pack and each blob that is damaged; the image lacks them. What a
+    source's `read` raises ends it, except PackError.
     """
     image = ImageWriter(file, devices)
     with ThreadPoolExecutor(_READERS) as pool, ExitStack() as files:
@@ -201,10 +201,6 @@ def build(
         tree = image.write_tree(builder.records())
     built = builder.built
     built.blobs, built.bytes, built.image_bytes = tree.blobs, tree.bytes, image.size
-    if not built.blobs:
-        raise MountImpossible(
-            "there is no blob to mount", hint="see what was left out, and --prefix"
-        )
     return built
 
 

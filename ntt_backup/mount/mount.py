@@ -62,6 +62,7 @@ def mount_packs(
             on_left_out=on_left_out,
             on_progress=on_progress,
         )
+        _require_some(built)
         # The kernel takes names of 255 bytes.
         below = packs if packs.is_dir() else packs.parent
         with chdir(below):
@@ -88,9 +89,11 @@ def write_image(
     if image.exists() and any(image.samefile(one.name) for one in sources):
         raise MountImpossible(f"{image} is one of the packs", hint="name another file")
     with whole_file(image, replace=replace) as file:
-        return build(
+        built = build(
             file, sizes, sources, scratch=image.parent, prefix=prefix, on_left_out=on_left_out
         )
+        _require_some(built)
+    return built
 
 
 def mount_bucket(
@@ -138,6 +141,7 @@ def mount_bucket(
             on_left_out=on_left_out,
             on_progress=on_progress,
         )
+        _require_some(built)
         server = Fork(
             lambda: serve.serve(directory, volumes, lambda: open_bucket().get_range),
             "ntt-mount",
@@ -275,3 +279,10 @@ def _writing(what: str, scratch: Path, needs: str) -> Iterator[None]:
             detail=error.strerror or str(error),
             hint=f"name another directory by --scratch: it needs {needs}",
         ) from error
+
+
+def _require_some(built: Built) -> None:
+    if not built.blobs:
+        raise MountImpossible(
+            "there is no blob to mount", hint="see what was left out, and --prefix"
+        )
