@@ -16,11 +16,17 @@ from tests.link import Link
 from tests.patience import PATIENCE
 
 
+def await_both_at_work(env: Environment) -> None:
+    """The second worker follows the first one after two seconds."""
+    wait_until(lambda: len(env.events("worker_start")) == 2, "the second worker")
+    env.await_event("batch_complete")
+
+
 def test_the_first_signal_ends_the_run_after_what_is_in_flight(env: Environment) -> None:
     signum = signal.SIGTERM
     blobids = env.fill_slowly(600)
     with env.running("run") as run:
-        env.await_event("batch_complete")
+        await_both_at_work(env)
         run.send_signal(signum)
         assert run.wait(PATIENCE) == 128 + signum, env.output()
     assert 0 < len(env.copied()) < len(blobids)
@@ -41,7 +47,7 @@ def test_ctrl_c_on_the_terminal_does_not_hit_the_workers(env: Environment) -> No
     env.wrapper = ["setsid"]
     env.fill_slowly(600)
     with env.running("run") as run:
-        env.await_event("batch_complete")
+        await_both_at_work(env)
         os.killpg(run.pid, signal.SIGINT)
         assert run.wait(PATIENCE) == 130, env.output()
     assert env.events("batch_retry") == env.events("outage") == []
