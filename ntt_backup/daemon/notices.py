@@ -83,6 +83,8 @@ class Notices:
                 yield _notice("start", target, one, what)
             case events.RunStop():
                 yield from self._end(target, one, what)
+            case events.Outage():  # Before the workers start there are no states.
+                yield from self._long_outages(target, one, now)
             case events.Error():
                 one.error = what.line or ""
             case DumpFailed():

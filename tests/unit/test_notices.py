@@ -96,6 +96,17 @@ def test_the_end_of_a_run_is_told_beside_the_end_of_the_last_one(
     assert told(*heard, failed_before=failed_before) == ["start", *kinds]
 
 
+def test_what_is_away_when_a_daemon_starts_is_told_though_no_worker_works_yet() -> None:
+    """There are no figures of a run then, only its attempts."""
+    error: dict[str, Any] = {"reason": "refused", "detail": "", "attempt": 1, "wait_s": 60.0}
+    missed = events.Outage(worker=None, what="preflight", **error)
+    back_again = events.OutageEnd(worker=None, what="preflight", duration_s=960.0)
+    early = [(0.0, start(watch=True)), (1.0, missed), (840.0, missed)]
+    assert told(*early) == ["start"]
+    heard = [*early, (960.0, missed), (1020.0, missed), (1030.0, back_again)]
+    assert told(*heard) == ["start", "outage", "first_failure", "recovery"]
+
+
 def test_a_failure_says_what_the_error_said() -> None:
     notices = Notices(900.0, lambda target: False)
     for event in (start(), events.Error(**ERROR)):
