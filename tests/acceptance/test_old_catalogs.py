@@ -1,0 +1,115 @@
+"""A catalog that an earlier version has made: each command works, or says what completes it."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+import pytest
+from blake3 import blake3
+
+from ntt_backup.cli.app import cli
+from tests.environment import Environment
+from tests.postgres import Postgres
+
+# Of what init-db makes today, in the order in which it came.
+EARLIEST = (
+    "drop table ntt_backup.dumps, ntt_backup.marks, ntt_backup.packs, ntt_backup.hours,"
+    " ntt_backup.checks",
+    "alter table ntt_backup.failures drop column known_at",
+)
+RECENT = ("drop table ntt_backup.hours, ntt_backup.checks", EARLIEST[1])
+# With the exit code that it has in a catalog of today; those without one that ask the catalog, and
+# need not.
+COMMANDS = {
+    "check": 0,
+    "run --dry-run": 0,
+    "run": 0,
+    "scan": 0,
+    "status --json": 0,
+    "failed": 0,
+    "show {lost}": 0,
+    "runs": 0,
+    "dump --force": 0,
+    "requeue": 0,
+    "verify": 0,
+    "verify --local": 7,
+    "reconcile --apply": 0,
+    "failed --known": 0,
+    "bench strategies --sample 1kB --only tar": 0,
+    "dumps": None,
+    "restore --to {root}/back": None,
+    "drill --scratch {root}/drill --database {scratch}": None,
+    "snapshot take etc {root}/by-hash": None,
+    "snapshot verify": None,
+}
+LOST = blake3(b"lost").hexdigest()
+# They ask no catalog, or a daemon alone; `init-db` mends, and the page has tests of its own.
+OTHERS = (
+    *("bwlimit", "completion", "config", "demo", "init-db", "install-receiver", "install-service"),
+    *("man", "mount", "now", "notify", "pack", "pause", "resume", "serve", "stop", "unpack"),
+)
+
+
+@pytest.fixture
+def old(env: Environment, postgres: Postgres) -> Environment:
+    """A catalog with a blob of each kind, whose target is a disk; the tables are those of today."""
+    disk = env.root / "disk"
+    disk.mkdir()
+    env.settings["remote"] = {"url": f"file://{disk}"}
+    env.write_config(dump={"bin": str(postgres.programs)}, run={"skip_pgdump": False})
+    env.fill(3)
+    env.path(env.put(b"lost")).unlink()
+    assert env.run("run").returncode == 7
+    return env
+
+
+def call(env: Environment, line: str, url: str) -> tuple[int, str]:
+    """The exit code of a command, and all that it says."""
+    parts = {"lost": LOST, "root": env.root, "scratch": shlex.quote(url)}
+    done = env.call(*shlex.split(line.format(**parts)))
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said, said
+    return done.returncode, said
+
+
+def test_each_command_is_tried() -> None:
+    tried = {line.split()[0] for line in COMMANDS}
+    assert tried.isdisjoint(OTHERS)
+    assert tried | set(OTHERS) == set(cli.list_commands(click.Context(cli)))
+
+
+@pytest.mark.long
+def test_an_early_catalog_is_told_to_be_completed_and_then_all_works(
+    old: Environment, database_url: str
+) -> None:
+    for statement in EARLIEST:
+        old.query(statement)
+    for line, code in COMMANDS.items():
+        found, said = call(old, line, database_url)
+        if code is None:
+            assert found == 0, (line, said)
+        else:
+            assert found == 4, (line, said)
+            assert said.count("the schema ntt_backup lacks dumps, marks") == 1, (line, said)
+            assert "init-db" in said or line == "check", (line, said)
+    assert old.call("init-db").returncode == 0
+    assert old.call("init-db").stdout == "the catalog is ready for target remote\n"
+    for line, code in COMMANDS.items():
+        if code is not None:
+            found, said = call(old, line, database_url)
+            assert found == code, (line, said)
+
+
+@pytest.mark.long
+def test_what_came_last_is_missed_only_where_it_is_needed(
+    old: Environment, database_url: str
+) -> None:
+    for statement in RECENT:
+        old.query(statement)
+    for line, code in COMMANDS.items():
+        found, said = call(old, line, database_url)
+        if line == "failed --known":
+            assert (found, "init-db" in said) == (4, True), said
+        else:
+            assert found == (code or 0), (line, said)
