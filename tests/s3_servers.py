@@ -179,7 +179,7 @@ def versitygw() -> Iterator[S3Server]:
     """A versitygw over a directory: an object is a file there."""
     program = shutil.which("versitygw", path=os.pathsep.join([*_path(), str(_go_bin())]))
     if program is None:
-        pytest.skip("versitygw is not installed")
+        pytest.skip("versitygw is not installed: go install github.com/versity/versitygw/cmd/...")
     with _home("versitygw") as home:
         data = home / "data"
         data.mkdir()
@@ -204,6 +204,9 @@ def rclone() -> Iterator[S3Server]:
     )
     if program is None:
         pytest.skip("rclone is not installed")
+    asked = [program, "serve", "s3", "--help", "--config", os.devnull]
+    if b"--auth-key" not in subprocess.run(asked, capture_output=True, check=False).stdout:
+        pytest.skip("this rclone is no S3 server: 1.65 is")
     with _home("rclone") as home:
         data = home / "data"
         data.mkdir()
