@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.environment import Environment
+from tests.acceptance.test_page import serving
+from tests.environment import Environment, wait_until
+from tests.patience import PATIENCE
 from tests.postgres import Postgres
 
 SECRET = "hunter2"
@@ -27,10 +33,37 @@ with open({file!r}, "a") as file, open("/proc/self/cmdline") as own:
 QUIETLY = ("status --json", "status", "failed --json", "config show", "config show --json")
 
 
+@pytest.fixture
+def posted() -> Iterator[tuple[str, list[str]]]:
+    """The URL of a server, and what is posted to it: path and body."""
+    found: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.append(f"{self.path} {body.decode()}")
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}", found
+        http.shutdown()
+        thread.join()
+
+
 @pytest.mark.long
 def test_no_secret_is_in_arguments_logs_outputs_and_messages(
-    env: Environment, postgres: Postgres
+    env: Environment, postgres: Postgres, posted: tuple[str, list[str]]
 ) -> None:
+    url, arrived = posted
+    told, metrics = env.root / "told", env.root / "ntt.prom"
+    program = env.root / "program"
+    program.write_text(f"#!/bin/sh\ncat >>{told}\n")
+    program.chmod(0o755)
     started = env.root / "started"
     (env.root / "sitecustomize.py").write_text(WATCH.format(file=str(started)))
     env.environ["PYTHONPATH"] = str(env.root)
@@ -38,7 +71,12 @@ def test_no_secret_is_in_arguments_logs_outputs_and_messages(
         catalog={"url": make_conninfo(env.url, password=SECRET)},
         run={"skip_pgdump": False},
         dump={"bin": str(postgres.programs)},
-        notify={"webhook_url": f"http://127.0.0.1:1/{SECRET}", "timeout": 1},
+        metrics={"textfile": str(metrics)},
+        notify={
+            "command": [str(program)],
+            "webhook_url": f"{url}/hook/{SECRET}",
+            "ping_url": f"{url}/ping/{SECRET}",
+        },
         **{"snapshots.config": {"paths": [str(env.store)], "every": 60}},
     )
     env.put(b"a blob")
@@ -47,6 +85,17 @@ def test_no_secret_is_in_arguments_logs_outputs_and_messages(
     said = [env.run(*line.split()) for line in ("check", "run", "dump --force", "reconcile")]
     said += [env.call(*line.split()) for line in QUIETLY]
     assert [done.returncode for done in said[:4]] == [0, 7, 0, 0], said[:2]
+    wait_until(lambda: told.exists() and "first_failure" in told.read_text(), "the notice")
+    bodies = [line.partition(" ")[2] for line in arrived]
+    paths = {line.partition(" ")[0] for line in arrived}
+    assert paths == {f"/hook/{SECRET}", f"/ping/{SECRET}/start", f"/ping/{SECRET}/fail"}
+    with serving(env) as page, urlopen(page, timeout=PATIENCE) as answer:
+        shown = [answer.read().decode(), metrics.read_text(), told.read_text(), *bodies]
+    assert "ntt_backup_up" in shown[1]
+    # What does not go out is a warning, without the URL.
+    env.write_config(notify={"webhook_url": f"http://127.0.0.1:1/{SECRET}", "timeout": 1})
+    said += [env.call("notify", "all is well")]
+    assert "webhook_url" in said[-1].stdout + said[-1].stderr
     where = conninfo_to_dict(env.url)["host"]
     for wrong in (f"host=/nonexistent password={SECRET}", f"host={where} {SECRET}"):
         env.write_config(catalog={"url": wrong})
@@ -54,9 +103,10 @@ def test_no_secret_is_in_arguments_logs_outputs_and_messages(
         assert all(done.returncode in (2, 4) for done in said[-4:])
 
     names = {Path(line.split("'")[1]).name for line in started.read_text().splitlines()}
-    assert {"pg_dump", "ssh"} <= names
+    assert {"pg_dump", "ssh", "program"} <= names
     assert SECRET not in started.read_text()
     assert SECRET not in "".join(done.stdout + done.stderr for done in said)
     assert SECRET not in env.log.read_text()
+    assert SECRET not in "".join(shown)
     for table in ("runs", "dumps"):
         assert SECRET not in str(env.query(f"select t::text from ntt_backup.{table} t"))
