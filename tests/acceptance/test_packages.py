@@ -33,6 +33,56 @@ progress_interval = 1
 [lock]
 file = "/run/ntt-backup/{target}.lock"
 """
+# The same for three targets, two of them by ssh.
+TARGETS = """\
+[source]
+root = "/srv/store"
+[targets.near]
+url = "ssh://near@127.0.0.1/srv/near"
+[targets.far]
+url = "ssh://far@127.0.0.1:2222/srv/far"
+[targets.disk]
+url = "file:///srv/disk"
+[run]
+workers = 1
+poll_interval = 1
+backoff_cap = 1
+[log]
+progress_interval = 1
+[notify]
+on = ["outage", "recovery"]
+outage_after = 1
+[lock]
+file = "/run/ntt-backup/{target}.lock"
+"""
+SECRET = "hunter2"
+# Secrets are in credentials alone: there is no other key, and no other URL.
+CREDENTIALS = {
+    "catalog.url": f"postgresql:///copyjob?password={SECRET}",
+    "notify.webhook_url": f"http://127.0.0.1:8099/{SECRET}",
+    "remote.identity_file": None,
+    "targets.far.identity_file": None,
+}
+ALL_TARGETS = """\
+[Service]
+ReadWritePaths=/srv/disk
+ExecStartPre=
+ExecStart=
+ExecStart=/usr/bin/ntt-backup-remote --target all run --watch
+"""
+# What is posted to it is in a file.
+HOOK = """\
+import http.server
+class Hook(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        open("/root/posted", "ab").write(self.path.encode() + b" " + body + b"\\n")
+        self.send_response(204)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", 8099), Hook).serve_forever()
+"""
 # The times of the real unit are minutes. The catalog's URL is a secret.
 DROP_IN = """\
 [Service]
@@ -221,6 +271,83 @@ def test_the_package_installs_works_survives_hangs_is_upgraded_and_purged(
     machine.run("diff -r /srv/store /srv/backup/by-hash")
     assert machine.try_to("getent passwd ntt-backup").returncode == 2
     assert machine.query("select count(*) from blobs") == str(BLOBS)
+
+
+@pytest.mark.docker
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_one_service_serves_three_targets_with_secrets_from_systemd(
+    service: Service, packages: list[Path]
+) -> None:
+    machine = service.machine
+    machine.run(f"dpkg -i /root/{packages[0].name}; mkdir /root/held")
+    machine.put("/root/hook.py", HOOK.encode())
+    machine.run(
+        "touch /root/posted; systemd-run -q --unit hook python3 /root/hook.py; ssh-keygen -A"
+    )
+    for user, key in (("near", "remote"), ("far", "targets.far")):
+        private = f"/root/held/{key}.identity_file"
+        machine.run(
+            f"ssh-keygen -q -t ed25519 -N '' -f {private}; useradd -m -s /bin/sh {user};"
+            f"install -d -o {user} /srv/{user}; install -d -o {user} -m 700 ~{user}/.ssh;"
+            f"install -o {user} {private}.pub ~{user}/.ssh/authorized_keys"
+        )
+    known = "/var/lib/ntt-backup/.ssh/known_hosts"
+    machine.run("systemctl start ssh; install -d -o ntt-backup /srv/disk ~ntt-backup/.ssh")
+    scan = "ssh-keyscan -t ed25519 127.0.0.1"
+    machine.run(f"{scan} >{known}; {scan} | sed 's/^127.0.0.1/[&]:2222/' >>{known}")
+    drop_in = ALL_TARGETS
+    for name, value in CREDENTIALS.items():
+        if value is not None:
+            machine.put(f"/root/held/{name}", value.encode())
+        drop_in += f"LoadCredential={name}:/root/held/{name}\n"
+    machine.run("chmod 600 /root/held/*; cat >/etc/ntt/backup-remote.toml", TARGETS.encode())
+    machine.run(f"mkdir /etc/systemd/system/{UNIT}.d; cat >$_/all.conf", drop_in.encode())
+    machine.run("systemctl daemon-reload")
+    machine.run("su - postgres -c 'createuser ntt-backup; createdb -O ntt-backup copyjob'")
+    as_user = "NTT_DB_URL=postgresql:///copyjob runuser -u ntt-backup -- ntt-backup-remote --target"
+    for command in ("near init-db", "far init-db", "disk init-db", "near scan"):
+        machine.run(f"{as_user} {command}")
+
+    def copied(target: str) -> int:
+        return int(machine.query(f"select count(*) from blobs where {target}_copied"))
+
+    # One that is away holds up neither the start nor the others.
+    machine.run(f"systemctl enable --now {UNIT}")
+    assert service.show("ActiveState") == "active"
+    first = service.pid
+    wait_until(lambda: copied("near") == copied("disk") == BLOBS, "two backups", SECONDS)
+    wait_until(lambda: "far: waiting" in service.show("StatusText"), "its status", SECONDS)
+    wait_until(lambda: "outage" in machine.run("cat /root/posted"), "the notice", SECONDS)
+    said = json.loads(machine.run(f"{as_user} all status --json"))["targets"]
+    assert {name: one["pending"] for name, one in said.items()} == {
+        "near": 0,
+        "far": 100,
+        "disk": 0,
+    }
+
+    machine.run("systemd-run -q --unit far /usr/sbin/sshd -D -p 2222")
+    wait_until(lambda: copied("far") == BLOBS, "the third backup", SECONDS)
+    wait_until(lambda: "recovery" in machine.run("cat /root/posted"), "the notice", SECONDS)
+    for target in ("near", "far", "disk"):
+        machine.run(f"diff -r /srv/store /srv/{target}/by-hash")
+
+    machine.run("sed -i s/progress_interval.*/progress_interval=2/ /etc/ntt/backup-remote.toml")
+    service.systemctl("reload")
+    wait_until(lambda: len(service.events("settings_read")) == 3, "three reloads", SECONDS)
+    status = service.systemctl("status", "--no-pager", "-l")
+    assert {name for name in said if f"{name}: " in status} == set(said)
+    assert (service.show("NRestarts"), service.pid) == ("0", first)
+
+    # Nobody saw a secret: the hook's own path is where it belongs.
+    assert machine.run("cut -d ' ' -f 1 /root/posted | sort -u") == f"/{SECRET}\n"
+    shown = "cat /proc/[0-9]*/cmdline || :; cat /var/log/ntt/*; cut -d ' ' -f 2- /root/posted"
+    assert SECRET not in machine.run(f"{shown}; journalctl --no-pager") + status
+
+    service.systemctl("stop")
+    assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
+    ends = [(line["target"], line["outcome"]) for line in service.events("run_stop")]
+    assert sorted(ends)[-3:] == [(name, "stopped") for name in ("disk", "far", "near")]
 
 
 @pytest.mark.docker
