@@ -115,6 +115,8 @@ class Effort:
     # Seconds of waiting that a second of the lowest compression must save where no CPU is idle:
     # what is waited for then may be the CPU, so the saving looks larger than it is.
     _MUST_SAVE: Final = 1.25
+    # Of the time for a byte without compression: one period may err by more than a tenth.
+    _CLEARLY: Final = 0.85
     # Bytes of a sender that the pipe and ssh's window take in before a slow link is felt.
     _BUFFERS: Final = 3 << 20
     # Seconds.
@@ -169,7 +171,9 @@ class Effort:
         self._begin(sums)
         everything = state.cpus - cpus
         spare = (state.idle - idle) / everything if everything else 0.0
-        if state.busy and abs(busy - state.busy) > _ANOTHER:
+        # Where compression sent more, the link was full without it, whoever sends.
+        moved = state.busy and abs(busy - state.busy) > _ANOTHER
+        if moved and not self._sends_more:
             state.plain = state.packed = 0.0
             state.unfelt = sums.all + busy * self._BUFFERS
         state.busy = busy
@@ -178,6 +182,11 @@ class Effort:
             state.unfelt = 0.0 if state.step else sums.all + busy * self._BUFFERS
         steady = state.step == before and not state.unfelt
         state.period = min(self.PERIOD, 2 * state.period) if steady else self.FIRST_PERIOD
+
+    @property
+    def _sends_more(self) -> bool:
+        """Whether the lowest compression sent clearly more than none."""
+        return 0 < self._state.packed < self._CLEARLY * self._state.plain
 
     def _choose(self, seen: _Counts, lasted: float, spare: float, now: float) -> None:
         state, step = self._state, self._state.step
@@ -193,8 +202,10 @@ class Effort:
                 state.packed = rate
                 state.shrinks, state.price = seen.wire / seen.raw, seen.worked / seen.raw
             pays = wait * (seen.raw - seen.wire) > self._MUST_SAVE * seen.worked
-        sends_more = 0 < state.packed < state.plain
-        cpu_limits = spare < self._USED_UP or (works > 1 - self._MUCH and waits < self._LITTLE)
+        sends_more = self._sends_more
+        # The lowest step can save no more than is waited for.
+        full = step == 1 or works > 1 - self._MUCH
+        cpu_limits = spare < self._USED_UP or (full and waits < self._LITTLE)
         if step and cpu_limits and works > self._LITTLE:
             if step > 1 or not (state.unfelt or pays or sends_more):
                 # No pause before it is known what is sent without compression.
@@ -202,8 +213,8 @@ class Effort:
                     pause = 2 * state.pause[step] or self._FIRST_PAUSE
                     state.pause[step], state.until[step] = pause, now + pause
                 state.step -= 1
-        elif step == 0 and sends_more:
-            state.step = 1
+        elif step == 0 and state.plain and state.packed:
+            state.step = int(sends_more)
         elif step + 1 < state.steps and now >= state.until[step + 1] and waits > self._MUCH:
             enough = self._SPARE if waits < 2 * self._MUCH else self._USED_UP
             if spare > enough or (pays and step == 0):

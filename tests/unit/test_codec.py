@@ -69,6 +69,18 @@ def test_what_takes_all_of_the_time_is_done_less() -> None:
     assert Machine().goes_on(3, works=0.9, waits=0.0, spare=0.5)[-1] == 0
 
 
+def test_a_link_that_is_never_waited_for_gains_nothing_by_less_to_carry() -> None:
+    """So it is on a link as fast as the machine, where reading takes the other half of the time."""
+    assert Machine().goes_on(3, works=0.45, waits=0.04, spare=0.15)[-1] == 0
+
+
+def test_what_sent_less_is_not_tried_again_while_no_compression_sends_as_much() -> None:
+    machine = Machine()
+    steps = machine.goes_on(3, works=0.8, waits=0.05, spare=0.2)
+    assert steps[-1] == 0
+    assert set(machine.goes_on(10, works=0.8, waits=0.6, spare=0.2, raw=2 << 20)) == {0}
+
+
 def test_what_the_buffers_on_the_way_take_in_says_nothing_about_the_link() -> None:
     machine = Machine()
     steps = machine.goes_on(1, works=0.9, waits=0.0, spare=0.5, shrinks=0.4)
