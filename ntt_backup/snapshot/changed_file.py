@@ -134,8 +134,12 @@ class FileReader:
         self._on_read = on_read
         self._buffer = memoryview(bytearray(max(_PIECE, block)))
 
-    def read(self, fd: int, path: str, old: OldFile | None) -> tuple[NewFile, bytes]:
-        """Reads an opened file; returns it, and the sums of its blocks. Raises OSError."""
+    def read(
+        self, fd: int, path: str, old: OldFile | None
+    ) -> tuple[NewFile, bytes, os.stat_result]:
+        """Reads an opened file; returns it, the sums of its blocks, and what it was when the last
+        reading began. Raises OSError.
+        """
         if old is not None and (
             old.entry.kind != FILE or len(old.entry.extents) > MAX_EXTENTS // 2
         ):
@@ -171,7 +175,7 @@ class FileReader:
         ticket = max(reading.ticket for reading in readings)
         for reading in readings:
             reading.sums = b""
-        return NewFile(entry, ticket, changed, extents, readings), before
+        return NewFile(entry, ticket, changed, extents, readings), before, status
 
     def _block_of(self, size: int) -> int:
         block = self._block

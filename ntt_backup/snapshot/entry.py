@@ -149,6 +149,12 @@ def beginning(
     return f'[{name},"{kind}",{mode},{uid},{gid},{mtime},{ctime},{inode},{size},'.encode("ascii")
 
 
+def beginning_of(path: str, kind: str, status: os.stat_result, size: int) -> bytes:
+    """Returns that part by what `lstat` says."""
+    mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
+    return beginning(path, kind, mode, uid, gid, *times_of(status), status.st_ino, size)
+
+
 def order(path: str) -> bytes:
     """Returns the key by which entries are sorted: a directory comes right before what is in it."""
     return path.encode("utf-8", "surrogateescape").replace(b"/", b"\0")

@@ -25,7 +25,7 @@ from ntt_backup.errors import SOME_FAILED, SourceError
 from ntt_backup.snapshot import names
 from ntt_backup.snapshot.block_map import MapWriter
 from ntt_backup.snapshot.changed_file import FileReader, NewFile, entry_of, xattrs
-from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning, times_of
+from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
 from ntt_backup.snapshot.last_version import (
     Copies,
     LastVersion,
@@ -163,7 +163,7 @@ class _Take:
         # Whether anything was found but directories that the set names, and their parents.
         self._found = False
         # The path of a file with several names, and how many of them are still to come.
-        self._links: dict[tuple[int, int], tuple[str, int]] = {}
+        self._links: dict[bytes, tuple[str, int]] = {}
         self._waiting: deque[tuple[int, NewFile | bytes]] = deque()
         self._weight = 0
 
@@ -235,16 +235,7 @@ class _Take:
         target = self._other_name(status) if kind == FILE and status.st_nlink > 1 else ""
         if target:
             kind, size = HARD_LINK, 0
-        begin = beginning(
-            path,
-            kind,
-            status.st_mode & 0o7777,
-            status.st_uid,
-            status.st_gid,
-            *times_of(status),
-            status.st_ino,
-            size,
-        )
+        begin = beginning_of(path, kind, status, size)
         last = self._last
         if last is not None and not (last.line or b"").startswith(begin):
             last.pass_before(path)
@@ -257,7 +248,7 @@ class _Take:
             and not (self._paranoid and kind == FILE)
         ):
             last.copy(size, self._map.add)
-            if status.st_nlink > 1 and kind == FILE:
+            if kind == FILE:
                 self._remember(path, status)
             self._taken.bytes += size
             self._add(line)
@@ -273,7 +264,7 @@ class _Take:
         try:
             fd = found.open()
             try:
-                new, sums = self._reader.read(fd, path, old)
+                new, sums, status = self._reader.read(fd, path, old)
             finally:
                 os.close(fd)
         except FileExistsError:
@@ -287,8 +278,7 @@ class _Take:
         finally:
             self._in_file = 0
         self._map.add(sums)
-        if found.status.st_nlink > 1 and new.entry.inode == found.status.st_ino:
-            self._remember(path, found.status)
+        self._remember(path, status)
         taken.bytes += new.entry.size
         taken.changed += new.changed
         if new.entry.unsettled:
@@ -318,14 +308,15 @@ class _Take:
 
     def _other_name(self, status: os.stat_result) -> str:
         """Returns the path under which a file is in the version already."""
-        key = status.st_dev, status.st_ino
+        key = _identity(status)
         path, left = self._links.pop(key, ("", 0))
         if left > 1:
             self._links[key] = path, left - 1
         return path
 
     def _remember(self, path: str, status: os.stat_result) -> None:
-        self._links[status.st_dev, status.st_ino] = path, status.st_nlink - 1
+        if status.st_nlink > 1:
+            self._links[_identity(status)] = path, status.st_nlink - 1
 
     def _add(self, one: NewFile | bytes) -> None:
         """Writes an entry once its content, and that of those before it, is stored."""
@@ -385,3 +376,10 @@ class _Take:
         except BaseException:
             new.give_up()
             raise
+
+
+def _identity(status: os.stat_result) -> bytes:
+    """Returns what all names of one file have in common at a time. A file that gets the number of a
+    removed one has another time: ctime is for nobody to set.
+    """
+    return beginning_of(str(status.st_dev), FILE, status, status.st_size)

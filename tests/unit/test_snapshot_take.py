@@ -7,9 +7,10 @@ import random
 import socket
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -33,6 +34,7 @@ from ntt_backup.snapshot.sets import SnapshotSet
 from ntt_backup.snapshot.super_blocks import read_super_block
 from ntt_backup.snapshot.take import Report, Taken, take
 from ntt_backup.snapshot.versions import open_manifest, versions
+from ntt_backup.snapshot.walk import Found, walk
 from tests.memory_repository import MemoryRepository
 
 BLOCK = 8 << 10
@@ -155,6 +157,39 @@ def test_a_version_has_every_kind_of_file_with_what_belongs_to_it(taker: Taker) 
     assert taker.contents() == {"d/file": b"content", "empty": b"", "zeros": bytes(100)}
     assert (taken.files, taken.bytes, taken.changed) == (taker.trailer.files, 107, 3)
     assert (taken.parent, taken.exit_code, taker.problems) == ("", 0, {})
+
+
+def test_a_link_is_recorded_only_to_what_is_proved_to_be_the_same_file(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = taker.write("a", b"old")
+    for name in ("tree/b-link", "tree/c-link", "not taken", "not taken either"):
+        os.link(old, taker.root.parent / name)
+    os.link(taker.write("m", b"new"), taker.root / "n-link")
+
+    def reusing(*how: Any) -> Iterator[Found]:
+        for found in walk(*how):
+            status = found.status
+            if found.name == "c-link":  # The file has changed since its first name was passed.
+                old.write_bytes(b"old, and more")
+                status = old.stat()
+            elif found.name == "m":  # As if it had the number of the other, removed meanwhile.
+                times = {one: getattr(status, one) for one in ("st_mtime_ns", "st_ctime_ns")}
+                status = os.stat_result((status[0], old.stat().st_ino, *status[2:]), times)
+            yield found._replace(status=status)
+
+    def take(**how: bool) -> dict[str, str]:
+        taker.take(**how)
+        assert taker.contents()["m"] == b"new"
+        return {name: Path(one.target).name for name, one in taker.entries().items()}
+
+    linked = {"a": "", "b-link": "a", "c-link": "a", "m": "", "n-link": "m"}
+    assert take() == take() == linked
+    monkeypatch.setattr("ntt_backup.snapshot.take.walk", reusing)
+    for full in (False, True):
+        old.write_bytes(b"old")
+        assert take(full=full) == {**linked, "c-link": ""}
+        assert taker.contents()["c-link"] == b"old, and more"
 
 
 def test_a_version_builds_on_the_last_one_and_each_comes_back_whole(taker: Taker) -> None:
