@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.errors import DestinationError
 from ntt_backup.snapshot.block_map import SUM, add_zeros, differing, sums
-from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, Entry, Extent, times_of
+from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, MAX_SUPER_BLOCK, Entry, Extent, times_of
 from ntt_backup.snapshot.super_blocks import SuperBlockWriter
 
 SMALL: Final = 2 << 20
@@ -28,6 +27,8 @@ SMALL: Final = 2 << 20
 # any size that somebody likes.
 _MOST_BLOCKS: Final = 1 << 24
 _LARGEST: Final = 64 << 40
+# With no more blocks, nor super blocks, a file has no more than MAX_EXTENTS.
+_MANY: Final = MAX_EXTENTS // 4
 _ATTEMPTS: Final = 3
 _PIECE: Final = 1 << 18
 # Above the step of the clock that stamps files: a change within the same step is not to be seen.
@@ -79,18 +80,11 @@ class NewFile:
         return 1 + len(self._old) + sum(len(one.kept) for one in self._readings)
 
     def settle(self) -> Entry:
-        """Returns the entry with its extents. Raises DestinationError for too many of them."""
+        """Returns the entry with its extents."""
         extents = self._old
         for one in self._readings:
             extents = [*cut(extents, one.kept), *one.new]
             extents.sort()
-        if len(extents) > MAX_EXTENTS:
-            raise DestinationError(
-                f"/{self.entry.path} is in too many pieces for a version",
-                detail=f"{len(extents):,}, and {MAX_EXTENTS:,} are possible",
-                hint="set a larger block_size for the set, or exclude it, and take a version with"
-                " --full",
-            )
         self.entry.extents = extents
         return self.entry
 
@@ -138,12 +132,23 @@ class FileReader:
         self, fd: int, path: str, old: OldFile | None
     ) -> tuple[NewFile, bytes, os.stat_result]:
         """Reads an opened file; returns it, the sums of its blocks, and what it was when the last
-        reading began. Raises OSError.
+        reading began. Raises OSError. One in too many pieces is stored anew as a whole, by larger
+        blocks.
         """
-        if old is not None and (
-            old.entry.kind != FILE or len(old.entry.extents) > MAX_EXTENTS // 2
-        ):
-            old = None  # One that is in too many pieces is stored as a whole again.
+        old = old if old is not None and old.entry.kind == FILE else None
+        for before, most in ((old, _MOST_BLOCKS), (None, _MANY)):
+            new, sums, status = self._read(fd, path, before, most)
+            if len(sums) // SUM > _MANY:
+                self._writer.flush()
+                if len(new.settle().extents) > MAX_EXTENTS:
+                    continue
+            return new, sums, status
+        raise OSError(errno.EFBIG, "it is in too many pieces for a version")
+
+    def _read(
+        self, fd: int, path: str, old: OldFile | None, most: int
+    ) -> tuple[NewFile, bytes, os.stat_result]:
+        """Reads as `read` does. most: blocks, where they are not as large as before."""
         digest, before = (old.entry.digest, old.sums) if old is not None else ("", b"")
         block = old.entry.block if old is not None else 0
         readings = []
@@ -159,7 +164,8 @@ class FileReader:
                 block = 0
             else:
                 if block * _MOST_BLOCKS < status.st_size:
-                    block, before = self._block_of(status.st_size), b""
+                    block, before = self._block_of(status.st_size, most), b""
+                self._writer.grow(status.st_size // _MANY)
                 one = self._read_blocks(fd, status.st_size, block, before)
             readings.append(one)
             digest, before = one.digest, one.sums
@@ -177,11 +183,11 @@ class FileReader:
             reading.sums = b""
         return NewFile(entry, ticket, changed, extents, readings), before, status
 
-    def _block_of(self, size: int) -> int:
+    def _block_of(self, size: int, most: int) -> int:
         block = self._block
         if not block:
             block = 8 << 10 if size <= 1 << 30 else 16 << 10 if size <= 16 << 30 else 64 << 10
-        while block * _MOST_BLOCKS < size:
+        while block * most < size and block < MAX_SUPER_BLOCK:
             block *= 2
         return block
 

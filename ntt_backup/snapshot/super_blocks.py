@@ -54,12 +54,9 @@ class SuperBlockWriter:
         self._set = set
         self._version = version
         self._index = index
-        self._size = INCREMENT if index else FULL
+        self._size = 0
         self._thread = ThreadPoolExecutor(1, "super-blocks")
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        # Used again and again: memory that is new is slow.
-        self._free = [memoryview(bytearray(self._size)) for _ in range(_AHEAD + 1)]
-        self._content = self._free.pop()
         self._filled = 0
         self._pieces: list[_Piece] = []
         self._tickets = 0
@@ -69,6 +66,16 @@ class SuperBlockWriter:
         self._packs: list[PackSum] = []
         self.settled = 0
         self.stored = 0
+        self.grow(INCREMENT if index else FULL)
+
+    def grow(self, size: int) -> None:
+        """Makes super blocks of so many bytes from now on, where they have not as many."""
+        if self._size < min(size, MAX_SUPER_BLOCK):
+            self.flush()
+            self._size = min(size, MAX_SUPER_BLOCK)
+            # Used again and again: memory that is new is slow.
+            self._free = [memoryview(bytearray(self._size)) for _ in range(_AHEAD + 1)]
+            self._content = self._free.pop()
 
     def add(self, start: int, data: Buffer, into: list[Extent]) -> int:
         """Stores content of a file, which begins at byte start of it, and returns a ticket.

@@ -307,6 +307,50 @@ def test_a_hole_of_any_size_takes_neither_all_memory_nor_years(
     assert taker.contents() == {"other": b"content"}
 
 
+def test_a_file_in_too_many_pieces_is_stored_in_larger_ones(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changed_file, "MAX_EXTENTS", 64)
+    monkeypatch.setattr(changed_file, "_MANY", 16)
+    islands = taker.write("islands", b"".join(noise(BLOCK) + bytes(BLOCK) for _ in range(192)))
+    even = taker.write("even", noise(3 << 20, 2))
+
+    def take() -> tuple[Taken, dict[str, Entry]]:
+        taken = taker.take()
+        assert (taken.exit_code, taker.problems) == (0, {})
+        found = taker.entries()
+        for name, one in found.items():
+            assert len(one.extents) <= 64
+            assert taker.content(one) == (taker.root / name).read_bytes()
+        return taken, found
+
+    _, found = take()
+    assert (found["islands"].block, found["even"].block) == (256 << 10, BLOCK)
+    for block in range(0, 384, 2):
+        rewrite(even, block * BLOCK, b"changed")
+    taker.write("large", noise(20 << 20, 3))
+    _, found = take()
+    assert (found["even"].block, found["large"].block) == (256 << 10, BLOCK)
+    rewrite(islands, 0, b"changed")
+    rewrite(even, 0, b"again")
+    taken, _ = take()
+    assert taken.stored < 3 * (256 << 10)
+
+
+def test_a_file_that_is_in_too_many_pieces_even_so_is_told_and_left_out(
+    taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("MAX_EXTENTS", 64), ("_MANY", 16), ("MAX_SUPER_BLOCK", BLOCK)):
+        monkeypatch.setattr(changed_file, name, value)
+    islands = b"".join(noise(BLOCK) + bytes(BLOCK) for _ in range(192))
+    os.link(taker.write("big", islands), taker.root / "big-link")
+    taker.write("other", b"content")
+    assert taker.take().exit_code == 7
+    told = "it is in too many pieces for a version"
+    assert taker.problems == {str(taker.root / one): told for one in ("big", "big-link")}
+    assert taker.contents() == {"other": b"content"}
+
+
 @pytest.mark.parametrize("seconds", [9_300_000_000, -9_300_000_000])
 def test_a_file_of_any_time_leaves_the_version_readable(taker: Taker, seconds: int) -> None:
     path = taker.write("file", b"content")
