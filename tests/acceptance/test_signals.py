@@ -86,7 +86,8 @@ def test_the_second_signal_ends_the_run_at_once(env: Environment, link: Link) ->
         run.send_signal(signal.SIGTERM)
         # Nothing goes over the link: it could not end by itself before the stall time-out.
         assert run.wait(PATIENCE) == 143, env.output()
-        assert env.processes() == {}
+        # ssh is killed with its worker, and takes a moment to be gone.
+        wait_until(lambda: not env.processes(), "the end of all processes")
         link.resume()
     env.assert_nothing_half()
     assert env.failures() == {}
