@@ -58,6 +58,19 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = PATI
         pause.wait(0.02)
 
 
+def await_silence(sent: Callable[[], int]) -> None:
+    """Return once nothing has been sent for a second, but for signs of life."""
+    seen, since = sent(), time.monotonic()
+
+    def silent() -> bool:
+        nonlocal seen, since
+        if (now := sent()) > seen + 1000:
+            seen, since = now, time.monotonic()
+        return time.monotonic() - since > 1.0
+
+    wait_until(silent, "the end of what was sent")
+
+
 @dataclass
 class Environment:
     """One source host with its catalog, and the remote directory its blobs go to.

@@ -11,9 +11,8 @@ import signal
 import pytest
 
 from ntt_backup.objects.keys import LARGE_BLOB
-from tests.acceptance.test_control import await_silence
 from tests.bucket_environment import BucketEnvironment, as_reader
-from tests.environment import wait_until
+from tests.environment import await_silence, wait_until
 from tests.patience import PATIENCE
 
 LARGE = LARGE_BLOB + 1

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import IO, Any
 import pytest
 
 from tests.acceptance.test_view import on_screen
-from tests.environment import Environment, wait_until
+from tests.environment import Environment, await_silence, wait_until
 from tests.link import Link
 from tests.patience import PATIENCE
 
@@ -28,19 +28,6 @@ def told(env: Environment, *command: str) -> dict[str, Any]:
     assert result.returncode == 0, result.stderr
     said: dict[str, Any] = json.loads(result.stdout)
     return said
-
-
-def await_silence(sent: Callable[[], int]) -> None:
-    """Return once nothing has been sent for a second, but for signs of life."""
-    seen, since = sent(), time.monotonic()
-
-    def silent() -> bool:
-        nonlocal seen, since
-        if (now := sent()) > seen + 1000:
-            seen, since = now, time.monotonic()
-        return time.monotonic() - since > 1.0
-
-    wait_until(silent, "the end of what was sent")
 
 
 _MOST_LINES = 1000
