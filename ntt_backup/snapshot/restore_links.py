@@ -9,7 +9,7 @@ from ntt_backup.snapshot.choice import Choice
 from ntt_backup.snapshot.entry import DIRECTORY, Entry, entries_of
 from ntt_backup.snapshot.manifest import ManifestReader
 from ntt_backup.snapshot.restore_files import Step
-from ntt_backup.snapshot.tree import Level, Refused, Tree, link, split
+from ntt_backup.snapshot.tree import Refused, Tree, link, split
 
 
 def finish(
@@ -20,28 +20,30 @@ def finish(
     """
     step, attributes = Step(), Attributes()
     tree, targets = Tree(root, make=True), Tree(root, make=False)
-    entered: list[tuple[Entry, Level]] = []
+    entered: list[Entry] = []
     # Those that this user may not enter any more: a later link may be one to a file in them.
     closed: list[Entry] = []
 
-    def settle(entry: Entry, level: Level) -> None:
+    def settle(entry: Entry) -> None:
         try:
-            attributes.set(level.fd, entry)
-        except OSError as error:
+            attributes.set(tree.enter(entry.path).fd, entry)
+        except (OSError, Refused) as error:
             step.problem(entry.path, error)
 
     def leave(path: str) -> None:
         """Settles the directories that have nothing more in them."""
-        while entered and not path.startswith(f"{entered[-1][0].path}/"):
-            if entered[-1][0].mode & 0o500 != 0o500 and attributes.user:
-                closed.append(entered.pop()[0])
+        while entered and not path.startswith(f"{entered[-1].path}/"):
+            entry = entered.pop()
+            if entry.mode & 0o500 != 0o500 and attributes.user:
+                closed.append(entry)
             else:
-                settle(*entered.pop())
+                settle(entry)
 
     def take(entry: Entry) -> None:
         if entry.kind == DIRECTORY:
             if choice is None or choice.has_directory(entry.path):
-                entered.append((entry, tree.enter(entry.path)))
+                tree.enter(entry.path)
+                entered.append(entry)
         elif choice is None or choice.has(entry.path):
             if entry.target in wrong:
                 raise Refused("the file that it is a link to was not restored")
@@ -60,7 +62,7 @@ def finish(
                     step.problem(entry.path, error)
         leave("")
         for entry in closed:
-            settle(entry, tree.enter(entry.path))
+            settle(entry)
     finally:
         tree.close()
         targets.close()

@@ -19,7 +19,8 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.errors import DestinationError, LockHeld
-from ntt_backup.snapshot.entry import FILE, HARD_LINK, Entry
+from ntt_backup.snapshot.attributes import Attributes
+from ntt_backup.snapshot.entry import DIRECTORY, FILE, HARD_LINK, Entry
 from ntt_backup.snapshot.last_version import Copies
 from ntt_backup.snapshot.repository import SnapshotDamaged
 from ntt_backup.snapshot.sets import SnapshotSet
@@ -453,6 +454,25 @@ def open_home() -> Iterator[Path]:
     home.chmod(0o777)
     yield home
     shutil.rmtree(home)
+
+
+def test_a_closed_directory_that_somebody_replaces_is_a_problem_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = MemoryRepository()
+    closed = Entry("closed", DIRECTORY, 0)
+    put_version(repository, [(closed, ()), directory("open")])
+    settle = Attributes.set
+
+    def meanwhile(self: Attributes, fd: int, entry: Entry) -> None:
+        settle(self, fd, entry)
+        (tmp_path / "to" / "closed").rmdir()
+        (tmp_path / "to" / "closed").touch()
+
+    monkeypatch.setattr(Attributes, "set", meanwhile)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    done = restore(repository, tmp_path / "to")
+    assert [path for path, _ in done.problems] == ["closed"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
