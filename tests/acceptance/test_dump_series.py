@@ -194,12 +194,14 @@ def test_without_its_full_dump_a_chain_leaves_the_database_empty(
         path.unlink()
     else:
         data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
+        # In many places: a bit that no later dump needs leaves what they restore proved as right.
+        for at in range(len(data) // 4, len(data) * 3 // 4, len(data) // 64):
+            data[at] ^= 1
         path.write_bytes(bytes(data))
 
     done = restored(series, postgres, database_url)
 
-    assert done.returncode == 7
+    assert done.returncode == 7, done.stdout
     assert "no good dump" in done.stderr
     assert f"{third} cannot be read: {first} is" in done.stderr
     assert f"{second} cannot be read: {first} is" in done.stderr
