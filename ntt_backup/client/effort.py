@@ -26,8 +26,16 @@ _ANOTHER: Final = 0.5
 _NAMES: Final = ("lasted", "worked", "waited", "frames", "raw", "wire", "all")
 # What the senders share; see _State.
 _OF_PERIOD: Final = (
-    *("since", "idle", "cpus", "period", "unfelt"),
-    *("shrinks", "price", "plain", "packed", "busy"),
+    "since",
+    "idle",
+    "cpus",
+    "period",
+    "unfelt",
+    "shrinks",
+    "price",
+    "plain",
+    "packed",
+    "busy",
 )
 
 
