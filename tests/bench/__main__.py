@@ -260,6 +260,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("--quick", plan.QUICK, "a smaller table, in under 4 minutes"),
         ("--long", plan.LONG, "large stores; use it with --only"),
         ("--contents", plan.CONTENTS, "what compresses and what does not; use it with --codec"),
+        ("--long-contents", plan.LONG_CONTENTS, "the same, large: a run's start is not felt"),
         ("--start", plan.START, "a store of 100 blobs: the start and the end of a run"),
     ):
         other.add_argument(flag, action="store_const", dest="plan", const=cases, help=told)

@@ -90,6 +90,15 @@ CONTENTS = Plan(
     limit=120,
     patience=120,
 )
+LONG_CONTENTS = Plan(
+    tuple(
+        _case(kind, link, megabytes=500 if link == "slow" else 2000)
+        for link in SHAPES
+        for kind in ("mix", "text", "tree")
+    ),
+    limit=600,
+    patience=600,
+)
 START = Plan((_case("small", "loopback", blobs=100),), limit=30, patience=30)
 
 
