@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 
 from ntt_backup.errors import RemoteDenied
-from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.repository import Buffer, FileMissing, Range, StoredFile
+from ntt_backup.snapshot.repository.contract import Buffer, FileMissing, Range, StoredFile
+from ntt_backup.snapshot.repository.names import FileName
 
 
 def _nothing(verb: str, name: str) -> None: ...

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from ntt_backup.snapshot.block_map import MapWriter
-from ntt_backup.snapshot.entry import DIRECTORY, FILE, Entry, order
-from ntt_backup.snapshot.manifest import Header, ManifestWriter, Trailer
-from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.restore import Restored
-from ntt_backup.snapshot.restore import restore as restore_version
-from ntt_backup.snapshot.restore_files import Options
-from ntt_backup.snapshot.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.format.block_map import MapWriter
+from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, Entry, order
+from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
+from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
+from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.restore import Restored
+from ntt_backup.snapshot.restore.restore import restore as restore_version
 from tests.memory_repository import MemoryRepository
 
 VERSION = "20260102T030405Z-0123abcd"

@@ -111,7 +111,7 @@ def _mount_version(
     common: Common, wanted: str, directory: Path, scratch: Path, *, as_json: bool
 ) -> NoReturn:
     from ntt_backup.mount.mount import mount_version
-    from ntt_backup.snapshot.open import open_repository
+    from ntt_backup.snapshot.repository.open import open_repository
 
     settings = common.load(RemoteConfig)
     began = time.monotonic()

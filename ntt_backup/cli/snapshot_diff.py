@@ -15,7 +15,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import printable, size
 from ntt_backup.snapshot.diff import Difference, Kind, differences
-from ntt_backup.snapshot.open import open_repository
+from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import choose, open_manifest, versions
 
 _SIGNS = {Kind.ADDED: "+", Kind.REMOVED: "-", Kind.CHANGED: "M", Kind.ATTRIBUTES: "a"}

@@ -18,9 +18,9 @@ from ntt_backup.errors import ConfigError, LockHeld
 from ntt_backup.format import many, moment, size
 from ntt_backup.snapshot.forget import plan_of
 from ntt_backup.snapshot.job import set_lock
-from ntt_backup.snapshot.names import require_set
-from ntt_backup.snapshot.open import open_repository
-from ntt_backup.snapshot.patient import PatientRepository
+from ntt_backup.snapshot.repository.names import require_set
+from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.retention import Plan
 from ntt_backup.snapshot.versions import Version
 from ntt_backup.ui.progress_line import ProgressLine

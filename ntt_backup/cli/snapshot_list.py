@@ -14,8 +14,8 @@ from ntt_backup.cli.completion import set_names
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED
 from ntt_backup.format import many, moment, size, utc
-from ntt_backup.snapshot.names import require_set
-from ntt_backup.snapshot.open import open_repository
+from ntt_backup.snapshot.repository.names import require_set
+from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import Facts, Version, facts, versions
 from ntt_backup.wire.snapshot_names import begun
 

@@ -13,12 +13,12 @@ from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import duration, many, printable, size
-from ntt_backup.snapshot.landlock import confine
-from ntt_backup.snapshot.open import open_to_read
-from ntt_backup.snapshot.patient import PatientRepository
-from ntt_backup.snapshot.restore import Restored
-from ntt_backup.snapshot.restore import restore as restore_version
-from ntt_backup.snapshot.restore_files import Options
+from ntt_backup.snapshot.repository.open import open_to_read
+from ntt_backup.snapshot.repository.patient import PatientRepository
+from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.landlock import confine
+from ntt_backup.snapshot.restore.restore import Restored
+from ntt_backup.snapshot.restore.restore import restore as restore_version
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 

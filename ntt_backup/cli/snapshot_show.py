@@ -15,10 +15,10 @@ from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.snapshot_list import fields, line
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import moment, printable
-from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
-from ntt_backup.snapshot.manifest import Header
-from ntt_backup.snapshot.open import open_repository
-from ntt_backup.snapshot.repository import SnapshotDamaged
+from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.repository.open import open_repository
 from ntt_backup.snapshot.versions import choose, facts, open_manifest
 
 _TYPES = {

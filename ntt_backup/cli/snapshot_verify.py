@@ -14,8 +14,8 @@ from ntt_backup.cli.param_types import PART
 from ntt_backup.cli.results import fields_of, first_lines, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import duration, many, size
-from ntt_backup.snapshot.open import open_to_read
-from ntt_backup.snapshot.patient import PatientRepository
+from ntt_backup.snapshot.repository.open import open_to_read
+from ntt_backup.snapshot.repository.patient import PatientRepository
 from ntt_backup.snapshot.verify import Findings, Question
 from ntt_backup.snapshot.verify import verify as check
 from ntt_backup.ui.progress_line import ProgressLine, pace

@@ -131,7 +131,7 @@ def snapshots(settings: Settings, *, reached: bool) -> Step:
     see and keep versions. Raises SourceError, and what a repository raises.
     """
     from ntt_backup.objects.s3 import open_bucket
-    from ntt_backup.snapshot.open import open_repository
+    from ntt_backup.snapshot.repository.open import open_repository
     from ntt_backup.snapshot.retention import life
     from ntt_backup.snapshot.versions import versions
 

@@ -26,7 +26,7 @@ from ntt_backup.objects.tables import LargeBlob, Tables, large_blobs_of, packs_o
 from ntt_backup.pack.format import PackError
 from ntt_backup.process.fork import Fork
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.snapshot.repository import Repository
+from ntt_backup.snapshot.repository.contract import Repository
 from ntt_backup.snapshot.versions import choose, open_manifest
 from ntt_backup.source.packing import whole_file
 

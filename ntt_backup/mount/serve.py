@@ -29,7 +29,7 @@ from ntt_backup.mount.pieces import Fetch, Pieces
 from ntt_backup.mount.super_block_cache import OpenFile, SuperBlockCache
 from ntt_backup.mount.version_tree import VersionTree
 from ntt_backup.mount.volume import Volume
-from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, SYMLINK, Entry
+from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, SYMLINK, Entry
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from operator import attrgetter
 from threading import Lock
 from typing import Final
 
-from ntt_backup.snapshot.entry import Entry, Extent
-from ntt_backup.snapshot.manifest import Header
-from ntt_backup.snapshot.repository import Range, Repository, SnapshotDamaged
-from ntt_backup.snapshot.super_blocks import read_super_block
+from ntt_backup.snapshot.format.entry import Entry, Extent
+from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.format.super_blocks import read_super_block
+from ntt_backup.snapshot.repository.contract import Range, Repository, SnapshotDamaged
 
 _KEPT_BYTES: Final = 64 << 20
 _AHEAD: Final = 8

@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Final
 
-from ntt_backup.snapshot.entry import HARD_LINK, MAX_LINE, Entry, order, parse, path_of
-from ntt_backup.snapshot.manifest import ManifestReader
+from ntt_backup.snapshot.format.entry import HARD_LINK, MAX_LINE, Entry, order, parse, path_of
+from ntt_backup.snapshot.format.manifest import ManifestReader
 
 # A line that is longer is of a file with many extents: only what is before them is read.
 _SHORT: Final = 1 << 12

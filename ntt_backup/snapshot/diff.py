@@ -7,8 +7,8 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from ntt_backup.snapshot.entry import DIRECTORY, Entry, order
-from ntt_backup.snapshot.manifest import ManifestReader
+from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, order
+from ntt_backup.snapshot.format.manifest import ManifestReader
 
 
 class Kind(StrEnum):

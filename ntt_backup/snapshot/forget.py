@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ntt_backup.dump.retention import Retention
 from ntt_backup.errors import RemoteError
-from ntt_backup.snapshot.repository import Repository, RepositoryToRead
+from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
 from ntt_backup.snapshot.retention import Plan, plan
 from ntt_backup.snapshot.versions import facts, versions
 

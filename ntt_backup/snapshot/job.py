@@ -14,10 +14,10 @@ from ntt_backup.objects.cache import directory_for
 from ntt_backup.process.pid_lock import pid_lock
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.last_take import noting
-from ntt_backup.snapshot.last_version import open_copies
-from ntt_backup.snapshot.open import open_repository
-from ntt_backup.snapshot.sets import SnapshotSet, without
-from ntt_backup.snapshot.take import Report, Taken, take
+from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.take.last_version import open_copies
+from ntt_backup.snapshot.take.sets import SnapshotSet, without
+from ntt_backup.snapshot.take.take import Report, Taken, take
 
 
 def take_version(

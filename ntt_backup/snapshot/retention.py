@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.dump.retention import Retention, kept
-from ntt_backup.snapshot.names import MANIFEST
+from ntt_backup.snapshot.repository.names import MANIFEST
 from ntt_backup.snapshot.versions import Version
 from ntt_backup.wire.snapshot_names import begun
 

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from ntt_backup.errors import SOME_FAILED, ConfigError
-from ntt_backup.snapshot.entry import Entry, Extent
-from ntt_backup.snapshot.manifest import Header, ManifestReader, Trailer
-from ntt_backup.snapshot.names import MANIFEST, MAP, FileName, pack_name, require_set
-from ntt_backup.snapshot.repository import FileMissing, RepositoryToRead, SnapshotDamaged
+from ntt_backup.snapshot.format.entry import Entry, Extent
+from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
+from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName, pack_name, require_set
 from ntt_backup.snapshot.verify_content import ContentCheck
 from ntt_backup.snapshot.versions import Version, choose, content, facts, open_manifest, versions
 

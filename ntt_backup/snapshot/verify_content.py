@@ -7,11 +7,11 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from ntt_backup.snapshot.block_map import SUM, MapReader, add_zeros, sums
-from ntt_backup.snapshot.entry import Entry, Extent
-from ntt_backup.snapshot.fetch import Fetcher
-from ntt_backup.snapshot.manifest import Header
-from ntt_backup.snapshot.repository import RepositoryToRead
+from ntt_backup.snapshot.format.block_map import SUM, MapReader, add_zeros, sums
+from ntt_backup.snapshot.format.entry import Entry, Extent
+from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.repository.contract import RepositoryToRead
+from ntt_backup.snapshot.restore.fetch import Fetcher
 
 _DIFFERS = "its content is not what was taken"
 

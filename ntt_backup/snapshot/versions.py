@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ntt_backup.errors import ConfigError, RemoteUnreachable
-from ntt_backup.snapshot.manifest import (
+from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     Header,
     ManifestReader,
@@ -14,14 +14,14 @@ from ntt_backup.snapshot.manifest import (
     tail_size,
     trailer_of,
 )
-from ntt_backup.snapshot.names import MANIFEST, FileName, require_set
-from ntt_backup.snapshot.repository import (
+from ntt_backup.snapshot.repository.contract import (
     FileMissing,
     Range,
     RepositoryToRead,
     SnapshotDamaged,
     StoredFile,
 )
+from ntt_backup.snapshot.repository.names import MANIFEST, FileName, require_set
 
 _PIECE: Final = 1 << 20
 # Enough for a header and a trailer, as a rule.

@@ -22,8 +22,8 @@ import pytest
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.dump.retention import Retention
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.snapshot.by_objects import RepositoryByObjects
 from ntt_backup.snapshot.forget import expire
+from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
 from tests import program
 from tests.environment import has_ended, wait_until
 from tests.files import tree

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ntt_backup.snapshot.manifest import ManifestReader
+from ntt_backup.snapshot.format.manifest import ManifestReader
 from tests.bench.contender import Failed
 
 PAGE: Final = 8192

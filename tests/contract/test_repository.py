@@ -22,11 +22,11 @@ from ntt_backup.config.sealing import Keyring
 from ntt_backup.config.sections import RemoteSettings, RunSettings
 from ntt_backup.errors import ConfigError, RemoteCannotStore, RemoteDenied, RemoteUnreachable
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.snapshot import by_receiver
-from ntt_backup.snapshot.by_directory import RepositoryByDirectory
-from ntt_backup.snapshot.by_objects import RepositoryByObjects
-from ntt_backup.snapshot.by_receiver import RepositoryByReceiver
-from ntt_backup.snapshot.repository import (
+from ntt_backup.snapshot.repository import by_receiver
+from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
+from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
+from ntt_backup.snapshot.repository.contract import (
     FileMissing,
     Range,
     Repository,

@@ -10,7 +10,7 @@ import pytest
 from ntt_backup.config.models import Settings
 from ntt_backup.daemon.check import snapshots
 from ntt_backup.objects import s3
-from ntt_backup.snapshot import open as opening
+from ntt_backup.snapshot.repository import open as opening
 from tests.memory_repository import MemoryRepository
 
 

@@ -14,10 +14,10 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntt_backup.snapshot.block_map import SUM, MapReader, MapWriter, differing, sums
-from ntt_backup.snapshot.entry import Extent
-from ntt_backup.snapshot.repository import SnapshotDamaged
-from ntt_backup.snapshot.super_blocks import MAGIC, SuperBlockWriter, read_super_block
+from ntt_backup.snapshot.format.block_map import SUM, MapReader, MapWriter, differing, sums
+from ntt_backup.snapshot.format.entry import Extent
+from ntt_backup.snapshot.format.super_blocks import MAGIC, SuperBlockWriter, read_super_block
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from tests.memory_repository import MemoryRepository
 
 KEY = bytes(range(32))
@@ -136,7 +136,7 @@ def test_neighbours_in_a_super_block_are_one_extent() -> None:
 
 
 def test_a_full_pack_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntt_backup.snapshot.super_blocks.MAX_PACK", 1_000_000)
+    monkeypatch.setattr("ntt_backup.snapshot.format.super_blocks.MAX_PACK", 1_000_000)
     repository = MemoryRepository()
     writer = SuperBlockWriter(repository, "db", VERSION, index=1)
     extents: list[Extent] = []

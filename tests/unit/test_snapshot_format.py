@@ -15,11 +15,11 @@ from typing import Any
 import zstandard
 from blake3 import blake3
 
-from ntt_backup.snapshot.last_version import Copies
-from ntt_backup.snapshot.restore import restore
-from ntt_backup.snapshot.restore_files import Options
-from ntt_backup.snapshot.sets import SnapshotSet
-from ntt_backup.snapshot.take import take
+from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.restore import restore
+from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.take import take
 from tests.memory_repository import MemoryRepository
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot-format.md"

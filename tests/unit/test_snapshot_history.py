@@ -22,14 +22,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ntt_backup.errors import BackupError
-from ntt_backup.snapshot import changed_file, super_blocks
-from ntt_backup.snapshot.last_version import Copies
-from ntt_backup.snapshot.repository import SnapshotDamaged
-from ntt_backup.snapshot.restore import restore
-from ntt_backup.snapshot.restore_files import Options
-from ntt_backup.snapshot.sets import SnapshotSet
-from ntt_backup.snapshot.take import Report, take
-from ntt_backup.snapshot.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format import super_blocks
+from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.restore import restore
+from ntt_backup.snapshot.take import changed_file
+from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.take import Report, take
 from tests.memory_repository import MemoryRepository
 
 NAMES = ["a", "a-b", "d/x", "d/y\udcff", "e"]

@@ -17,7 +17,7 @@ from blake3 import blake3
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ntt_backup.snapshot.entry import (
+from ntt_backup.snapshot.format.entry import (
     DIRECTORY,
     FIFO,
     FILE,
@@ -32,7 +32,7 @@ from ntt_backup.snapshot.entry import (
     parse,
     path_of,
 )
-from ntt_backup.snapshot.manifest import (
+from ntt_backup.snapshot.format.manifest import (
     END_BYTES,
     FORMAT,
     Header,
@@ -43,8 +43,8 @@ from ntt_backup.snapshot.manifest import (
     tail_size,
     trailer_of,
 )
-from ntt_backup.snapshot.repository import SnapshotDamaged
-from ntt_backup.snapshot.small_files import MOST, Row
+from ntt_backup.snapshot.format.small_files import MOST, Row
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 
 CHAIN = ("20260101T000000Z-00000001", "20260102T000000Z-00000002")
 HEADER = Header("db", CHAIN[1], CHAIN[0], CHAIN, "ab" * 32, ("/srv", "/etc"), "host")

@@ -10,10 +10,10 @@ import pytest
 
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation, RemoteDenied, RemoteUnreachable
-from ntt_backup.snapshot.patient import PatientRepository
-from ntt_backup.snapshot.repository import Range
-from ntt_backup.snapshot.restore import restore
-from ntt_backup.snapshot.restore_files import Options
+from ntt_backup.snapshot.repository.contract import Range
+from ntt_backup.snapshot.repository.patient import PatientRepository
+from ntt_backup.snapshot.restore.files import Options
+from ntt_backup.snapshot.restore.restore import restore
 from ntt_backup.snapshot.verify import Question, verify
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version

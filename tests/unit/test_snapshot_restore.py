@@ -19,12 +19,12 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.errors import DestinationError, LockHeld
-from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.entry import DIRECTORY, FILE, HARD_LINK, Entry
-from ntt_backup.snapshot.last_version import Copies
-from ntt_backup.snapshot.repository import SnapshotDamaged
-from ntt_backup.snapshot.sets import SnapshotSet
-from ntt_backup.snapshot.take import take
+from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, Entry
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.restore.attributes import Attributes
+from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.take import take
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version, restore

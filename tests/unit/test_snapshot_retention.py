@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.dump.retention import Retention
-from ntt_backup.snapshot.names import MANIFEST, MAP, FileName
-from ntt_backup.snapshot.repository import StoredFile
+from ntt_backup.snapshot.repository.contract import StoredFile
+from ntt_backup.snapshot.repository.names import MANIFEST, MAP, FileName
 from ntt_backup.snapshot.retention import plan
 from ntt_backup.snapshot.versions import Version
 

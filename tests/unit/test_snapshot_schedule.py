@@ -16,11 +16,11 @@ from ntt_backup.events import Event, Warning
 from ntt_backup.snapshot import schedule
 from ntt_backup.snapshot.events import SnapshotComplete, SnapshotFailed, SnapshotProgress
 from ntt_backup.snapshot.last_take import last, noting
-from ntt_backup.snapshot.names import new_version
-from ntt_backup.snapshot.repository import StoredFile
+from ntt_backup.snapshot.repository.contract import StoredFile
+from ntt_backup.snapshot.repository.names import new_version
 from ntt_backup.snapshot.schedule import due_in, take_due
-from ntt_backup.snapshot.sets import SnapshotSet
-from ntt_backup.snapshot.take import Report, Taken
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.take import Report, Taken
 from ntt_backup.snapshot.versions import Version
 from tests.memory_repository import MemoryRepository
 from tests.patience import PATIENCE

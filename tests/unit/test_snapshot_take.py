@@ -25,16 +25,16 @@ from ntt_backup.errors import (
     RemoteUnreachable,
     SourceError,
 )
-from ntt_backup.snapshot import changed_file
-from ntt_backup.snapshot.entry import MAX_NUMBER, Entry
-from ntt_backup.snapshot.last_version import Copies, open_copies
-from ntt_backup.snapshot.manifest import Trailer
-from ntt_backup.snapshot.names import MANIFEST
-from ntt_backup.snapshot.sets import SnapshotSet
-from ntt_backup.snapshot.super_blocks import read_super_block
-from ntt_backup.snapshot.take import Report, Taken, take
+from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry
+from ntt_backup.snapshot.format.manifest import Trailer
+from ntt_backup.snapshot.format.super_blocks import read_super_block
+from ntt_backup.snapshot.repository.names import MANIFEST
+from ntt_backup.snapshot.take import changed_file
+from ntt_backup.snapshot.take.last_version import Copies, open_copies
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.take import Report, Taken, take
+from ntt_backup.snapshot.take.walk import Found, walk
 from ntt_backup.snapshot.versions import open_manifest, versions
-from ntt_backup.snapshot.walk import Found, walk
 from tests.memory_repository import MemoryRepository
 
 BLOCK = 8 << 10
@@ -185,7 +185,7 @@ def test_a_link_is_recorded_only_to_what_is_proved_to_be_the_same_file(
 
     linked = {"a": "", "b-link": "a", "c-link": "a", "m": "", "n-link": "m"}
     assert take() == take() == linked
-    monkeypatch.setattr("ntt_backup.snapshot.take.walk", reusing)
+    monkeypatch.setattr("ntt_backup.snapshot.take.take.walk", reusing)
     for full in (False, True):
         old.write_bytes(b"old")
         assert take(full=full) == {**linked, "c-link": ""}
@@ -227,7 +227,7 @@ def test_of_a_file_that_has_not_changed_no_content_is_read(
     os.link(taker.root / "big", taker.root / "a-link")
     taker.take()
     before = taker.entries()
-    monkeypatch.setattr("ntt_backup.snapshot.changed_file.FileReader.read", _never)
+    monkeypatch.setattr("ntt_backup.snapshot.take.changed_file.FileReader.read", _never)
     for number in range(0, 300, 3):  # What is gone lets no neighbour be read.
         (taker.root / f"{number % 7}/{number}").unlink()
     (taker.root / "new-directory").mkdir()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.snapshot import landlock
-from ntt_backup.snapshot.entry import FIFO, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.format.entry import FIFO, HARD_LINK, SYMLINK, Entry
+from ntt_backup.snapshot.restore import landlock
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import Made, directory, file, put_version, restore
@@ -185,7 +185,7 @@ def test_landlock_permits_no_write_elsewhere(to: Path, outside: Path) -> None:
     to.mkdir()
     script = (
         "import os, sys\n"
-        "from ntt_backup.snapshot.landlock import confine\n"
+        "from ntt_backup.snapshot.restore.landlock import confine\n"
         "to, outside = sys.argv[1:]\n"
         "if not confine([to]): sys.exit(77)\n"
         "open(to + '/x', 'w').write('y'); os.rename(to + '/x', to + '/z')\n"

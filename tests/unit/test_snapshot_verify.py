@@ -10,9 +10,9 @@ import zstandard
 
 from ntt_backup.errors import ConfigError
 from ntt_backup.snapshot.diff import differences
-from ntt_backup.snapshot.entry import Extent
-from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.super_blocks import read_super_block
+from ntt_backup.snapshot.format.entry import Extent
+from ntt_backup.snapshot.format.super_blocks import read_super_block
+from ntt_backup.snapshot.repository.names import FileName
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import open_manifest, versions
 from tests.unit.test_snapshot_take import BLOCK, Taker, noise, rewrite

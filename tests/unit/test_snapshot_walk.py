@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.snapshot.entry import order
-from ntt_backup.snapshot.walk import excluder, walk
+from ntt_backup.snapshot.format.entry import order
+from ntt_backup.snapshot.patterns import excluder
+from ntt_backup.snapshot.take.walk import walk
 
 
 def found(*paths: Path | str, exclude: list[str] | None = None) -> tuple[list[str], list[str]]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ntt_backup.errors import RemoteUnreachable
 from ntt_backup.mount.super_block_cache import OpenFile, SuperBlockCache
 from ntt_backup.mount.version_tree import VersionTree, write_lines
-from ntt_backup.snapshot.entry import FILE, HARD_LINK, Entry, Extent, order
-from ntt_backup.snapshot.manifest import Header
-from ntt_backup.snapshot.repository import SnapshotDamaged
+from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, Entry, Extent, order
+from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.versions import choose, open_manifest
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import VERSION, directory, put_version

@@ -13,10 +13,10 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.sealing import Keyring
 from ntt_backup.errors import Unsupported
 from ntt_backup.objects.s3 import open_bucket
-from ntt_backup.snapshot.by_directory import RepositoryByDirectory
-from ntt_backup.snapshot.by_objects import RepositoryByObjects
-from ntt_backup.snapshot.by_receiver import RepositoryByReceiver
-from ntt_backup.snapshot.repository import Repository, RepositoryToRead
+from ntt_backup.snapshot.repository.by_directory import RepositoryByDirectory
+from ntt_backup.snapshot.repository.by_objects import RepositoryByObjects
+from ntt_backup.snapshot.repository.by_receiver import RepositoryByReceiver
+from ntt_backup.snapshot.repository.contract import Repository, RepositoryToRead
 
 
 def open_repository(settings: RemoteConfig) -> Repository:

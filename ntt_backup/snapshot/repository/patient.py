@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from ntt_backup.client.backoff import OutageClock
 from ntt_backup.config import RunSettings
 from ntt_backup.errors import BackupError, ProtocolViolation
-from ntt_backup.snapshot.repository import Range, RepositoryToRead, StoredFile
+from ntt_backup.snapshot.repository.contract import Range, RepositoryToRead, StoredFile
 
 R = TypeVar("R", bound=RepositoryToRead)
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class _Replaced(Exception):
 
 
 class PatientRepository(Generic[R]):
-    """See the module. The contract is `repository.RepositoryToRead`; on_outage is told the error
+    """See the module. The contract is `contract.RepositoryToRead`; on_outage is told the error
     and for how many seconds it will be waited. Raises what open_ raises.
     """
 

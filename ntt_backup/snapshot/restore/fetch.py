@@ -12,10 +12,15 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from ntt_backup.snapshot.entry import Extent
-from ntt_backup.snapshot.manifest import Header
-from ntt_backup.snapshot.repository import FileMissing, Range, RepositoryToRead, SnapshotDamaged
-from ntt_backup.snapshot.super_blocks import read_super_block
+from ntt_backup.snapshot.format.entry import Extent
+from ntt_backup.snapshot.format.manifest import Header
+from ntt_backup.snapshot.format.super_blocks import read_super_block
+from ntt_backup.snapshot.repository.contract import (
+    FileMissing,
+    Range,
+    RepositoryToRead,
+    SnapshotDamaged,
+)
 
 _Item = TypeVar("_Item")
 _Key = tuple[int, ...]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.choice import Choice
-from ntt_backup.snapshot.entry import DIRECTORY, Entry, entries_of
-from ntt_backup.snapshot.manifest import ManifestReader
-from ntt_backup.snapshot.restore_files import Step
-from ntt_backup.snapshot.tree import Refused, Tree, link, split
+from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, entries_of
+from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.restore.attributes import Attributes
+from ntt_backup.snapshot.restore.choice import Choice
+from ntt_backup.snapshot.restore.files import Step
+from ntt_backup.snapshot.restore.tree import Refused, Tree, link, split
 
 
 def finish(

@@ -22,11 +22,15 @@ from typing import Final
 
 from ntt_backup.blobdir.open import closing as closing_fd
 from ntt_backup.errors import SOME_FAILED, SourceError
-from ntt_backup.snapshot import names
-from ntt_backup.snapshot.block_map import MapWriter
-from ntt_backup.snapshot.changed_file import FileReader, NewFile, entry_of, xattrs
-from ntt_backup.snapshot.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
-from ntt_backup.snapshot.last_version import (
+from ntt_backup.snapshot.format.block_map import MapWriter
+from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, beginning_of
+from ntt_backup.snapshot.format.manifest import Header, ManifestWriter, Trailer
+from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.repository import names
+from ntt_backup.snapshot.repository.contract import Repository, SnapshotDamaged
+from ntt_backup.snapshot.repository.names import FileName, new_version
+from ntt_backup.snapshot.take.changed_file import FileReader, NewFile, entry_of, xattrs
+from ntt_backup.snapshot.take.last_version import (
     Copies,
     LastVersion,
     cannot_keep,
@@ -36,13 +40,9 @@ from ntt_backup.snapshot.last_version import (
     require_packs,
     require_readable,
 )
-from ntt_backup.snapshot.manifest import Header, ManifestWriter, Trailer
-from ntt_backup.snapshot.names import FileName, new_version
-from ntt_backup.snapshot.repository import Repository, SnapshotDamaged
-from ntt_backup.snapshot.sets import SnapshotSet
-from ntt_backup.snapshot.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.take.sets import SnapshotSet
+from ntt_backup.snapshot.take.walk import Found, walk
 from ntt_backup.snapshot.versions import Version, versions
-from ntt_backup.snapshot.walk import Found, walk
 
 _KINDS: Final = {
     stat.S_IFREG: FILE,

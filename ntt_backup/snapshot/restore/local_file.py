@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from blake3 import blake3
 
 from ntt_backup.blobdir.staging import write_all
-from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.block_map import SUM, add_zeros, differing, sums
-from ntt_backup.snapshot.entry import Entry, Extent
-from ntt_backup.snapshot.fetch import Piece
-from ntt_backup.snapshot.tree import Beside, Level, Refused, open_old
+from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, sums
+from ntt_backup.snapshot.format.entry import Entry, Extent
+from ntt_backup.snapshot.restore.attributes import Attributes
+from ntt_backup.snapshot.restore.fetch import Piece
+from ntt_backup.snapshot.restore.tree import Beside, Level, Refused, open_old
 
 _PIECE: Final = 1 << 20
 _ZEROS: Final = memoryview(bytes(_PIECE))

@@ -11,8 +11,8 @@ import os
 from base64 import b64decode
 from contextlib import suppress
 
-from ntt_backup.snapshot.entry import Entry
-from ntt_backup.snapshot.small_files import SmallFiles
+from ntt_backup.snapshot.format.entry import Entry
+from ntt_backup.snapshot.format.small_files import SmallFiles
 
 _AS_OWNER = 0o6000
 _CAPABILITY = "security.capability"

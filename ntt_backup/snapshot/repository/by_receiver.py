@@ -1,4 +1,4 @@
-"""Snapshots by the receiver, over one connection; see `repository.Repository`.
+"""Snapshots by the receiver, over one connection; see `contract.Repository`.
 
 Questions are sent before earlier ones are answered, and the answers come in the order of asking.
 Whatever comes is handed to the oldest question, whoever waits for what.
@@ -17,9 +17,9 @@ from typing import Final
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.question_session import SLOW, QuestionSession
 from ntt_backup.errors import BackupError, RemoteCannotStore, RemoteDenied
-from ntt_backup.snapshot.ahead import ask_ahead
-from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.repository import Buffer, FileMissing, Range, StoredFile
+from ntt_backup.snapshot.repository.ahead import ask_ahead
+from ntt_backup.snapshot.repository.contract import Buffer, FileMissing, Range, StoredFile
+from ntt_backup.snapshot.repository.names import FileName
 from ntt_backup.wire import file_messages, framing, read_messages, write_messages
 from ntt_backup.wire.framing import MAX_CHUNK, ProtocolError
 
@@ -225,7 +225,7 @@ class RepositoryByReceiver(QuestionSession):
 
 
 class FileByReceiver:
-    """A file on its way; see `repository.NewFile`."""
+    """A file on its way; see `contract.NewFile`."""
 
     def __init__(self, repository: RepositoryByReceiver, name: str) -> None:
         self._repository = repository

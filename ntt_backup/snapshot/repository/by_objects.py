@@ -1,4 +1,4 @@
-"""Snapshots in a bucket, each file an object below `snapshots/`; see `repository.Repository`.
+"""Snapshots in a bucket, each file an object below `snapshots/`; see `contract.Repository`.
 
 Where there are recipients, files are sealed on their way, and their objects end with `.sealed`.
 """
@@ -29,9 +29,8 @@ from ntt_backup.objects.keys import SNAPSHOTS
 from ntt_backup.objects.upload import ObjectUpload
 from ntt_backup.pack.format import PackError
 from ntt_backup.pack.seal import Unsealed
-from ntt_backup.snapshot.ahead import ask_ahead
-from ntt_backup.snapshot.names import FileName
-from ntt_backup.snapshot.repository import (
+from ntt_backup.snapshot.repository.ahead import ask_ahead
+from ntt_backup.snapshot.repository.contract import (
     Buffer,
     FileMissing,
     NewFile,
@@ -39,7 +38,8 @@ from ntt_backup.snapshot.repository import (
     SnapshotDamaged,
     StoredFile,
 )
-from ntt_backup.snapshot.sealed import SUFFIX, SealedFile, opened, plain_size
+from ntt_backup.snapshot.repository.names import FileName
+from ntt_backup.snapshot.repository.sealed import SUFFIX, SealedFile, opened, plain_size
 
 _REQUESTS: Final = 8
 # Keys of sealed files that are kept.
@@ -160,7 +160,7 @@ class RepositoryByObjects:
 
 
 class NewObject:
-    """An object on its way; see `repository.NewFile`."""
+    """An object on its way; see `contract.NewFile`."""
 
     def __init__(self, bucket: Bucket, name: str, key: str, part_size: int) -> None:
         self._upload = ObjectUpload(bucket, key, part_size, "a file of a snapshot")

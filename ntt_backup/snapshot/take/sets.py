@@ -12,7 +12,7 @@ from pathlib import Path
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import SnapshotSettings
 from ntt_backup.errors import ConfigError, SourceError
-from ntt_backup.snapshot.names import require_set
+from ntt_backup.snapshot.repository.names import require_set
 
 _DEFAULTS = SnapshotSettings.model_fields
 
@@ -20,7 +20,7 @@ _DEFAULTS = SnapshotSettings.model_fields
 @dataclass(frozen=True, slots=True)
 class SnapshotSet:
     """Which files a version has. paths: absolute, without `..`; what lies below them is taken, too.
-    exclude: patterns, see `walk.excluder`. block_size: bytes; 0: by the size of each file.
+    exclude: patterns, see `patterns.excluder`. block_size: bytes; 0: by the size of each file.
     full_every: how old a chain may get.
     """
 

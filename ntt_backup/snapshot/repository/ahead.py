@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
-from ntt_backup.snapshot.repository import Range
+from ntt_backup.snapshot.repository.contract import Range
 
 T = TypeVar("T")
 

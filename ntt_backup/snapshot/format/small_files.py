@@ -13,7 +13,7 @@ from operator import add, itemgetter, le, lt
 from re import compile as pattern
 from typing import Final, NamedTuple
 
-from ntt_backup.snapshot.entry import (
+from ntt_backup.snapshot.format.entry import (
     FILE,
     MAX_ID,
     MAX_STORED,
@@ -24,7 +24,7 @@ from ntt_backup.snapshot.entry import (
     order,
     require,
 )
-from ntt_backup.snapshot.repository import SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 
 # Files that may be open at once while those in a row are restored.
 MOST: Final = 250

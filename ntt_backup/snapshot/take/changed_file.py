@@ -18,9 +18,16 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from ntt_backup.snapshot.block_map import SUM, add_zeros, differing, sums
-from ntt_backup.snapshot.entry import FILE, MAX_EXTENTS, MAX_SUPER_BLOCK, Entry, Extent, times_of
-from ntt_backup.snapshot.super_blocks import SuperBlockWriter
+from ntt_backup.snapshot.format.block_map import SUM, add_zeros, differing, sums
+from ntt_backup.snapshot.format.entry import (
+    FILE,
+    MAX_EXTENTS,
+    MAX_SUPER_BLOCK,
+    Entry,
+    Extent,
+    times_of,
+)
+from ntt_backup.snapshot.format.super_blocks import SuperBlockWriter
 
 SMALL: Final = 2 << 20
 # The sums of a file's blocks are in memory, and its zeros are hashed: a file that is one hole has

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 import zstandard
 
-from ntt_backup.snapshot.entry import MAX_SUPER_BLOCK, Extent
-from ntt_backup.snapshot.manifest import PackSum
-from ntt_backup.snapshot.names import pack_name
-from ntt_backup.snapshot.repository import Buffer, NewFile, Repository, SnapshotDamaged
+from ntt_backup.snapshot.format.entry import MAX_SUPER_BLOCK, Extent
+from ntt_backup.snapshot.format.manifest import PackSum
+from ntt_backup.snapshot.repository.contract import Buffer, NewFile, Repository, SnapshotDamaged
+from ntt_backup.snapshot.repository.names import pack_name
 
 MAGIC: Final = b"NTTSNAP\x01"
 MAX_PACK: Final = 256 << 20

@@ -22,8 +22,8 @@ from typing import Final
 from ntt_backup.blobdir.layout import kind_of
 from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.syscalls import DIRECTORY
-from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.entry import Entry
+from ntt_backup.snapshot.format.entry import Entry
+from ntt_backup.snapshot.restore.attributes import Attributes
 
 NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

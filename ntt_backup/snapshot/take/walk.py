@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple
 
 from ntt_backup.blobdir.open import FILE, open_untouched
-from ntt_backup.errors import ConfigError
-from ntt_backup.snapshot.entry import MAX_PARTS, MAX_PATH
+from ntt_backup.snapshot.format.entry import MAX_PARTS, MAX_PATH
+from ntt_backup.snapshot.patterns import excluder
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A tree of what the set names, by component; None: all that lies there is taken.
@@ -135,36 +134,3 @@ def _named(paths: Sequence[str]) -> _Named | None:
         if level is not None:
             level[last] = None
     return root
-
-
-def excluder(patterns: Sequence[str]) -> Callable[[str], object] | None:
-    """Returns what says whether a path of a manifest is left out; None where no path is.
-
-    `*` stands for any characters but a slash, `?` for one, `[a-z]` and `[!a-z]` for one of these,
-    `**` for anything. A pattern with a slash before it is for the whole path, any other for the end
-    of one, from a slash on. Raises ConfigError.
-    """
-    if not patterns:
-        return None
-    try:
-        return re.compile("|".join(map(_expression, patterns)), re.DOTALL).fullmatch
-    except re.error as error:
-        raise ConfigError(
-            f"a pattern for paths cannot be read: {', '.join(patterns)}",
-            detail=str(error),
-            hint="known are * (any characters but a slash), ** (anything), ? and [a-z] (one each)",
-        ) from error
-
-
-def _expression(pattern: str) -> str:
-    begin = "" if pattern.startswith("/") else "(?:.*/)?"
-    tokens = re.finditer(r"(\*\*/)|(\*\*)|(\*)|(\?)|\[(!?)([^]]+)\]|(.)", pattern.strip("/"), re.S)
-    text = ""
-    for deep, all_, some, one, negated, of, char in (token.groups() for token in tokens):
-        if of:
-            ranges = re.sub(r"([\\[\]^&~|])", r"\\\1", of)
-            text += f"(?!/)[{'^' if negated else ''}{ranges}]"
-        else:
-            wild = (deep and "(?:.*/)?") or (all_ and ".*") or (some and "[^/]*")
-            text += wild or (one and "[^/]") or re.escape(char)
-    return f"{begin}{text}"

@@ -29,13 +29,13 @@ from ntt_backup.errors import (
     SourceError,
     complete,
 )
-from ntt_backup.snapshot.block_map import MapReader
-from ntt_backup.snapshot.changed_file import OldFile
-from ntt_backup.snapshot.entry import order, parse, path_of
-from ntt_backup.snapshot.manifest import Header, ManifestReader, Trailer
-from ntt_backup.snapshot.names import MANIFEST, MAP, pack_name
-from ntt_backup.snapshot.repository import FileMissing, Repository, SnapshotDamaged
-from ntt_backup.snapshot.sets import SnapshotSet
+from ntt_backup.snapshot.format.block_map import MapReader
+from ntt_backup.snapshot.format.entry import order, parse, path_of
+from ntt_backup.snapshot.format.manifest import Header, ManifestReader, Trailer
+from ntt_backup.snapshot.repository.contract import FileMissing, Repository, SnapshotDamaged
+from ntt_backup.snapshot.repository.names import MANIFEST, MAP, pack_name
+from ntt_backup.snapshot.take.changed_file import OldFile
+from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.versions import Version, content, trailers, versions
 from ntt_backup.wire.snapshot_names import begun
 

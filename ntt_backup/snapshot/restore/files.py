@@ -14,10 +14,8 @@ from blake3 import blake3
 
 from ntt_backup.blobdir.open import closing
 from ntt_backup.blobdir.staging import write_all
-from ntt_backup.snapshot.attributes import Attributes
-from ntt_backup.snapshot.block_map import MapReader
-from ntt_backup.snapshot.choice import Choice
-from ntt_backup.snapshot.entry import (
+from ntt_backup.snapshot.format.block_map import MapReader
+from ntt_backup.snapshot.format.entry import (
     DIRECTORY,
     FIFO,
     FILE,
@@ -26,12 +24,22 @@ from ntt_backup.snapshot.entry import (
     Entry,
     Extent,
 )
-from ntt_backup.snapshot.fetch import Fetcher, Piece
-from ntt_backup.snapshot.local_file import MISSING, WRONG, FileWriter, Found, Run, compare, within
-from ntt_backup.snapshot.manifest import ManifestReader
-from ntt_backup.snapshot.repository import RepositoryToRead
-from ntt_backup.snapshot.small_files import SmallFiles
-from ntt_backup.snapshot.tree import (
+from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.format.small_files import SmallFiles
+from ntt_backup.snapshot.repository.contract import RepositoryToRead
+from ntt_backup.snapshot.restore.attributes import Attributes
+from ntt_backup.snapshot.restore.choice import Choice
+from ntt_backup.snapshot.restore.fetch import Fetcher, Piece
+from ntt_backup.snapshot.restore.local_file import (
+    MISSING,
+    WRONG,
+    FileWriter,
+    Found,
+    Run,
+    compare,
+    within,
+)
+from ntt_backup.snapshot.restore.tree import (
     NEW,
     OF_ALL,
     Level,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ntt_backup.errors import ConfigError
-from ntt_backup.snapshot.entry import HARD_LINK
-from ntt_backup.snapshot.manifest import ManifestReader
-from ntt_backup.snapshot.walk import excluder
+from ntt_backup.snapshot.format.entry import HARD_LINK
+from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.patterns import excluder
 
 
 class Choice:
-    """Files that fit a pattern of those that `walk.excluder` knows; all that is below a directory
-    that fits; and what chosen hard links are links to. bytes: of their content. Raises ConfigError
-    where nothing fits one of them.
+    """Files that fit a pattern of those that `patterns.excluder` knows; all that is below a
+    directory that fits; and what chosen hard links are links to. bytes: of their content. Raises
+    ConfigError where nothing fits one of them.
     """
 
     def __init__(self, patterns: Sequence[str], manifest: ManifestReader) -> None:

@@ -1,6 +1,6 @@
 """Snapshots read from a directory of this machine, without a receiver.
 
-The contract is `repository.RepositoryToRead`. Everything that writes goes by the receiver, which is
+The contract is `contract.RepositoryToRead`. Everything that writes goes by the receiver, which is
 told what to make durable.
 """
 
@@ -13,7 +13,7 @@ from ntt_backup.blobdir.open import Misplaced
 from ntt_backup.blobdir.syscalls import DIRECTORY, error_line
 from ntt_backup.errors import RemoteDenied
 from ntt_backup.receiver.snapshot_directory import SnapshotDirectory
-from ntt_backup.snapshot.repository import FileMissing, Range, StoredFile
+from ntt_backup.snapshot.repository.contract import FileMissing, Range, StoredFile
 
 
 class RepositoryByDirectory:

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import zstandard
 from blake3 import blake3
 
-from ntt_backup.snapshot.entry import (
+from ntt_backup.snapshot.format.entry import (
     MAX_CONTAINERS,
     MAX_LINE,
     MAX_NUMBER,
@@ -38,10 +38,10 @@ from ntt_backup.snapshot.entry import (
     order,
     require,
 )
-from ntt_backup.snapshot.names import MAX_PACKS, pack_name
-from ntt_backup.snapshot.repository import SnapshotDamaged
-from ntt_backup.snapshot.small_files import Row, last_path, read_rows
-from ntt_backup.snapshot.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format.small_files import Row, last_path, read_rows
+from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.repository.contract import SnapshotDamaged
+from ntt_backup.snapshot.repository.names import MAX_PACKS, pack_name
 from ntt_backup.wire.snapshot_names import begun, is_set
 
 FORMAT: Final = "ntt-snapshot 1"

@@ -13,8 +13,8 @@ from typing import Final
 import zstandard
 from blake3 import blake3
 
-from ntt_backup.snapshot.repository import Buffer, SnapshotDamaged
-from ntt_backup.snapshot.zstd_stream import ZstdStream
+from ntt_backup.snapshot.format.zstd_stream import ZstdStream
+from ntt_backup.snapshot.repository.contract import Buffer, SnapshotDamaged
 
 SUM: Final = 8
 NOTHING: Final = bytes(SUM)

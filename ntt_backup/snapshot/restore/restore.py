@@ -25,13 +25,13 @@ from typing import Any, Final
 from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs, syncfs
 from ntt_backup.errors import SOME_FAILED, DestinationError, LockHeld
 from ntt_backup.process.helpers import run_helpers
-from ntt_backup.snapshot.block_map import MapReader
-from ntt_backup.snapshot.choice import Choice
-from ntt_backup.snapshot.manifest import ManifestReader
-from ntt_backup.snapshot.names import MANIFEST, MAP
-from ntt_backup.snapshot.repository import FileMissing, RepositoryToRead, SnapshotDamaged
-from ntt_backup.snapshot.restore_files import Options, Restorer, Step
-from ntt_backup.snapshot.restore_links import finish
+from ntt_backup.snapshot.format.block_map import MapReader
+from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
+from ntt_backup.snapshot.repository.names import MANIFEST, MAP
+from ntt_backup.snapshot.restore.choice import Choice
+from ntt_backup.snapshot.restore.files import Options, Restorer, Step
+from ntt_backup.snapshot.restore.links import finish
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
 _SHOWN: Final = 1000

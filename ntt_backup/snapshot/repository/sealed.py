@@ -25,7 +25,7 @@ from ntt_backup.pack.seal import (
     SealedForOthers,
     Unsealed,
 )
-from ntt_backup.snapshot.repository import Buffer, NewFile, SnapshotDamaged
+from ntt_backup.snapshot.repository.contract import Buffer, NewFile, SnapshotDamaged
 
 SUFFIX: Final = ".sealed"
 HEAD_BYTES: Final = 4096
@@ -37,7 +37,7 @@ _STORE: Final = bytes(16)
 
 
 class SealedFile:
-    """A file that is sealed on its way; see `repository.NewFile`."""
+    """A file that is sealed on its way; see `contract.NewFile`."""
 
     def __init__(self, file: NewFile, recipients: Sequence[str]) -> None:
         self._file = file
