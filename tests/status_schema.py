@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.stats import StoredObjects, Totals
-from ntt_backup.daemon.run_report import DaemonReport
+from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.snapshot.last_take import Last
 
 FILE = Path(__file__).parents[1] / "docs" / "status.schema.json"

@@ -19,7 +19,7 @@ from ntt_backup.format import printable
 def _ask(common: Common, do: str, *, as_json: bool, **values: str) -> None:
     from ntt_backup.cli.each_target import EachTarget
     from ntt_backup.config import CatalogConfig
-    from ntt_backup.daemon.control_client import ask
+    from ntt_backup.daemon.control.client import ask
 
     each: EachTarget[dict[str, Any]] = EachTarget(common, common.load_each(CatalogConfig))
     each.do(lambda settings: ask(settings, do, **values))

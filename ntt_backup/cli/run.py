@@ -117,11 +117,11 @@ def run(
 def _listener_processes(settings: Settings) -> Iterator[ListenerProcess]:
     """Yields the processes that hear of all runs; what nobody wants is not even loaded."""
     if settings.metrics.wanted:
-        from ntt_backup.daemon.metrics_process import metrics_process
+        from ntt_backup.daemon.metrics.process import metrics_process
 
         yield metrics_process(settings)
     if settings.notify.wanted:
-        from ntt_backup.daemon.notice_process import notice_process
+        from ntt_backup.daemon.notices.process import notice_process
 
         yield notice_process(settings)
 

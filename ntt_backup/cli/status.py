@@ -19,8 +19,8 @@ from ntt_backup.catalog import dump_history, history, range_locks, stats
 from ntt_backup.cli.common import AS_JSON, Common, json_option, open_catalog
 from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.control_client import report
-from ntt_backup.daemon.run_report import DaemonReport
+from ntt_backup.daemon.control.client import report
+from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.errors import BackupError
 from ntt_backup.format import render_error
 from ntt_backup.objects.keys import LARGE_BLOB

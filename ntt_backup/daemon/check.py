@@ -18,8 +18,9 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.config import Settings
 from ntt_backup.config.sealing import require_sealing
 from ntt_backup.config.timetable import describe
-from ntt_backup.daemon import metrics_process, notice_process
 from ntt_backup.daemon.event_log import EventLog
+from ntt_backup.daemon.metrics import process as metrics_process
+from ntt_backup.daemon.notices import process as notice_process
 from ntt_backup.daemon.preflight import Preflight, Step, guarded
 from ntt_backup.dump.rehearsal import rehearse
 from ntt_backup.errors import SOME_FAILED, CatalogError, DumpImpossible, SourceError

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Final
 from ntt_backup import __version__, events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
+from ntt_backup.daemon.control.run_control import RunControl
 from ntt_backup.daemon.event_log import EventLog, FailedBlobs
 from ntt_backup.daemon.progress import Progress, ProgressEvents
 from ntt_backup.daemon.reload import Reload
-from ntt_backup.daemon.run_control import RunControl
 from ntt_backup.daemon.run_state import Listener, Listeners, RunState
 from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.daemon.supervisor import SupervisedWorker
 from ntt_backup.daemon.systemd import WATCHDOG_SECONDS, Systemd
-from ntt_backup.daemon.worker_pool import WorkerPool
-from ntt_backup.daemon.worker_probe import WorkerLost, WorkerProbe
+from ntt_backup.daemon.workers.pool import WorkerPool
+from ntt_backup.daemon.workers.probe import WorkerLost, WorkerProbe
+from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.errors import BackupError, SourceError, Stopped
 from ntt_backup.process.messages import Fatal, Message, Tick, WorkerDied
 from ntt_backup.process.pid_lock import pid_lock

@@ -14,7 +14,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.daemon.child import EventChild
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
-from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS
+from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import duration, printable
 from ntt_backup.process.messages import Fatal, Message

@@ -16,7 +16,7 @@ from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.ranges import range_name
 from ntt_backup.catalog.stats import StoredObjects, Totals
-from ntt_backup.daemon.run_report import DaemonReport
+from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.errors import BackupError, complete
 from ntt_backup.format import (
     about,

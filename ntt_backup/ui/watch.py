@@ -12,7 +12,7 @@ from rich.live import Live
 
 from ntt_backup import events
 from ntt_backup.config.timetable import speed
-from ntt_backup.daemon.run_report import DaemonReport
+from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.format import duration, many, moment, printable, size
 from ntt_backup.ui.live import LEVEL_STYLES, fit, one_line, picture_of
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon import control, control_client
-from ntt_backup.daemon.control import ControlSocket
-from ntt_backup.daemon.control_client import ask
+from ntt_backup.daemon.control import client as control_client
+from ntt_backup.daemon.control import control_socket as control
+from ntt_backup.daemon.control.client import ask
+from ntt_backup.daemon.control.control_socket import ControlSocket
 from ntt_backup.errors import BackupError, ConfigError, NotRunning
 from ntt_backup.process.pipeline import wait_for
 

@@ -25,9 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ntt_backup import events
 from ntt_backup.config import Settings, load
-from ntt_backup.daemon import metrics_process
 from ntt_backup.daemon.events import TargetRestart
-from ntt_backup.daemon.metrics import METRICS, PREFIX, Figures
+from ntt_backup.daemon.metrics import process as metrics_process
+from ntt_backup.daemon.metrics.metrics import METRICS, PREFIX, Figures
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed

@@ -10,7 +10,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.daemon.events import TargetRestart
 from ntt_backup.daemon.run_state import Listeners, RunState, StateMessage
 from ntt_backup.daemon.supervised_target import HANG_SECONDS, SupervisedTarget, SystemdWord
-from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS
+from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS
 from ntt_backup.errors import LockHeld, worst
 from ntt_backup.events import Error, Event, RunStop, Warning
 from ntt_backup.process.messages import Fatal, Message

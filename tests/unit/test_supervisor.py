@@ -12,7 +12,7 @@ import pytest
 from ntt_backup import events
 from ntt_backup.client.backoff import Backoff
 from ntt_backup.config import Settings
-from ntt_backup.daemon.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
+from ntt_backup.daemon.workers.supervisor import RESTARTS, SOUND_SECONDS, SupervisedWorker
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported, WorkerFailed
 from ntt_backup.process.messages import Drained, Fatal, Message, Tick, WorkerDied, decode
 from ntt_backup.process.pipeline import Child, wait_for

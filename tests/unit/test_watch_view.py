@@ -19,8 +19,8 @@ from ntt_backup.cli.app import cli
 from ntt_backup.cli.common import Common
 from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig
+from ntt_backup.daemon.control.run_report import DaemonReport, RunReport
 from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_report import DaemonReport, RunReport
 from ntt_backup.errors import CatalogError
 from ntt_backup.process.messages import Tick
 from ntt_backup.ui.status import Status, Unavailable

@@ -18,7 +18,7 @@ from ntt_backup.catalog import check_history, connection, dump_history, glance, 
 from ntt_backup.catalog.failures import FailedBlob
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.config import CatalogConfig, identity
-from ntt_backup.daemon.control_client import ask
+from ntt_backup.daemon.control.client import ask
 from ntt_backup.daemon.signals import time_limit
 from ntt_backup.errors import (
     BackupError,

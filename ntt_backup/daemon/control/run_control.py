@@ -12,14 +12,14 @@ from ntt_backup import events
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import Settings
 from ntt_backup.config.timetable import Timetable, parse, speed
-from ntt_backup.daemon.control import ControlSocket
+from ntt_backup.daemon.control.control_socket import ControlSocket
+from ntt_backup.daemon.control.run_report import RunReport
 from ntt_backup.daemon.events import Asked, BandwidthLimit, Paused, Resumed
 from ntt_backup.daemon.progress import Progress
-from ntt_backup.daemon.run_report import RunReport
 from ntt_backup.daemon.run_state import RunState
 from ntt_backup.daemon.side_job import SideJobs
 from ntt_backup.daemon.signals import SignalInbox
-from ntt_backup.daemon.worker_pool import WorkerPool
+from ntt_backup.daemon.workers.pool import WorkerPool
 from ntt_backup.errors import BackupError, ConfigError
 from ntt_backup.process.pipeline import wait_for
 

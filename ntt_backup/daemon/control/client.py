@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ntt_backup.config import CatalogConfig
-from ntt_backup.daemon.control import peer_uid, short_address
-from ntt_backup.daemon.run_report import DaemonReport
+from ntt_backup.daemon.control.control_socket import peer_uid, short_address
+from ntt_backup.daemon.control.run_report import DaemonReport
 from ntt_backup.errors import BackupError, ConfigError, NotRunning
 from ntt_backup.format import printable
 

@@ -14,7 +14,7 @@ from ntt_backup.client.backoff import Backoff
 from ntt_backup.client.effort import Effort
 from ntt_backup.client.throttle import Limit
 from ntt_backup.config import RunSettings, Settings, identity
-from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.model import PendingEstimate
 from ntt_backup.process.shared import SharedNumber
 from ntt_backup.upload.worker_main import WorkerSpec

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ntt_backup import events
-from ntt_backup.daemon.supervisor import SupervisedWorker
+from ntt_backup.daemon.workers.supervisor import SupervisedWorker
 from ntt_backup.process.messages import Done, Fatal, Found, Message, WorkerDied
 from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE, PROBE_AND_TRY, TRY_OUT

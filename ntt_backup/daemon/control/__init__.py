@@ -1,0 +1,1 @@
+"""A running daemon tells of itself, and does what its user asks, over its control socket."""

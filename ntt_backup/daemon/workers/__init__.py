@@ -1,0 +1,1 @@
+"""The coordinator starts, hears, probes with and ends its workers."""
