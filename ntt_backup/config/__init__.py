@@ -136,10 +136,15 @@ def load_each(
 
 
 def names_of(targets: str, *, environ: Mapping[str, str], file: Path | None) -> list[str]:
-    """Returns the names of the targets in `all`, or in a list. Raises ConfigError where the file
-    cannot be read.
+    """Returns the names of the targets in `all`, or in a list. Raises ConfigError where the list
+    has an empty name, or the file cannot be read.
     """
     names = targets.split(",")
+    if len(names) > 1 and "" in names:
+        raise ConfigError(
+            f"--target {targets} has a comma with no name beside it",
+            hint="write several targets as a,b",
+        )
     if names == [ALL_TARGETS]:
         known = sources.targets(file, environ)
         names = names if ALL_TARGETS in known else known

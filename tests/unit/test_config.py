@@ -655,7 +655,7 @@ def test_several_targets_are_named_by_a_list_or_are_all_that_have_a_place(file: 
         ("nas,nsa", NAS, "target nsa: target 'nsa' is not in "),
         ("all", NAS.replace('path = "/volume"\n', ""), "target nas: targets.nas.path is not set"),
         ("all", NAS.replace('root = "/data"\n', ""), "source.root is not set"),
-        ("nas,", NAS, "target : target '' is not a valid name"),
+        ("nas,", NAS, "--target nas, has a comma with no name beside it"),
     ],
 )
 def test_a_mistake_in_one_of_several_targets_is_told_with_its_name(
