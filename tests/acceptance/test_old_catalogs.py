@@ -127,7 +127,7 @@ def test_a_dump_of_an_early_catalog_comes_back_and_is_completed(
 ) -> None:
     for statement in EARLIEST:
         old.query(statement)
-    made = [postgres.programs / "pg_dump", "--format=custom", old.url]
+    made = [str(postgres.programs / "pg_dump"), "--format=custom", old.url]
     data = subprocess.run(made, check=True, capture_output=True).stdout
     (dump,) = old.root.glob("disk/pgdump/*.dump")
     record = Path(f"{dump}.json")
