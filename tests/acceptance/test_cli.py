@@ -11,23 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.cli import app
 from tests.environment import Environment
 from tests.postgres import Postgres
 
-COMMANDS = tuple(app._COMMANDS)
-
-
 # --- help and mistakes ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_command(env: Environment, flag: str) -> None:
-    result = env.call(flag)
-    assert result.returncode == 0
-    for command in COMMANDS:
-        assert f"\n  {command} " in result.stdout
-    assert "Exit codes: 0 done" in result.stdout
 
 
 def loaded_by(*command: str) -> set[str]:

@@ -128,8 +128,10 @@ def test_what_is_misspelt_is_guessed(line: str, guess: str) -> None:
 def test_the_list_of_commands_says_of_each_what_its_own_help_says_first(words: str) -> None:
     group = ALL[words]
     assert isinstance(group, LazyGroup)
+    shown = call(*words.split(), "-h").output
     for name, said in group.helps.items():
         assert said == ALL[f"{words} {name}".strip()].get_short_help_str(100)
+        assert f" {name} {said}" in " ".join(shown.split())
 
 
 # --- the man page ---------------------------------------------------------------------------------
