@@ -10,10 +10,9 @@ import socket
 import socketserver
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from ntt_backup.daemon.run_state import RunState, WorkerStatus
 from ntt_backup.dump.events import DumpFailed
 from ntt_backup.snapshot.events import SnapshotFailed
 from tests import metrics_table
-from tests.patience import PATIENCE
+from tests.environment import wait_until
 from tests.sshd import HOST, free_port
 
 RULES = metrics_table.DOCS / "monitoring" / "alerts.yml"
@@ -211,13 +210,6 @@ def page(listen: str) -> str | None:
     return None
 
 
-def become(look: Callable[[], object], what: str) -> None:
-    until = time.monotonic() + PATIENCE
-    while not look():
-        assert time.monotonic() < until, what
-        time.sleep(0.01)
-
-
 def values(text: str | None) -> dict[str, float]:
     """The samples of the target without further labels."""
     found = text_string_to_metric_families(text or "")
@@ -234,13 +226,13 @@ def test_the_page_and_the_file_say_the_same_until_the_end(tmp_path: Path, alone:
         listener = process.of("far")
         listener.event(START)
         listener.refresh(STATE)
-        become(lambda: values(page(listen)).get(f"{PREFIX}blobs_pending") == 5, "the page")
+        wait_until(lambda: values(page(listen)).get(f"{PREFIX}blobs_pending") == 5, "the page")
         with socket.create_connection((HOST, int(listen.rpartition(":")[2]))):
             assert page(listen), "a client that says nothing holds up another one"
         hostile = urllib.request.Request(f"http://{listen}/metrics", headers={"Host": "evil.test"})
         with pytest.raises(urllib.error.HTTPError, match="421"):
             urllib.request.urlopen(hostile)
-        become(textfile.exists, "the file")
+        wait_until(textfile.exists, "the file")
         listener.event(STOP)
         listener.close()
     finally:
@@ -285,9 +277,9 @@ def test_what_cannot_be_served_is_a_warning_and_is_tried_again(
             words.extend(process.hear())
             return len(words) == 2
 
-        become(all_is_told, "two warnings")
+        wait_until(all_is_told, "two warnings")
     textfile.parent.mkdir()
-    become(lambda: page(listen) and textfile.exists(), "the page and the file")
+    wait_until(lambda: page(listen) and textfile.exists(), "the page and the file")
     listener.close()
     assert [one.line for one in words] == [
         f"warning: no metrics at {listen}: Address already in use",
