@@ -31,13 +31,6 @@ def sizes(blobs: list[Blob]) -> dict[str, int | None]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    path = tmp_path / "by-hash"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def blobs(root: Path) -> list[Blob]:
     return [put(root, b"x" * number) for number in range(60)]
 
