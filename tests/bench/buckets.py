@@ -25,7 +25,7 @@ from rich.console import Console
 
 from ntt_backup.demo.interrupts import Interrupts
 from ntt_backup.demo.postgres import Postgres
-from tests.bench import results
+from tests.bench import kopia, results
 from tests.bench.contender import PROJECT, Contender, Failed, Job, compare
 from tests.bench.cpu import Cpu, counted
 from tests.bench.image_store import mounted
@@ -110,6 +110,30 @@ class Restic(Contender):
         return job.call(["restic", "restore", "latest", "--target", str(job.destination)])
 
 
+class Kopia(Contender):
+    """kopia: it encrypts, compresses with zstd, and looks for duplicates."""
+
+    name = "kopia"
+    tools = ("kopia",)
+    version_argv = ("kopia", "--version")
+
+    def prepare(self, job: Job) -> None:
+        assert isinstance(job, BucketJob)
+        job.environ |= kopia.environment(job.scratch)
+        server = job.endpoint.removeprefix("http://")
+        storage = [f"--endpoint={server}", "--disable-tls", f"--bucket={job.bucket}"]
+        for argv in kopia.creation("s3", *storage, "--prefix=kopia/"):
+            job.call(argv)
+
+    def run(self, job: Job) -> float:
+        return job.call(["kopia", "snapshot", "create", str(job.store.root)])
+
+    def check(self, job: Job) -> None: ...
+
+    def back(self, job: BucketJob) -> float:
+        return job.call(["kopia", "restore", str(job.store.root), str(job.destination)])
+
+
 class Rclone(Contender):
     """`rclone copy`, 64 transfers at once: a request a file and more."""
 
@@ -157,7 +181,7 @@ _OURS: Final = OursToBucket()
 _RAW: Final = Raw()
 _WAYS: Final = {"sent": "run", "all of it read back": "back", f"{_FEW} blobs read back": "few"}
 _WAYS_OF_MEMORY: Final = {"sent": "run", f"blobs of prefix {_PREFIX} read back": "prefix"}
-CONTENDERS: Final[tuple[Contender, ...]] = (_OURS, Copy(), _RAW, Restic(), Rclone())
+CONTENDERS: Final[tuple[Contender, ...]] = (_OURS, Copy(), _RAW, Restic(), Kopia(), Rclone())
 
 
 class Bench:

@@ -119,6 +119,7 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
         "PG",
         "RESTIC_",
         "BORG_",
+        "KOPIA_",
         "RCLONE_",
         "RSYNC_",
         "TAR_OPTIONS",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from tests.bench import kopia
 from tests.bench.contender import PROJECT, Failed
 from tests.bench.lab import ALIAS, Lab
 
@@ -47,7 +48,7 @@ def spend(
     argv: Sequence[str], work: Path, environ: dict[str, str] | None = None, **how: Any
 ) -> Spent:
     """Runs a command; raises Failed where it fails. CPU time is that of all it has waited for."""
-    foreign = ("NTT_", "PG", "RESTIC_", "BORG_", "TAR_OPTIONS")
+    foreign = ("NTT_", "PG", "RESTIC_", "BORG_", "KOPIA_", "TAR_OPTIONS")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     with (work / "said").open("w+") as said, (work / "errors").open("w+") as errors:
         began = time.perf_counter()
@@ -201,6 +202,35 @@ class Restic(Contender):
 
     def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
         return self._run([*self._restic, "restore", version, "--target", str(to)])
+
+
+class Kopia(Contender):
+    """kopia: it encrypts, compresses with zstd."""
+
+    name = "kopia"
+    tools = ("kopia",)
+
+    def inside(self, to: Path) -> Path:
+        return to
+
+    def prepare(self) -> None:
+        place = self.place
+        self.environ = kopia.environment(place.work)
+        storage = ["filesystem", f"--path={place.repository}"]
+        if link := place.link:
+            ssh, *options = link.ssh
+            storage = ["sftp", "--external", f"--ssh-command={ssh}", f"--host={ALIAS}"]
+            storage += [f"--ssh-args={' '.join(options)}", f"--username={link.user}"]
+            storage += [f"--path={place.repository}"]
+        for argv in kopia.creation(*storage):
+            self._run(argv)
+
+    def take(self) -> Spent:
+        done = self._run(["kopia", "snapshot", "create", "--json", str(self.place.data)])
+        return Spent(done.seconds, done.cpu, "", json.loads(done.said)["id"])
+
+    def restore(self, version: str, to: Path, *, delta: bool) -> Spent:
+        return self._run(["kopia", "snapshot", "restore", version, str(to)])
 
 
 class Borg(Contender):

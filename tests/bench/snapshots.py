@@ -27,6 +27,7 @@ from tests.bench.slots import slot
 from tests.bench.snapshot_peers import (
     Borg,
     Contender,
+    Kopia,
     Ours,
     OursInPlace,
     OursWhole,
@@ -45,7 +46,7 @@ from tests.bench.snapshot_states import (
     tree_files,
 )
 
-_CONTENDERS: Final = (Ours, OursInPlace, OursWhole, Restic, Borg, PgBackRest)
+_CONTENDERS: Final = (Ours, OursInPlace, OursWhole, Restic, Kopia, Borg, PgBackRest)
 _FEW: Final = 4000
 _TREE: Final = 70_000
 _COLUMNS: Final = ("full", "stored", "increment", "stored", "restore", "put back")
