@@ -16,17 +16,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyrage
 from blake3 import blake3
 
 from ntt_backup.process.pipeline import die_with_parent
 from tests.bucket_environment import BucketEnvironment
 from tests.environment import wait_until
 from tests.faults.environment import FaultEnvironment
-from tests.faults.plain_packs import Damaged, members, read_pack
+from tests.faults.plain_packs import Damaged, members, opened, read_pack
+from tests.packs import Person
 from tests.s3_proxy import Exchange, S3Proxy, Trouble, spoil
 from tests.s3_servers import S3Server
 
 _PACKS, _BLOBS, _DUMPS, _TRIALS = "packs/", "blobs/", "pgdump/", "packs/trial-"
+_SEALED = ".age"
+_SEALED_SHARE = 0.8
 # A blob of so many bytes is an object of its own, one of the largest has two parts.
 LARGE_BLOB = 4_500_000
 _SMALL = (0, 1, 600, 5_000, 30_000, 30_000, 90_000, 90_000, 400_000, 400_000, 900_000, 900_000)
@@ -74,12 +78,13 @@ class Store:
 @dataclass(repr=False, kw_only=True)
 class BucketFaults(FaultEnvironment):
     """spoiled: keys of objects that the campaign has damaged. packs: of each pack the blobs in it
-    that are right, as `on_remote` has seen them last.
+    that are right, as `on_remote` has seen them last. owner: who can open what is sealed.
     """
 
     env: BucketEnvironment
     store: Store
     proxy: S3Proxy
+    owner: Person
     spoiled: set[str] = field(default_factory=set)
     packs: dict[str, dict[str, bytes]] = field(default_factory=dict)
     sizes: tuple[int, ...] = _SIZES
@@ -106,6 +111,10 @@ class BucketFaults(FaultEnvironment):
 
     def begin_round(self) -> None:
         self._seen = len(self.proxy.seen)
+        if self.strategy == "sealed":
+            # What some runs have sealed and others have not is for all to go on with.
+            sealing = self.chance.random() < _SEALED_SHARE
+            self.env.write_config(pack={"recipients": [self.owner.public] * sealing})
 
     def flowing(self) -> bool:
         """Whether the first part of a pack or of a blob has been begun."""
@@ -152,6 +161,7 @@ class BucketFaults(FaultEnvironment):
                 continue
             content, bad = self._read(key), key in self.spoiled
             try:
+                content = opened(content, self.owner.secret)
                 blobs, entries = read_pack(content)
                 whole = bad or (len(blobs) == entries and members(content).items() <= blobs.items())
             except Damaged:
@@ -189,7 +199,13 @@ class BucketFaults(FaultEnvironment):
         return found
 
     def dumps(self) -> dict[str, bytes]:
-        return {key.removeprefix(_DUMPS): self._read(key) for key in self._listed(_DUMPS)}
+        identity, found = pyrage.x25519.Identity.from_str(self.owner.secret), {}
+        for key in self._listed(_DUMPS):
+            content, name = self._read(key), key.removeprefix(_DUMPS)
+            if name.endswith(_SEALED):
+                content = pyrage.decrypt(content, [identity])
+            found[name.removesuffix(_SEALED)] = content
+        return found
 
     # --- what the campaign damages
 
@@ -225,7 +241,8 @@ class BucketFaults(FaultEnvironment):
 
 def is_content(key: str) -> bool:
     """Whether a request is for a pack or a blob, and not for the trial of a check."""
-    return key.endswith(".tar") or f"/{_BLOBS}" in key
+    content = f"/{_PACKS}" in key and f"/{_TRIALS}" not in key
+    return content or f"/{_BLOBS}" in key
 
 
 def _name(blobid: str) -> str:

@@ -15,6 +15,7 @@ from tests.environment import Environment
 from tests.faults.buckets import LARGE_BLOB, BucketFaults, Store
 from tests.faults.environment import SMALL_DISK, Disk, FaultEnvironment
 from tests.link import Link
+from tests.packs import Person
 from tests.postgres import Postgres
 from tests.s3_proxy import S3Proxy
 from tests.s3_servers import as_account, seaweedfs
@@ -24,12 +25,13 @@ from tests.sshd import HOST, Sshd
 @pytest.fixture
 def environment(request: pytest.FixtureRequest, postgres: Postgres) -> FaultEnvironment:
     """An environment with a remote that can fail, for the strategy that is the parameter."""
-    way = "_bucket" if request.param == "objects" else "_by_ssh"
+    strategy = "objects" if request.param == "sealed" else request.param
+    way = "_bucket" if strategy == "objects" else "_by_ssh"
     made: FaultEnvironment = request.getfixturevalue(way)
     made.strategy = request.param
     made.env.write_config(
         remote={"connect_timeout": 5},
-        run={"workers": 2, "stall_timeout": 2, "receipt_timeout": 5, "strategy": request.param},
+        run={"workers": 2, "stall_timeout": 2, "receipt_timeout": 5, "strategy": strategy},
         dump={"bin": str(postgres.programs), "keep_daily": 0, "keep_weekly": 0},
     )
     made.add(2)
@@ -65,7 +67,7 @@ def _bucket(
     postgres: Postgres, catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultEnvironment]:
     """One with an object store of its own, behind a proxy and a link that can fail."""
-    nothing = cast(Any, None)
+    nothing, owner = cast(Any, None), Person.new()
     tools = tmp_path / "tools"
     tools.mkdir()
     with ExitStack() as stack:
@@ -81,7 +83,9 @@ def _bucket(
         )
         env.environ["PYTHONPATH"] = str(tools)
         env.write_config(
-            run={"batch_bytes": "8MiB", "bwlimit": "24MB/s"}, remote={"part_size": "5MiB"}
+            run={"batch_bytes": "8MiB", "bwlimit": "24MB/s"},
+            remote={"part_size": "5MiB"},
+            pack={"identity_file": str(owner.file(tmp_path / "key"))},
         )
         store = Store(server)
         stack.callback(store.kill)
@@ -97,4 +101,5 @@ def _bucket(
             chance=chance,
             store=store,
             proxy=proxy,
+            owner=owner,
         )

@@ -5,14 +5,52 @@ from __future__ import annotations
 import io
 import tarfile
 
+import pyrage
 import zstandard
 from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 _ENTRY_BYTES = 48
+_PIECE_BYTES = 65536
+_TAG_BYTES = 16
 
 
 class Damaged(Exception):
     """It is no pack as a whole."""
+
+
+def opened(pack: bytes, secret: str) -> bytes:
+    """The pack within a sealed one, with zeros for its damaged pieces; others are as they were."""
+    trailer = pack[-1536:-1024]
+    if trailer[:10] != b"NTTPACK\n\0\2":
+        return pack
+    size, of_keys, store_id = _number(trailer[16:24]), _number(trailer[12:16]), trailer[96:112]
+    pieces = max(1, -(-size // _PIECE_BYTES))
+    end = size + _TAG_BYTES * pieces
+    keys = pack[end : end + of_keys]
+    if (
+        blake3(trailer[:480]).digest() != trailer[480:]
+        or blake3(keys).digest() != trailer[48:80]
+        or end + of_keys + 1536 != len(pack)
+        or any(pack[-1024:])
+    ):
+        raise Damaged("its seal")
+    key = pyrage.decrypt(keys, [pyrage.x25519.Identity.from_str(secret)])
+    contents, naming = (
+        blake3(key, derive_key_context=f"ntt-pack 2 {what}").digest() for what in ("contents", "id")
+    )
+    if blake3(store_id, key=naming).digest(length=16) != trailer[80:96]:
+        raise Damaged("its name")
+    cipher, within = ChaCha20Poly1305(contents), bytearray()
+    for number in range(pieces):
+        sealed = pack[len(within) + _TAG_BYTES * number : end][: _PIECE_BYTES + _TAG_BYTES]
+        nonce = number.to_bytes(11, "big") + bytes([number == pieces - 1])
+        try:
+            within += cipher.decrypt(nonce, sealed, None)
+        except InvalidTag:
+            within += bytes(len(sealed) - _TAG_BYTES)
+    return bytes(within)
 
 
 def read_pack(pack: bytes) -> tuple[dict[str, bytes], int]:
