@@ -23,6 +23,8 @@ from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, StoredPack
 
 _REQUEUE_BATCH: Final = 5000
+# Rows that one statement marks. The connection keeps the memory of the longest one.
+_AT_ONCE: Final = 4096
 _DETAIL_LENGTH: Final = 1000
 
 
@@ -54,11 +56,12 @@ class Ledger:
         recording the same again is harmless but for the count of attempts.
         """
         with translated("record a batch"), self._conn.transaction():
-            sizes = {blob.blobid: blob.size for blob in stored}
             failures = {failure.blobid: failure for failure in failed}
-            locked = self._lock({*sizes, *failures}) if failures else set()
-            if sizes:
-                self._mark_copied(sizes)
+            all_rows = {*(blob.blobid for blob in stored), *failures} if failures else set()
+            locked = self._lock(all_rows) if failures else set()
+            for start in range(0, len(stored), _AT_ONCE):
+                some = stored[start : start + _AT_ONCE]
+                self._mark_copied({blob.blobid: blob.size for blob in some})
             if found := [failure for one, failure in failures.items() if one in locked]:
                 self._mark_failed(found)
             insert_packs(self._conn, self._target, packs)

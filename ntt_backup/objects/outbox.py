@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ntt_backup.client.shared_pace import Pace
 from ntt_backup.errors import RemoteUnreachable
@@ -32,6 +32,10 @@ from ntt_backup.objects.bucket import (
     checksum,
     composite,
 )
+from ntt_backup.process.memory import new_buffer
+
+if TYPE_CHECKING:
+    from mmap import mmap
 
 _BUFFERS: Final = 2
 # Beside the parts, the ends of objects: each waits for its own parts, which were begun before it.
@@ -94,7 +98,7 @@ class Outgoing:
     known: ObjectInfo | None = None
     size: int = 0
     used: int = 0
-    buffer: bytearray | None = None
+    buffer: mmap | None = None
     upload_id: Future[str] | None = None
     parts: list[Future[Part]] = field(default_factory=list)
     done: Future[ObjectInfo] | None = None
@@ -127,7 +131,7 @@ class Outbox:
         self._bucket = bucket
         self._part_size = part_size
         self._hear = hear
-        self._free = [bytearray(part_size) for _ in range(_BUFFERS)]
+        self._free = [new_buffer(part_size) for _ in range(_BUFFERS)]
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._threads = ThreadPoolExecutor(_THREADS, "upload")
         self._begun: list[Outgoing] = []
@@ -161,7 +165,7 @@ class Outbox:
             if self._free:
                 buffer = self._free.pop()
                 fits = len(buffer) >= out.part_size
-                out.buffer = buffer if fits else bytearray(out.part_size)
+                out.buffer = buffer if fits else new_buffer(out.part_size)
             else:
                 self.wait(0.2)
         return memoryview(out.buffer)[out.used : out.part_size]
@@ -254,9 +258,9 @@ class Outbox:
                 self.trouble = self.trouble or error
         self._bell.put(None)
 
-    def _release(self, buffer: bytearray) -> None:
+    def _release(self, buffer: mmap) -> None:
         fits = len(buffer) == self._part_size
-        self._free.append(buffer if fits else bytearray(self._part_size))
+        self._free.append(buffer if fits else new_buffer(self._part_size))
 
     def _send_part(self, out: Outgoing) -> None:
         if out.upload_id is None and out.known is None:
@@ -267,7 +271,7 @@ class Outbox:
         self.handed_over += count if out.known is None else 0
         out.parts.append(self._submit(self._put_part, out, number, buffer, count))
 
-    def _put_part(self, out: Outgoing, number: int, buffer: bytearray, count: int) -> Part:
+    def _put_part(self, out: Outgoing, number: int, buffer: mmap, count: int) -> Part:
         try:
             data = memoryview(buffer)[:count]
             digest = sha256(data).digest()
@@ -280,7 +284,7 @@ class Outbox:
         finally:
             self._release(buffer)
 
-    def _put(self, out: Outgoing, buffer: bytearray) -> ObjectInfo:
+    def _put(self, out: Outgoing, buffer: mmap) -> ObjectInfo:
         try:
             data = memoryview(buffer)[: out.used]
             digest = sha256(data).digest()

@@ -25,6 +25,7 @@ from ntt_backup.blobdir.layout import is_blobid, relative_path
 from ntt_backup.blobdir.open import FILE, closing, open_untouched
 from ntt_backup.blobdir.syscalls import DIRECTORY
 from ntt_backup.model import Blob
+from ntt_backup.process.memory import new_buffer
 
 Order = Literal["auto", "hash", "inode", "extent"]
 Claimed = list[tuple[Blob, int]]
@@ -54,6 +55,9 @@ class ReadAhead:
         self._order = order
         self._alive = alive
         self._slow = order in ("inode", "extent")
+        # What is read is thrown away, so all threads may read to one place. With buffers of their
+        # own, each would keep megabytes of freed memory.
+        self._waste = new_buffer(_LARGEST)
 
     @property
     def batches(self) -> int:
@@ -125,7 +129,7 @@ class ReadAhead:
     def _read(self, blob: Blob) -> None:
         """Reads the start of a blob. Errors are ignored: the sender will meet and report them."""
         with suppress(OSError, ValueError), self._opened(blob) as fd:
-            os.read(fd, _LARGEST)
+            os.readv(fd, [self._waste])
 
     def _read_all(self, blobs: Iterator[Blob]) -> None:
         for blob in blobs:

@@ -33,6 +33,7 @@ from ntt_backup.objects.outbox import Meter, Outbox, Outgoing
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.writer import PackWriter
+from ntt_backup.process.memory import give_back_large_blocks, new_buffer
 from ntt_backup.source.inspection import Store
 from ntt_backup.source.reader import Reader, TooLarge, wrong_content
 from ntt_backup.upload.strategies.session import Outcome, Rejection
@@ -47,6 +48,7 @@ _A_BLOB: Final = 4096
 def open_objects(spec: SessionSpec, store: Store) -> ObjectsSession:
     """Opens a session."""
     assert spec.bucket is not None
+    give_back_large_blocks()  # Of the lists and tables that a pack takes.
     meter = Meter(spec.pace)
     require_sealing(spec.recipients)
     bucket = open_bucket(spec.bucket, meter)
@@ -109,7 +111,7 @@ class ObjectsSession:
         self._taken: set[str] = set()
         # A run before this one may have died after its last requests, and before their record.
         self._looks = spec.run.window
-        self._buffer = memoryview(bytearray(_PIECE + 1))
+        self._buffer = memoryview(new_buffer(_PIECE + 1))
         self._reported = 0
         self._unheard = 0
         self._heard = (0, 0)
