@@ -40,7 +40,9 @@ class SendQueue:
         self._name = name
         self._max_blobs = max_blobs
         self._max_bytes = max_bytes
-        self._claimed: deque[tuple[Blob, int]] = deque()
+        # Blobs, and beside them their ranges: pairs would take a third more memory.
+        self._blobs: deque[Blob] = deque()
+        self._ranges: deque[int] = deque()
         self._size = 0
         self._delayed: list[_Delayed] = []
         self._put_off: dict[int, float] = {}
@@ -49,7 +51,7 @@ class SendQueue:
     @property
     def missing(self) -> int:
         """The number of blobs to claim next; 0 where a full batch is here."""
-        count, left = len(self._claimed), self._max_bytes - self._size
+        count, left = len(self._blobs), self._max_bytes - self._size
         if left <= 0:
             return 0
         step = min(STEP, 1 + left * count // max(1, self._size)) if count else _FIRST_STEP
@@ -65,12 +67,13 @@ class SendQueue:
         """Returns the ranges of everything here. Those that were put off until now are let go."""
         self._put_off = {index: due for index, due in self._put_off.items() if due > now}
         delayed = (one.batch.ranges for one in self._delayed)
-        return frozenset(index for _, index in self._claimed).union(self._put_off, *delayed)
+        return frozenset(self._ranges).union(self._put_off, *delayed)
 
     def add(self, claimed: Iterable[tuple[Blob, int]]) -> None:
         """Appends blobs, each with its range's index."""
         some = list(claimed)
-        self._claimed.extend(some)
+        self._blobs.extend(blob for blob, _ in some)
+        self._ranges.extend(index for _, index in some)
         self._size += total_size(blob for blob, _ in some)
 
     def delay(self, batches: Iterable[Batch], due: float = 0.0) -> None:
@@ -101,22 +104,22 @@ class SendQueue:
 
     def pop_new(self) -> Batch | None:
         """Returns a batch cut from the front of the claimed blobs; None where there are none."""
-        count = cut([blob for blob, _ in self._claimed], self._max_blobs, self._max_bytes)
+        count = cut(self._blobs, self._max_blobs, self._max_bytes)
         if count == 0:
             return None
-        front = [self._claimed.popleft() for _ in range(count)]
         self._batches += 1
         batch = Batch(
             f"{self._name}.{self._batches}",
-            tuple(blob for blob, _ in front),
-            frozenset(index for _, index in front),
+            tuple(self._blobs.popleft() for _ in range(count)),
+            frozenset(self._ranges.popleft() for _ in range(count)),
         )
         self._size -= batch.size
         return batch
 
     def forget(self) -> None:
         """Forgets everything: it is still pending in the catalog."""
-        self._claimed.clear()
+        self._blobs.clear()
+        self._ranges.clear()
         self._size = 0
         self._delayed.clear()
         self._put_off.clear()
