@@ -29,8 +29,11 @@ from tests.patience import PATIENCE
 
 ROUNDS_AN_ERA = 5
 ENOUGH_ROUNDS = 8
+# After these nothing else of the round is met.
+ENDS = ("kill coordinator", "kill everything")
 LOSE_MARKS = {"crash and restart database", "kill database process", "kill everything"}
 _NEW_BLOBS = 30
+_BEGINNING_SHARE = 1 / 6
 _DUMP_EVERY = 2
 _DUMPS = ("plain", "full of a series", "increment")
 
@@ -61,7 +64,7 @@ class Tally:
         struck = sum(self.faults.values())
         return [
             f"{self.rounds} rounds in {self.duration_s:.0f} s, {struck} faults",
-            *(f"  {self.faults[kind]:5} {kind}" for kind in sorted({*self.faults, *self.missed})),
+            *(self._line(kind) for kind in sorted({*self.faults, *self.missed})),
             *(f"      - {kind}: {why}" for kind, why in self.unavailable.items()),
             f"  runs: {', '.join(f'{count} {how}' for how, count in self.endings.items())}",
             f"  blobs: {self.blobs}, moved {self.moved} ({self.bytes / 1e6:.1f} MB),"
@@ -70,6 +73,10 @@ class Tally:
             f"  dumps: {', '.join(f'{count} {how}' for how, count in self.dumps.items())}",
             f"  never: {', '.join(self.never()) or '-'}",
         ]
+
+    def _line(self, kind: str) -> str:
+        missed = self.missed[kind]
+        return f"  {self.faults[kind]:5} {kind}{f', missed {missed} times' if missed else ''}"
 
     def never(self) -> list[str]:
         """What was possible, and did not happen."""
@@ -198,12 +205,15 @@ class _Round:
         # A database that crashes may lose the last marks: the next run makes them again.
         known = set(environment.blobs) if LOSE_MARKS.isdisjoint(names) else set()
         strikes = []
+        # One that ends the run while it begins would leave nothing for others that come later.
+        beginning = chance.random() < _BEGINNING_SHARE
         for name in names:
             if KINDS[name].early:
                 self._strike(name)
             else:
-                when = chance.choice(("beginning", "bytes", "bytes", "bytes", "time", "time"))
-                moment = (chance.randrange(size // 2), chance.uniform(0.0, 0.8))
+                later = chance.choice(("bytes", "bytes", "bytes", "time", "time"))
+                when = "beginning" if beginning else later
+                moment = (chance.randrange(size // 3), chance.uniform(0.0, 0.6))
                 lasts = chance.choice(((0.05, 0.8), (0.05, 0.8), (2.0, 6.0)))
                 strikes.append(_Strike(name, when, *moment, chance.uniform(*lasts)))
         try:
@@ -252,7 +262,7 @@ class _Round:
             progress = {"beginning": now - began}
             if flowing:
                 progress |= {"time": now - flowing, "bytes": environment.link.sent - sent}
-            for strike in [one for one in todo if _is_due(one, progress)]:
+            for strike in _due(todo, progress):
                 todo.remove(strike)
                 if undo := self._strike(strike.kind):
                     lasting.append((now + strike.lasts_s, undo))
@@ -265,9 +275,17 @@ class _Round:
         return run.poll()
 
 
-def _is_due(strike: _Strike, progress: Mapping[str, float]) -> bool:
-    moment = strike.after_bytes if strike.when == "bytes" else strike.after_s
-    return progress.get(strike.when, -1) >= moment
+def _due(todo: list[_Strike], progress: Mapping[str, float]) -> list[_Strike]:
+    """Those whose moment has come; all that are left, just before the run is ended by one."""
+    moments = [one.after_bytes if one.when == "bytes" else one.after_s for one in todo]
+    due = [
+        one
+        for one, moment in zip(todo, moments, strict=True)
+        if progress.get(one.when, -1) >= moment
+    ]
+    if any(one.kind in ENDS for one in due):
+        due = sorted(todo, key=lambda one: ENDS.index(one.kind) + 1 if one.kind in ENDS else 0)
+    return due
 
 
 def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> list[str]:

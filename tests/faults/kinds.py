@@ -36,7 +36,7 @@ from tests.s3_proxy import (
 
 PROJECT = Path(__file__).resolve().parents[2]
 _CLOCK_LIBRARIES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
-_CHILD_SECONDS = 3.0
+_MEET_SECONDS = 3.0
 
 Undo = Callable[[], object]
 
@@ -82,22 +82,24 @@ def _worker(environment: FaultEnvironment) -> None:
     _must(environment.kill(environment.workers()))
 
 
-def _child(name: str) -> Callable[[FaultEnvironment], None]:
-    def strike(environment: FaultEnvironment) -> None:
-        """One lives for as long as a batch takes to be read: it has to be waited for."""
-        end = time.monotonic() + _CHILD_SECONDS
-        while (
-            time.monotonic() < end
-            and environment.run is not None
-            and environment.run.poll() is None
-        ):
-            of_workers = [environment.env.children(worker) for worker in environment.workers()]
-            found = [pid for some in of_workers for pid, comm in some.items() if comm == name]
-            if environment.kill(sorted(found)):
-                return
-        raise Missed
+def _met(strike: Callable[[FaultEnvironment], bool]) -> Callable[[FaultEnvironment], None]:
+    """What lives only as long as a batch is waited for. strike: returns whether it met one."""
 
-    return strike
+    def wait(environment: FaultEnvironment) -> None:
+        end = time.monotonic() + _MEET_SECONDS
+        while not strike(environment):
+            _must(time.monotonic() < end and bool(_run_itself(environment)))
+
+    return wait
+
+
+def _child(name: str) -> Callable[[FaultEnvironment], None]:
+    def strike(environment: FaultEnvironment) -> bool:
+        of_workers = [environment.env.children(worker) for worker in environment.workers()]
+        found = [pid for some in of_workers for pid, comm in some.items() if comm == name]
+        return environment.kill(sorted(found))
+
+    return _met(strike)
 
 
 def _sessions(environment: FaultEnvironment) -> None:
@@ -115,9 +117,9 @@ echo $n
 """
 
 
-def _receiver(environment: FaultEnvironment) -> None:
+def _receiver(environment: FaultEnvironment) -> bool:
     said = environment.remote.run(_RECEIVER.format(path=environment.env.remote.path)).stdout
-    _must(said.strip() not in (b"", b"0"))
+    return said.strip() not in (b"", b"0")
 
 
 def _backend(environment: FaultEnvironment) -> None:
@@ -318,7 +320,7 @@ KINDS: Mapping[str, Kind] = {
     "kill ssh": Kind(_child("ssh"), target="ssh"),
     "kill tar": Kind(_child("tar"), target="ssh"),
     "kill sshd sessions": Kind(_sessions, target="ssh"),
-    "kill receiver": Kind(_receiver, target="ssh"),
+    "kill receiver": Kind(_met(_receiver), target="ssh"),
     "kill database process": Kind(_backend),
     "crash and restart database": Kind(_crash_database),
     "insert rows": Kind(_insert_rows),
