@@ -1,7 +1,8 @@
-"""Blobs below a root, and all files that lie there."""
+"""Blobs below a root, all files that lie there, and content for them."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 from blake3 import blake3
@@ -28,3 +29,8 @@ def tree(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
+
+
+def noise(size: int, seed: int = 1) -> bytes:
+    """Returns bytes that no compression makes fewer."""
+    return random.Random(seed).randbytes(size)

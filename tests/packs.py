@@ -16,6 +16,7 @@ from ntt_backup.pack.format import pack_id
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.seal import OpenKey, SealWriter, no_key, open_key
 from ntt_backup.pack.writer import PackWriter
+from tests.files import noise
 
 STORE = bytes(range(16))
 _WORDS = [bytes(random.Random(n).choices(b"abcdefghij", k=n % 9 + 3)) for n in range(2000)]
@@ -25,10 +26,6 @@ def text(seed: int, size: int) -> bytes:
     """Content that compresses, alike among blobs."""
     chance = random.Random(seed)
     return b" ".join(chance.choices(_WORDS, k=size // 5))[:size]
-
-
-def noise(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 MIX = (

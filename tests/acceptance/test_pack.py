@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from tests.files import put, put_as, tree
-from tests.packs import Person, noise, text
+from tests.files import noise, put, put_as, tree
+from tests.packs import Person, text
 from tests.patience import PATIENCE
 from tests.program import run
 
-CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(1, 30_000), noise(2, 9_000_000)]
+CONTENTS = [b"", *(text(n, 2000) for n in range(300)), noise(30_000, 1), noise(9_000_000, 2)]
 
 
 def program(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

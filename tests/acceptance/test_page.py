@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -16,22 +13,7 @@ import pytest
 from tests.browser import browsing
 from tests.environment import Environment, wait_until
 from tests.patience import PATIENCE
-
-
-@contextmanager
-def serving(env: Environment) -> Iterator[str]:
-    """The page's address."""
-    argv = env.argv("serve", "--listen", "127.0.0.1:0")
-    with subprocess.Popen(
-        argv, env=env.environment(), stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            yield line.split()[-1]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+from tests.serving import serving
 
 
 def figures(url: str, target: str = "remote") -> dict[str, str]:

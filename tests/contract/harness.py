@@ -32,6 +32,7 @@ from ntt_backup.model import Batch, Blob, Failure, Receipt
 from ntt_backup.source.inspection import Inspection, Store
 from ntt_backup.upload.strategies import open_session
 from ntt_backup.upload.strategies.session import Outcome, Session
+from ntt_backup.wire import write_messages
 from tests.patience import PATIENCE
 
 # Waits of the product, of which no test shall see the end unless it says so.
@@ -247,3 +248,20 @@ def receipt_of(outcome: Outcome) -> Receipt:
 
 def reasons(failed: Sequence[Failure]) -> dict[str, str]:
     return {failure.blobid: failure.reason.value for failure in failed}
+
+
+class Taken:
+    """Takes contents, and keeps what was taken."""
+
+    def __init__(self) -> None:
+        self.digests: list[bytes] = []
+
+    def whole(self, digest: bytes, content: memoryview) -> None:
+        self.digests.append(digest)
+
+    def begin(self, large: write_messages.Large) -> None:
+        self.digests.append(large.digest)
+
+    def piece(self, data: memoryview) -> None: ...
+    def end(self, problem: str) -> None: ...
+    def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,8 +16,8 @@ from ntt_backup.config.sections import RunSettings
 from ntt_backup.dump.by_objects import DumpsByObjects
 from ntt_backup.dump.by_receiver import DumpsByReceiver
 from ntt_backup.dump.by_shell import DumpsByShell
-from ntt_backup.dump.record import Contents, DumpRecord, Stored
-from ntt_backup.dump.remote_dir import RemoteDir, connect
+from ntt_backup.dump.record import Contents, Stored
+from ntt_backup.dump.remote_dir import connect
 from ntt_backup.errors import (
     ConfigError,
     DumpImpossible,
@@ -29,38 +28,12 @@ from ntt_backup.errors import (
 from ntt_backup.objects import store_format
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.s3 import open_bucket
+from tests.contract.dumps import NAME, record_of, send_dump
 from tests.contract.harness import PATIENT, Machine
 from tests.fake_bucket import SMALLEST_PART, FakeBucket
 from tests.lying_receiver import LYING_RECEIVER
 from tests.packs import Person
 from tests.receiver_driver import PROJECT
-
-NAME = "20260304T120000Z-0badcafe.dump"
-
-
-def record_of(content: bytes, number: int = 1) -> DumpRecord:
-    return DumpRecord(
-        format=1,
-        number=number,
-        target="remote",
-        database="copyjob",
-        server_version="16.4",
-        program="16.4",
-        host="alpha",
-        bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-        fingerprint="",
-        duration_s=1.5,
-    )
-
-
-def send_dump(place: RemoteDir, content: bytes, name: str = NAME) -> DumpRecord:
-    """A dump with this content and name; its record."""
-    upload, record = place.upload(name), record_of(content)
-    upload.send(content)
-    assert upload.finish() == (record.bytes, record.sha256)
-    upload.name(record)
-    return record
 
 
 @pytest.fixture

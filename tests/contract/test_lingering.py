@@ -24,8 +24,8 @@ from ntt_backup.errors import RemoteDenied, RemoteUnreachable
 from ntt_backup.upload.strategies import STRATEGIES
 from ntt_backup.upload.strategies.probe import Probe
 from ntt_backup.upload.strategies.tar_probe import ScratchDirectory
+from tests.contract.dumps import NAME, send_dump
 from tests.contract.harness import Harness, Machine, settle
-from tests.contract.test_dumps import NAME, send_dump
 from tests.environment import wait_until
 from tests.patience import PATIENCE
 

@@ -12,29 +12,12 @@ from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import BackupError, RemoteUnreachable, Unsupported
-from ntt_backup.wire import read_messages, write_messages
-from tests.contract.harness import Machine
+from ntt_backup.wire import read_messages
+from tests.contract.harness import Machine, Taken
 from tests.lying_receiver import LYING_RECEIVER
 from tests.patience import PATIENCE
 
 A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
-
-
-class Taken:
-    """Takes contents, and keeps what was taken."""
-
-    def __init__(self) -> None:
-        self.digests: list[bytes] = []
-
-    def whole(self, digest: bytes, content: memoryview) -> None:
-        self.digests.append(digest)
-
-    def begin(self, large: write_messages.Large) -> None:
-        self.digests.append(large.digest)
-
-    def piece(self, data: memoryview) -> None: ...
-    def end(self, problem: str) -> None: ...
-    def not_given(self, digest: bytes, verdict: int, text: str) -> None: ...
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 from ntt_backup.client.connection import SessionSpec
 from ntt_backup.client.read_session import ReadSession
 from ntt_backup.config.sections import RunSettings
-from tests.contract.harness import PATIENT, Harness, Machine
-from tests.contract.test_lying_receivers import Taken
+from tests.contract.harness import PATIENT, Harness, Machine, Taken
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])

@@ -6,7 +6,6 @@ protocol just well enough (`lying_receiver`).
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,16 +29,13 @@ from ntt_backup.upload.strategies import open_probe, open_session
 from ntt_backup.upload.strategies.session import Rejection
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, reasons, receipt_of, settle
+from tests.contract.lying_commits import lying_receiver, receipt
+from tests.files import noise
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
 
 MIB = 1 << 20
-READY = {"free_bytes": 1, "total_bytes": 2, "clock_us": 0, "system": "Linux", "placed": 1}
-
-
-def random_bytes(size: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 # --- large blobs ----------------------------------------------------------------------------------
@@ -47,14 +43,14 @@ def random_bytes(size: int, seed: int = 1) -> bytes:
 
 @pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1])
 def test_blobs_around_the_size_of_a_pack_arrive(local: Harness, size: int) -> None:
-    batch = local.batch("b", b"before", random_bytes(size), b"after")
+    batch = local.batch("b", b"before", noise(size), b"after")
     local.assert_arrives(batch)
 
 
 def test_a_large_blob_that_does_not_match_its_name_never_gets_it(local: Harness) -> None:
     good, corrupt, also = (
         local.put(b"good"),
-        local.put(random_bytes(3 * MIB)),
+        local.put(noise(3 * MIB)),
         local.put(b"also good"),
     )
     content = bytearray(local.source_path(corrupt).read_bytes())
@@ -77,7 +73,7 @@ def test_a_large_blob_that_does_not_match_its_name_never_gets_it(local: Harness)
 def test_a_large_blob_that_changes_on_its_way_is_withdrawn(
     local: Harness, change: Callable[[Path], object]
 ) -> None:
-    large, small = local.put(random_bytes(8 * MIB)), local.put(b"small")
+    large, small = local.put(noise(8 * MIB)), local.put(b"small")
     changed: list[bool] = []
 
     def on_bytes(count: int) -> None:
@@ -110,7 +106,7 @@ def spec_of(harness: Harness) -> SessionSpec:
 
 def interrupted(local: Harness, machine: Machine, size: int) -> Batch:
     """A batch of one blob whose receiver was killed before it had all of it."""
-    batch = local.batch("b", random_bytes(size))
+    batch = local.batch("b", noise(size))
     first = local.open(transport=machine, codec="none")
     first.put(batch)
     first.abort()
@@ -155,7 +151,7 @@ def well_equipped(machine: Machine) -> Machine:
 
 @pytest.mark.parametrize("codec", ["zlib", "zstd-1", "zstd-3"])
 def test_every_codec_carries_everything(local: Harness, well_equipped: Machine, codec: str) -> None:
-    batch = local.batch("b", TEXT, TEXT[:5000], random_bytes(2 * MIB), b"", b"x")
+    batch = local.batch("b", TEXT, TEXT[:5000], noise(2 * MIB), b"", b"x")
     local.assert_arrives(batch, transport=well_equipped, codec=codec)
 
 
@@ -172,7 +168,7 @@ def test_packs_refer_to_earlier_ones_where_the_receiver_remembers_them(
     command = f'{sys.executable} -c "{program}" --root {local.path}'
     machine.tool("python3", f"PYTHONPATH={project} exec {command}")
     session = local.open(transport=machine, codec="zstd-6")
-    batches = [local.batch(f"{seed}", random_bytes(100_000)[seed:] + TEXT) for seed in range(2)]
+    batches = [local.batch(f"{seed}", noise(100_000)[seed:] + TEXT) for seed in range(2)]
     sent = []
     for batch in batches:
         before = local.sent
@@ -199,7 +195,7 @@ def test_text_goes_compressed_unless_that_is_switched_off(
 
 def test_a_store_that_is_away_is_no_batchs_trouble_and_the_session_goes_on(local: Harness) -> None:
     session = local.open()
-    batch = local.batch("b", b"content", random_bytes(3 * MIB))
+    batch = local.batch("b", b"content", noise(3 * MIB))
     away = local.store.with_name("elsewhere")
     local.store.rename(away)
     with pytest.raises(SourceError):
@@ -266,49 +262,6 @@ def test_a_remote_without_python_is_told_so(local: Harness, machine: Machine) ->
 
 
 # --- far sides that lie ---------------------------------------------------------------------------
-
-LYING_RECEIVER = """
-import os, sys
-from ntt_backup.wire.framing import *
-from ntt_backup.wire.write_messages import *
-from tests.patience import PATIENCE
-inbox = Inbox(TO_RECEIVER)
-os.write(1, b"\\nNTT-RECEIVE 1 version=0 python=3.11.0 hash=sha256 codec=zlib allow=put\\n")
-def say(frame): os.write(1, frame)
-while True:
-    count = os.readv(0, [inbox.space()])
-    if not count: break
-    inbox.filled(count)
-    while (found := inbox.next()) is not None:
-        kind, payload = found
-        if kind == HELLO: say(fields(READY, {ready!r}))
-        if kind == COMMIT:
-            number = read_number(payload)
-            {answer}
-{other}
-"""
-
-
-def lying_receiver(
-    machine: Machine, answer: str, ready: dict[str, int | str] | None = None, other: str = ""
-) -> Machine:
-    """A remote that answers a COMMIT with Python of the test's own; other is what it does with any
-    frame.
-    """
-    program = machine.tools / "lying.py"
-    text = LYING_RECEIVER.replace("{ready!r}", repr(ready or READY))
-    program.write_text(text.replace("{answer}", answer).replace("{other}", other))
-    project = Path(__file__).resolve().parents[2]
-    machine.tool("python3", f"PYTHONPATH={project} exec {sys.executable} {program}")
-    return machine
-
-
-def receipt(
-    stored: int, *exceptions: tuple[int, int, str], hashed: int = 0, number: str = ""
-) -> str:
-    listed = ", ".join(f"Exceptional{exception!r}" for exception in exceptions)
-    number = number or "number"
-    return f"say(receipt(Receipt({number}, 0, {hashed}, {stored}, [{listed}])))"
 
 
 def failed(text: str) -> str:

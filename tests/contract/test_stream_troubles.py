@@ -19,7 +19,8 @@ from ntt_backup.upload.strategies.session import Rejection, Session
 from ntt_backup.upload.strategies.stream import StreamSession
 from ntt_backup.wire import framing, write_messages
 from tests.contract.harness import Harness, Machine, receipt_of, settle
-from tests.contract.test_stream import lying_receiver, random_bytes, receipt
+from tests.contract.lying_commits import lying_receiver, receipt
+from tests.files import noise
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.parametrize("strategy", ["stream"])
@@ -45,7 +46,7 @@ def reading_fails(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[]
 def test_a_store_that_goes_away_within_a_large_blob_leaves_the_session_usable(
     local: Harness,
 ) -> None:
-    batch = local.batch("b", b"small", random_bytes(8 * MIB))
+    batch = local.batch("b", b"small", noise(8 * MIB))
     session = local.open()
     away = local.store.with_name("elsewhere")
     with pytest.MonkeyPatch.context() as patched:
@@ -80,7 +81,7 @@ def test_a_batch_that_fails_on_the_remote_while_it_is_sent_is_ended(
     )
     # So slowly that the answer overtakes what is sent.
     session = local.open(transport=transport, codec="none", bytes_per_second=300_000)
-    first = local.batch("first", random_bytes(size), *(b"%d" % n for n in range(3)))
+    first = local.batch("first", noise(size), *(b"%d" % n for n in range(3)))
     session.put(first)
     outcomes = settle(session)
     assert [outcome.batch for outcome in outcomes] == [first]
@@ -107,7 +108,7 @@ def test_a_frame_is_sent_whole_although_its_batch_fails_meanwhile(
         session._flights[0].answered |= bytes(data[4:5]) == bytes([framing.PACK])
 
     monkeypatch.setattr(session, "_send", send)
-    session.put(local.batch("b", random_bytes(3000)))
+    session.put(local.batch("b", noise(3000)))
     kinds = [kind for kind, _ in iter(inbox.next, None)]
     assert kinds == [framing.BATCH, framing.PACK, framing.ABORT]
 
@@ -118,7 +119,7 @@ def test_nothing_refers_to_what_was_altered_on_its_way(
     machine.tool("python3", f'exec {sys.executable} "$@"')
     session = local.open(transport=machine, codec="zstd-6")
     assert isinstance(session, StreamSession)
-    content, send = random_bytes(300_000), session._send
+    content, send = noise(300_000), session._send
 
     def altering(data: bytes | memoryview) -> None:
         altered = bytearray(data)
@@ -207,7 +208,7 @@ def test_a_remote_that_is_busy_for_ever_and_reads_nothing_is_given_up(
     session = local.open(transport=transport, codec="none", stall_timeout=5, receipt_timeout=20)
     start, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: start + (clock() - start) * 1000)
-    batch = local.batch("b", random_bytes(20 * MIB))
+    batch = local.batch("b", noise(20 * MIB))
     with pytest.raises(RemoteUnreachable) as caught:
         session.put(batch)
     assert "stalled" in caught.value.message
@@ -280,7 +281,7 @@ def test_a_remote_that_falls_silent_at_any_point_is_given_up(
     transport = Machine(machine.tools, connect_timeout=2.0)
     batches = [
         local.batch("small", b"one", b"two"),
-        local.batch("large", random_bytes(66 * MIB)),
+        local.batch("large", noise(66 * MIB)),
         local.batch("last", b"three"),
     ]
 

@@ -16,23 +16,8 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, Failure, Reason
-from tests.integration.test_range_locks import MALFORMED, add
-
-TARGET = "remote"
-
-
-def rows(conn: Connection, query: str) -> list[tuple[object, ...]]:
-    return conn.execute(query.encode()).fetchall()
-
-
-def state(conn: Connection) -> dict[str, tuple[object, ...]]:
-    """blobid -> copied, whether checked, failed, size."""
-    found = rows(
-        conn,
-        "select blobid, remote_copied, remote_last_checked is not null, remote_copy_failed, size"
-        " from blobs",
-    )
-    return {str(blobid): tuple(rest) for blobid, *rest in found}
+from tests.integration.catalogs import MALFORMED, add, rows, state, stubborn
+from tests.postgres import TARGET
 
 
 def test_a_receipt_is_recorded(catalog: Connection) -> None:
@@ -161,16 +146,6 @@ def test_blobs_deleted_while_recording_waits_for_them_are_no_error(
     assert errors == []
     assert state(catalog) == {"staying": (True, True, False, 1)}
     assert rows(catalog, "select * from ntt_backup.failures") == []
-
-
-def stubborn(conn: Connection, body: str) -> None:
-    """A trigger of the table's owner, before each update of the blobid 'stubborn'."""
-    for text in (
-        f"create function stubborn() returns trigger language plpgsql as $$begin {body} end$$",
-        "create trigger stubborn before update on blobs for each row"
-        " when (new.blobid = 'stubborn') execute function stubborn()",
-    ):
-        conn.execute(text.encode())
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.schema_check import verify_schema
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob, StoredPack
-from tests.integration.test_ledger import state, stubborn
-from tests.integration.test_range_locks import add
+from tests.integration.catalogs import add, state, stubborn
 
 TARGET = "remote"
 ON_A_BUCKET = privileges.of("run", bucket=True)

@@ -26,36 +26,18 @@ from ntt_backup.catalog.selection import iter_pending
 from ntt_backup.catalog.stats import pending_estimate
 from ntt_backup.errors import CatalogUnavailable
 from ntt_backup.model import Blob, Failure, Reason
-from tests.integration.test_schema import FORMS, INDEX, LIVE, LIVE_COLUMNS
+from tests.integration.catalogs import (
+    FORMS,
+    INDEX,
+    LIVE,
+    LIVE_COLUMNS,
+    MALFORMED,
+    add,
+    add_hashes,
+    allow_null,
+)
 
 EVERYWHERE = range(256)
-MALFORMED = [
-    "",
-    " ",
-    "\n",
-    "0",
-    "'; drop table blobs; --",
-    "FF00",
-    "a%sb",
-    "ff" * 100,
-    "g",
-    "~",
-    "é",
-]
-
-
-def add(conn: Connection, *blobids: str | None, size: int | None = None) -> None:
-    conn.cursor().executemany(
-        "insert into blobs (blobid, size) values (%s, %s)", [(one, size) for one in blobids]
-    )
-
-
-def add_hashes(conn: Connection, count: int) -> None:
-    conn.execute(
-        "insert into blobs (blobid, size) select encode(sha256(n::text::bytea), 'hex'), n"
-        " from generate_series(1, %s) as n",
-        [count],
-    )
 
 
 def add_prefixed(conn: Connection, prefix: str, count: int) -> None:
@@ -66,13 +48,6 @@ def add_prefixed(conn: Connection, prefix: str, count: int) -> None:
         " from generate_series(1, %s) as n",
         [prefix, count],
     )
-
-
-def allow_null(conn: Connection) -> None:
-    """Make the table one of those whose blobid is unique, but no key."""
-    conn.execute("alter table blobs drop constraint blobs_pkey")
-    conn.execute("alter table blobs alter blobid drop not null")
-    conn.execute("create unique index on blobs (blobid)")
 
 
 def ids(taken: list[tuple[Blob, int]]) -> list[str]:

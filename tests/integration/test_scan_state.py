@@ -14,8 +14,8 @@ from ntt_backup.catalog.scan_state import (
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.errors import CatalogRefused
 from ntt_backup.model import Blob
-from tests.integration.test_ledger import TARGET, rows, state
-from tests.integration.test_range_locks import add
+from tests.integration.catalogs import add, rows, state
+from tests.postgres import TARGET
 
 
 def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connection) -> None:

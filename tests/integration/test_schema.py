@@ -23,22 +23,11 @@ from ntt_backup.catalog.schema_plan import Who, make_plan
 from ntt_backup.catalog.selection import iter_pending
 from ntt_backup.errors import CatalogRefused, CatalogUnavailable
 from ntt_backup.model import Blob, BlobRange
+from tests.integration.catalogs import FORMS, INDEX, LIVE, LIVE_COLUMNS, assert_usable
 from tests.postgres import Postgres
 
-LIVE = "create table blobs (blobid text primary key, n_hardlinks int, created_at timestamptz)"
-LIVE_COLUMNS = (
-    "alter table blobs add remote_copied boolean, add remote_last_checked timestamptz,"
-    " add remote_copy_failed boolean"
-)
-INDEX = "create index idx_blobs_remote_pending on blobs (blobid) where "
 ON_NOTE = INDEX.replace("(blobid)", "(note)") + "remote_copied is not true"
 BY_PATTERN = INDEX.replace("(blobid)", "(blobid text_pattern_ops)") + "remote_copied is not true"
-FORMS = {
-    "is false": "remote_copied is false or remote_copied is null",
-    "equals false": "remote_copied = false or remote_copied is null",
-    "is not true": "remote_copied is not true",
-    "negated": "not remote_copied or remote_copied is null",
-}
 PARTITIONED = [
     "create table blobs (blobid text primary key) partition by hash (blobid)",
     "create table blobs_0 partition of blobs for values with (modulus 1, remainder 0)",
@@ -99,12 +88,6 @@ def execute_hint(conn: Connection, hint: str) -> None:
     statements = hint.rpartition(": ")[2]
     assert statements.endswith(";")
     conn.execute(sql.SQL(statements))
-
-
-def assert_usable(conn: Connection) -> None:
-    """There is nothing to say about what a run and a scan need."""
-    for command in ("run", "scan"):
-        assert verify_schema(conn, "remote", command) == []
 
 
 def start_index_and_break_it_off(conn: Connection, url: str) -> None:

@@ -13,8 +13,8 @@ from ntt_backup.catalog.ledger import Ledger
 from ntt_backup.catalog.scan_state import register
 from ntt_backup.catalog.selection import iter_pending, sample
 from ntt_backup.model import Blob
-from tests.integration.test_ledger import TARGET, rows
-from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
+from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
+from tests.postgres import TARGET
 
 
 def blobs(count: int) -> list[Blob]:

@@ -17,8 +17,8 @@ from ntt_backup.catalog.queries import statement
 from ntt_backup.catalog.schema import init_db
 from ntt_backup.catalog.stats import exact_totals, pending_estimate
 from ntt_backup.model import Blob, Failure, PendingEstimate, Reason
-from tests.integration.test_ledger import TARGET, rows
-from tests.integration.test_range_locks import MALFORMED, add, add_hashes, allow_null
+from tests.integration.catalogs import MALFORMED, add, add_hashes, allow_null, rows
+from tests.postgres import TARGET
 
 
 def add_many(catalog: Connection, count: int) -> None:

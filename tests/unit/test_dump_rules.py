@@ -12,35 +12,17 @@ from hypothesis import strategies as st
 
 from ntt_backup.dump import record
 from ntt_backup.dump.job import due
-from ntt_backup.dump.record import SERIES, DumpRecord, Stored
+from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.retention import Retention, kept
+from tests.unit.sample_records import NOON, RECORD, a_dump
 
-NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 WEEK = 7 * 86400.0
-RECORD = DumpRecord(
-    format=1,
-    number=1,
-    target="remote",
-    database="copyjob",
-    server_version="16.4",
-    program="16.4",
-    host="alpha",
-    bytes=1000,
-    sha256="ab" * 32,
-    fingerprint="5 1 2+3",
-    duration_s=1.5,
-)
 
 moments = st.datetimes(
     min_value=datetime(2020, 1, 1), max_value=datetime(2030, 1, 1), timezones=st.just(UTC)
 )
 shelves = st.dictionaries(st.integers(0, 10_000), moments, min_size=1, max_size=60)
 rules = st.builds(Retention, st.integers(1, 5), st.integers(0, 10), st.integers(0, 6))
-
-
-def a_dump(moment: datetime = NOON, **changes: object) -> Stored:
-    made = replace(RECORD, **changes)  # type: ignore[arg-type]
-    return Stored(record.name_of(moment, "0badcafe"), made.bytes, made)
 
 
 # --- retention ------------------------------------------------------------------------------------

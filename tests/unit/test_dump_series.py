@@ -20,7 +20,7 @@ from ntt_backup.dump.last_text import LastText, NewText
 from ntt_backup.dump.record import SERIES, Stored
 from ntt_backup.dump.segments import Cutter
 from ntt_backup.dump.series import SeriesDamaged, Writer, replay
-from tests.unit.test_dump_rules import a_dump
+from tests.unit.sample_records import a_dump
 
 SMALL = {"size": 128, "most": 512}
 lines = st.binary(max_size=60) | st.sampled_from([b"row", b"", b"x" * 700, b"\r"])

@@ -13,46 +13,22 @@ from ntt_backup.dump import events as dump_events
 from ntt_backup.events import Event
 from ntt_backup.process.messages import decode
 from tests import jsonl_schema
+from tests.unit.sample_events import (
+    BLOB_FAILED,
+    BLOBID,
+    ERROR,
+    HOSTILE,
+    OUTAGE,
+    PROGRESS,
+    RUN_START,
+    RUN_STOP,
+)
 
-BLOBID = "ab" * 32
-HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9bb\r\nc\u202ed\x00[red]"
-
-RUN_START = events.RunStart(
-    version="1",
-    target="remote",
-    strategy="tar",
-    workers=4,
-    watch=False,
-    source="/srv/store",
-    remote="host:/backup",
-)
-PROGRESS = events.Progress(
-    copied=3_150,
-    failed=2,
-    pending=1_848,
-    estimated=False,
-    bytes=212_300_000,
-    mb_per_s=48.14,
-    blobs_per_s=812.0,
-    eta_s=34.0,
-    active_workers=4,
-)
-RUN_STOP = events.RunStop(
-    outcome="some_failed",
-    exit_code=7,
-    copied=4_998,
-    failed=2,
-    bytes=250_000_000,
-    duration_s=12.5,
-)
-BLOB_FAILED = events.BlobFailed(blobid=BLOBID, reason="missing", detail="no such file")
-OUTAGE = events.Outage(what="remote", reason="no answer", detail="timed out", attempt=2, wait_s=3.2)
 OUTAGE_END = events.OutageEnd(what="remote", duration_s=72.4)
 SPLIT = events.BatchSplit(batch="0.1a", blobs=1, reason="no")
 RESTART = events.WorkerRestart(pid=5, worker=3, status=-9, detail="killed", attempt=1, wait_s=0.7)
 DUMP_START = dump_events.DumpStart(reason="asked", program="16.2")
 DUMP_FAILED = dump_events.DumpFailed(exit_code=7, message="m", detail="d", hint="do it")
-ERROR = events.Error(exit_code=5, message="m", detail="d", hint="do it")
 
 LINES = [
     (RUN_START, "4 workers, strategy tar, target remote: /srv/store to host:/backup"),

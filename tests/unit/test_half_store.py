@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ntt_backup.upload.worker import Worker
-from tests.unit.test_worker import Scene, scene
+from tests.unit.scene import Scene, scene
 
 BLOBS = 3000
 ENDLESS = 300

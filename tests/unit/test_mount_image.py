@@ -24,7 +24,7 @@ from ntt_backup.pack.format import (
 )
 from tests.mounts import contents, pack, packs, source
 from tests.packs import ranges
-from tests.unit.test_erofs import Image, path
+from tests.unit.erofs_reader import Image, path
 
 
 def built(

@@ -14,7 +14,8 @@ from ntt_backup.blobdir.layout import relative_path
 from ntt_backup.pack.format import RAW, ZSTD, ZSTD_DICTIONARY, PackError, pack_id
 from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.writer import PackWriter
-from tests.packs import MIX, STORE, noise, pack, reader, text
+from tests.files import noise
+from tests.packs import MIX, STORE, pack, reader, text
 
 
 def codecs(data: bytes) -> set[int]:
@@ -22,7 +23,7 @@ def codecs(data: bytes) -> set[int]:
 
 
 @pytest.mark.parametrize("compress", [True, False])
-@pytest.mark.parametrize("contents", [(), (b"",), (b"x",), (noise(0, 1 << 20),), MIX])
+@pytest.mark.parametrize("contents", [(), (b"",), (b"x",), (noise(1 << 20, 0),), MIX])
 def test_what_was_packed_is_read(contents: Sequence[bytes], compress: bool) -> None:
     data = pack(contents, compress=compress)
     found = reader(data)
@@ -59,7 +60,7 @@ def test_a_pack_is_an_archive_of_its_larger_blobs(tmp_path: Path) -> None:
 
 
 def test_a_blob_may_come_in_pieces_of_any_length() -> None:
-    content = noise(1, 200_000)
+    content = noise(200_000, 1)
     file = io.BytesIO()
     writer = PackWriter(file.write, STORE, bytes(16))
     writer.begin(blake3(content).digest(), len(content))
@@ -122,7 +123,7 @@ def test_a_blob_of_more_than_eight_gigabytes_has_a_place() -> None:
     [
         ([text(n, 1500) for n in range(2000)], ZSTD_DICTIONARY),
         ([text(n, 8000) for n in range(8)], ZSTD),
-        ([noise(n, 1500) for n in range(2000)], RAW),
+        ([noise(1500, n) for n in range(2000)], RAW),
     ],
     ids=["alike and many", "few", "noise"],
 )
@@ -145,7 +146,7 @@ def test_dense_members_stay_small() -> None:
 
 
 def test_one_read_finds_a_small_table() -> None:
-    data = pack([noise(n, 20_000) for n in range(100)])
+    data = pack([noise(20_000, n) for n in range(100)])
     asked = []
 
     def read(start: int, length: int) -> bytes:
@@ -180,7 +181,7 @@ def test_a_pack_that_is_cut_off_says_so() -> None:
 
 
 def test_other_content_than_the_name_says_is_refused() -> None:
-    content = noise(3, 30_000)
+    content = noise(30_000, 3)
     data = bytearray(pack([content]))
     data[600] ^= 1
     (entry,) = reader(bytes(data)).table

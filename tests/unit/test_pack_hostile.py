@@ -31,10 +31,10 @@ from ntt_backup.pack.reader import PackReader
 from ntt_backup.pack.salvage import find_members
 from ntt_backup.pack.ustar import write_header
 from ntt_backup.restore.unpack import unpack
-from tests.files import tree
-from tests.packs import noise, pack, reader, text
+from tests.files import noise, tree
+from tests.packs import pack, reader, text
 
-SMALL = [noise(1, 20_000), *(text(n, 1500) for n in range(400)), b""]
+SMALL = [noise(20_000, 1), *(text(n, 1500) for n in range(400)), b""]
 GOOD = pack(SMALL)
 FOUND = reader(GOOD)
 ID = bytes(16)
@@ -181,7 +181,7 @@ def test_more_entries_than_a_pack_may_have_are_not_even_read() -> None:
 
 
 def test_a_compressed_blob_of_another_writer_may_be_large(tmp_path: Path) -> None:
-    content = noise(1, 3_000_000) + bytes(3_000_000)
+    content = noise(3_000_000, 1) + bytes(3_000_000)
     frame = zstandard.ZstdCompressor().compress(content)
     entry = Entry(blake3(content).digest(), 0, len(frame), len(content), ZSTD)
     data = forged(frame, [entry])

@@ -31,7 +31,7 @@ from ntt_backup.ui.page.server import Board, PageServer, Shown
 from ntt_backup.ui.page.verdict import Level, judge
 from ntt_backup.ui.page.view import Target, policy, render
 from tests.patience import PATIENCE
-from tests.unit.test_status import TOTALS, a_run
+from tests.unit.sample_records import TOTALS, a_run
 
 NOW = datetime.now(UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

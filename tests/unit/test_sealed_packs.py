@@ -23,10 +23,11 @@ from ntt_backup.pack.seal import (
     read_seal,
     sealed_size,
 )
-from tests.packs import MIX, STORE, Person, noise, pack, ranges, reader, seal, sealed, text
+from tests.files import noise
+from tests.packs import MIX, STORE, Person, pack, ranges, reader, seal, sealed, text
 
 OWNER, OTHER, STRANGER = Person.new(), Person.new(), Person.new()
-FEW = [noise(1, 20_000), *(text(n, 1500) for n in range(100)), b"", noise(2, 200_000)]
+FEW = [noise(20_000, 1), *(text(n, 1500) for n in range(100)), b"", noise(200_000, 2)]
 PLAIN = pack(FEW)
 SEALED = seal(PLAIN, [OWNER.public])
 SEAL = read_seal(SEALED, len(SEALED))

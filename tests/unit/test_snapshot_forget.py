@@ -12,7 +12,8 @@ from ntt_backup.errors import RemoteDenied, RemoteError, RemoteUnreachable
 from ntt_backup.snapshot.forget import expire
 from ntt_backup.snapshot.verify import Question, verify
 from ntt_backup.snapshot.versions import Version, versions
-from tests.unit.test_snapshot_take import Taker, noise
+from tests.files import noise
+from tests.unit.taker import Taker
 
 RULE = Retention(1, 0, 0)
 

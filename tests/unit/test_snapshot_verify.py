@@ -15,7 +15,8 @@ from ntt_backup.snapshot.format.super_blocks import read_super_block
 from ntt_backup.snapshot.repository.names import FileName
 from ntt_backup.snapshot.verify import Findings, Question, verify
 from ntt_backup.snapshot.versions import open_manifest, versions
-from tests.unit.test_snapshot_take import BLOCK, Taker, noise, rewrite
+from tests.files import noise
+from tests.unit.taker import BLOCK, Taker, rewrite
 
 MIB = 1 << 20
 

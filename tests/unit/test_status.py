@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -25,42 +25,7 @@ from ntt_backup.model import PendingEstimate
 from ntt_backup.snapshot.last_take import Last
 from ntt_backup.ui.status import Status
 from tests import status_schema
-
-TOTALS = Totals(
-    pending=1200,
-    copied=3_400_000,
-    failed=3,
-    pending_bytes=5_000_000,
-    copied_bytes=7_000_000_000,
-    failed_bytes=12,
-    unsized=4,
-    without_blobid=2,
-    failed_by_reason={"missing": 2, "wrong-size": 1},
-    pending_by_reason={"remote-missing": 5},
-)
-NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-
-
-def a_run(**changes: Any) -> Run:
-    values: dict[str, Any] = {
-        "run_id": UUID(int=7),
-        "target": "remote",
-        "host": "alpha",
-        "pid": 4711,
-        "strategy": "tar",
-        "workers": 4,
-        "started_at": NOW,
-        "updated_at": NOW + timedelta(minutes=1),
-        "ended_at": NOW + timedelta(minutes=2),
-        "outcome": "done",
-        "exit_code": 0,
-        "copied": 10,
-        "failed": 0,
-        "bytes": 1000,
-        "read_at": NOW + timedelta(minutes=1, seconds=40),
-    }
-    return Run(**{**values, **changes})
-
+from tests.unit.sample_records import NOW, TOTALS, a_run
 
 A_DUMP = DumpRun(NOW, NOW, "20260304T050607Z-0badcafe.dump", 3_000_000_000, "ab" * 32, "")
 

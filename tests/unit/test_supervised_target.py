@@ -16,7 +16,7 @@ from ntt_backup.events import Error, Event, RunStop, Warning
 from ntt_backup.process.messages import Fatal, Message
 from ntt_backup.process.pipeline import Child, wait_for
 from tests.patience import PATIENCE
-from tests.unit.test_views import STATE
+from tests.unit.sample_events import STATE
 
 
 class Ear:

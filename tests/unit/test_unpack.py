@@ -14,8 +14,8 @@ from ntt_backup.errors import ConfigError, DestinationError
 from ntt_backup.pack.format import TAIL_BYTES
 from ntt_backup.restore.unpack import UnpackedAll
 from ntt_backup.restore.unpack import unpack as unpack_files
-from tests.files import put_as, tree
-from tests.packs import MIX, noise, pack, reader, text
+from tests.files import noise, put_as, tree
+from tests.packs import MIX, pack, reader, text
 
 WAYS = [(jobs, verify) for jobs in (1, 3) for verify in (True, False)]
 
@@ -60,7 +60,7 @@ def test_what_is_right_stays_and_what_is_wrong_is_replaced(
     to = tmp_path / "to"
     unpack(pack(MIX[: len(MIX) // 2]), to)
     states = {path: path.stat() for path in to.rglob("*") if path.is_file()}
-    cut, changed, extra = MIX[10], MIX[20], noise(5, 50)
+    cut, changed, extra = MIX[10], MIX[20], noise(50, 5)
     put_as(to, blake3(cut).hexdigest(), cut[:-1])
     put_as(to, blake3(changed).hexdigest(), b"?" + changed[1:])
     put_as(to, blake3(extra).hexdigest(), extra)
@@ -80,7 +80,7 @@ def test_several_packs_may_have_the_same_blobs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [100, 20_000, 3_000_000], ids=["dense", "plain", "large"])
 def test_a_damaged_blob_is_left_out_unless_nobody_looks(tmp_path: Path, size: int) -> None:
-    bad, good = noise(1, size), noise(2, size)
+    bad, good = noise(size, 1), noise(size, 2)
     data = bytearray(pack([bad, good], compress=False))
     entry = reader(bytes(data)).table.find(blake3(bad).digest())
     assert entry is not None
@@ -96,7 +96,7 @@ def test_a_damaged_blob_is_left_out_unless_nobody_looks(tmp_path: Path, size: in
 
 @pytest.mark.parametrize("damage", ["no end", "no table", "a header", "a bad member"])
 def test_of_a_damaged_pack_the_larger_blobs_are_found(tmp_path: Path, damage: str) -> None:
-    larger = [noise(n, 20_000 + n) for n in range(40)]
+    larger = [noise(20_000 + n, n) for n in range(40)]
     smaller = [text(n, 3000) for n in range(40)]
     data = bytearray(pack([*larger, *smaller]))
     found = reader(bytes(data))
@@ -120,7 +120,7 @@ def test_of_a_damaged_pack_the_larger_blobs_are_found(tmp_path: Path, damage: st
 
 def test_no_link_in_the_directory_is_followed(tmp_path: Path) -> None:
     to, outside = tmp_path / "to", tmp_path / "outside"
-    content = noise(1, 100)
+    content = noise(100, 1)
     for linked in (path_of(content)[:2], path_of(content)[:5]):
         outside.mkdir()
         (to / linked).parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def test_no_link_in_the_directory_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_directory_in_the_place_of_a_blob_is_told(tmp_path: Path, jobs: int) -> None:
-    contents = [noise(n, 50) for n in range(600)]
+    contents = [noise(50, n) for n in range(600)]
     (tmp_path / "to" / path_of(contents[0])).mkdir(parents=True)
     done = unpack(pack(contents), tmp_path / "to", jobs=jobs)
     assert tree(tmp_path / "to") == blobs(contents[1:])
@@ -152,7 +152,7 @@ def test_a_directory_in_the_place_of_a_blob_is_told(tmp_path: Path, jobs: int) -
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path, jobs: int) -> None:
-    contents = [noise(n, 50) for n in range(600)]
+    contents = [noise(50, n) for n in range(600)]
     to = tmp_path / "to"
     to.mkdir()
     for number in range(256):

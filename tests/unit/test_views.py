@@ -22,7 +22,7 @@ from ntt_backup.daemon.run_state import Listener, RunState, WorkerStatus
 from ntt_backup.snapshot.events import SnapshotFailed, SnapshotProgress
 from ntt_backup.ui.live import LiveView
 from ntt_backup.ui.plain import FAILURES_SHOWN, JsonResult, PlainView, QuietView, make_views
-from tests.unit.test_events import (
+from tests.unit.sample_events import (
     BLOB_FAILED,
     ERROR,
     HOSTILE,
@@ -30,32 +30,13 @@ from tests.unit.test_events import (
     PROGRESS,
     RUN_START,
     RUN_STOP,
+    STATE,
 )
 
 
 def make_view(stream: TextIO, *, quiet: bool = False) -> Listener:
     """The view of a run with one target."""
     return make_views(stream, [""], quiet=quiet)[""]
-
-
-STATE = RunState(
-    elapsed_s=72.0,
-    copied=2_998,
-    failed=2,
-    pending=1_000,
-    estimated=False,
-    bytes=123_456_789,
-    sent=125_000_000,
-    done=3_000,
-    share=0.756,
-    mb_per_s=12.25,
-    blobs_per_s=812.0,
-    eta_s=34.0,
-    workers=(
-        WorkerStatus(0, "sending", "w0-7", 1_500, 6.5),
-        WorkerStatus(1, "outage", "", 0, 0.0),
-    ),
-)
 
 
 class Terminal:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ntt_backup.config.sections import RunSettings
 from ntt_backup.errors import (
     BackupError,
     CatalogUnavailable,
@@ -22,11 +19,9 @@ from ntt_backup.errors import (
 )
 from ntt_backup.model import Blob
 from ntt_backup.process.pipeline import wait_for
-from ntt_backup.source.read_ahead import ReadAhead
-from ntt_backup.upload.worker import Worker
-from tests.unit.fakes import FakeCatalog, FakePipe, FakeRemote, FakeStore, Script, blobs
+from tests.unit.fakes import Script
+from tests.unit.scene import Scene, scene
 
-QUICK: dict[str, Any] = {"backoff_base": 0.01, "backoff_cap": 0.01, "batch_size": 10, "window": 3}
 REMOTE_FAULTS = [
     "remote away",
     "lost in put",
@@ -44,51 +39,6 @@ CATALOG_FAULTS = [
     "catalog lost at release",
     "catalog lost at look",
 ]
-
-
-@dataclass
-class Scene:
-    """One worker and all that it meets."""
-
-    catalog: FakeCatalog
-    remote: FakeRemote
-    pipe: FakePipe
-    store: FakeStore
-    all: list[Blob]
-
-    def worker(self, *, watch: bool = False, **run: Any) -> Worker:
-        return Worker(
-            "0",
-            RunSettings(**{**QUICK, **run}),
-            cast(Any, self.store),
-            ReadAhead(Path("/nowhere"), "hash"),
-            self.remote.connect,
-            cast(Any, self.catalog.connect),
-            cast(Any, self.pipe),
-            watch=watch,
-        )
-
-    def assert_done(self, failed: Sequence[str] = ()) -> None:
-        """Every blob is settled, as it should be, told of once, and no claim is left."""
-        assert self.catalog.failed.keys() == set(failed)
-        assert self.catalog.copied == {blob.blobid for blob in self.all} - set(failed)
-        assert self.catalog.pending == {}
-        assert self.catalog.locks == {}
-        told = self.pipe.of("batch_complete")
-        assert sum(one["copied"] for one in told) == len(self.all) - len(failed)
-        assert sorted(one["blobid"] for one in self.pipe.of("blob_failed")) == sorted(failed)
-
-
-def scene(
-    count: int,
-    remote: Sequence[str] = (),
-    catalog: Sequence[str] = (),
-    poison: Sequence[int] = (),
-) -> Scene:
-    everything = blobs(count)
-    table = FakeCatalog(everything, Script(catalog))
-    far = FakeRemote(table, Script(remote), [everything[number].blobid for number in poison])
-    return Scene(table, far, FakePipe(table), FakeStore(), everything)
 
 
 @pytest.fixture
