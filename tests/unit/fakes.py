@@ -312,6 +312,10 @@ class FakePipe:
     def state(self, state: str, quiet: float = 0.0) -> None:
         self.on_state(state)
 
+    def stop(self) -> None:
+        """Says so, and wakes whoever waits, as a word from the coordinator does."""
+        self.stopping = self.hurried = True
+
     def take_hurry(self) -> bool:
         hurried, self.hurried = self.hurried, False
         return hurried

@@ -50,7 +50,8 @@ def test_what_cannot_be_read_waits_and_is_not_tried_first_again() -> None:
     gone = away(made, 0x00, 0xA9)
 
     def stop_when_waiting(state: str) -> None:
-        made.pipe.stopping = state == "outage"
+        if state == "outage":
+            made.pipe.stop()
 
     made.pipe.on_state = stop_when_waiting
     watching(made, backoff_base=60, backoff_cap=60, window=1).run()

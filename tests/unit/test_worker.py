@@ -285,7 +285,7 @@ def test_a_watching_worker_sends_what_is_inserted_and_ends_when_told(heard: bool
             made.catalog.insert(late, heard=heard)
         elif state == "idle":
             assert not wait_for(reading=[made.catalog.notify], timeout=0), "it would wake at once"
-            made.pipe.stopping = True
+            made.pipe.stop()
 
     made.pipe.on_state = next_scene
     # It would sleep for a day, were it not woken.
