@@ -71,17 +71,7 @@ def _write(common: Common, note: CheckNote, lasted: float) -> None:
     with suppress(BackupError), time_limit(_PATIENCE_S, CatalogUnavailable("it is too slow")):
         settings = load(CatalogConfig, file=common.config, target=common.target)
         with connect(settings.catalog.url, identity.application("note")) as conn:
-            note_check(
-                conn,
-                settings.target,
-                note.command,
-                lasted=lasted,
-                exit_code=note.exit_code,
-                blobs=note.blobs,
-                bytes=note.bytes,
-                wrong=note.wrong,
-                detail=note.detail,
-            )
+            note_check(conn, settings.target, lasted=lasted, **asdict(note))
 
 
 def _tell(common: Common, note: CheckNote) -> None:
