@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ntt_backup.cli.app import cli
+from ntt_backup.cli.commands.man import page
 from ntt_backup.cli.examples import EXAMPLES, PROGRAM
 from ntt_backup.cli.lazy_group import LazyGroup
-from ntt_backup.cli.man import page
 from ntt_backup.errors import ConfigError, DestinationError
 
 ROOT = Path(__file__).parents[2]

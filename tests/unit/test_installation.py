@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ntt_backup.cli.install_receiver import key_line, steps, write_receiver
+from ntt_backup.cli.commands.install_receiver import key_line, steps, write_receiver
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
 

@@ -19,7 +19,7 @@ from ntt_backup.catalog.dump_history import DumpRun
 from ntt_backup.catalog.history import Run
 from ntt_backup.catalog.range_locks import Holder
 from ntt_backup.catalog.stats import StoredObjects, Totals
-from ntt_backup.cli.run import plan
+from ntt_backup.cli.commands.run import plan
 from ntt_backup.config import Settings
 from ntt_backup.model import PendingEstimate
 from ntt_backup.snapshot.last_take import Last

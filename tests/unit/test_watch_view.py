@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ntt_backup import events
-from ntt_backup.cli import status
 from ntt_backup.cli.app import cli
+from ntt_backup.cli.commands import status
 from ntt_backup.cli.common import Common
 from ntt_backup.cli.each_target import EachTarget
 from ntt_backup.config import CatalogConfig

@@ -8,9 +8,9 @@ from contextlib import closing
 
 import click
 
+from ntt_backup.cli.commands.snapshot_show import entry_fields
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
-from ntt_backup.cli.snapshot_show import entry_fields
 from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import ConfigError
 from ntt_backup.format import printable, size

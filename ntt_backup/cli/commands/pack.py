@@ -135,7 +135,7 @@ def pack(
 def _write_image(
     packs: Path, image: Path, prefix: str, force: bool, as_json: bool, quiet: bool
 ) -> NoReturn:
-    from ntt_backup.cli.mount import report_built
+    from ntt_backup.cli.commands.mount import report_built
     from ntt_backup.mount.mount import write_image
 
     began = time.monotonic()

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 import click
 
+from ntt_backup.cli.commands.snapshot_list import fields, line
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.completion import set_names
-from ntt_backup.cli.snapshot_list import fields, line
 from ntt_backup.config import RemoteConfig
 from ntt_backup.format import moment, printable
 from ntt_backup.snapshot.format.entry import DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Entry

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ntt_backup.cli.check_note import noted
+from ntt_backup.cli.commands.restore import progress_text
 from ntt_backup.cli.common import (
     Common,
     bwlimit_option,
@@ -19,7 +20,6 @@ from ntt_backup.cli.common import (
     result_options,
     sessions_option,
 )
-from ntt_backup.cli.restore import progress_text
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, first_failures, report
 from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable

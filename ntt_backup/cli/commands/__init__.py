@@ -1,0 +1,1 @@
+"""The commands, each a module: its options, its output and its exit codes."""
