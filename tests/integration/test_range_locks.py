@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import ANY
 
@@ -405,11 +406,8 @@ def test_claimers_cover_everything_once_and_share_no_range(
                             held.pop(index, None)
                     claims.release(done)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(work, range(workers)))
 
     assert problems == []
     assert set(taken.values()) == {1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -34,20 +34,19 @@ def test_registering_adds_what_is_missing_and_leaves_the_rest(catalog: Connectio
 
 
 def test_registering_while_another_program_inserts(catalog: Connection, catalog_url: str) -> None:
-    results: list[int] = []
-    with connect(catalog_url, "other") as other, connect(catalog_url, "scan") as scan:
+    with (
+        connect(catalog_url, "other") as other,
+        connect(catalog_url, "scan") as scan,
+        ThreadPoolExecutor(1) as threads,
+    ):
         other.execute("begin")
         add(other, "both")
-        thread = threading.Thread(
-            target=lambda: results.append(register(scan, [Blob("both", 1), Blob("ours", 1)]))
-        )
-        thread.start()
+        added = threads.submit(register, scan, [Blob("both", 1), Blob("ours", 1)])
         while not rows(catalog, "select 1 from pg_locks where not granted"):
             pass
         other.execute("commit")
-        thread.join()
+        assert added.result() == 1
 
-    assert results == [1]
     assert set(state(catalog)) == {"both", "ours"}
 
 

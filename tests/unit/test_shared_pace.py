@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,22 +43,16 @@ def test_several_channels_together_keep_to_the_limit() -> None:
     pace, each, channels = paced(), 1_000_000, 3
     began = time.monotonic()
 
-    def fetch() -> None:
+    def fetch(_: int) -> int:
         channel = Channel(Local(), f"head -c {each} /dev/zero", fetch=pace)
         came = 0
         while (data := channel.read(10.0)) != b"":
             came += len(data or b"")
         channel.abort()
-        total.append(came)
+        return came
 
-    total: list[int] = []
-    threads = [threading.Thread(target=fetch) for _ in range(channels)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert total == [each] * channels
+    with ThreadPoolExecutor(channels) as threads:
+        assert list(threads.map(fetch, range(channels))) == [each] * channels
     # The last reads need not be waited for.
     assert time.monotonic() - began >= (each * channels - BURST) / RATE - 0.3
 
