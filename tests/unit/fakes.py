@@ -25,6 +25,15 @@ from ntt_backup.process.messages import Message
 from ntt_backup.upload.strategies.session import Rejection
 
 
+class Clock:
+    """Stands for the module `time`, and moves when it is told to."""
+
+    now = 10.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class Script:
     """What happens at each call, in order; afterwards all goes well."""
 

@@ -10,15 +10,9 @@ import pytest
 from ntt_backup.process.messages import Message, Tick, decode
 from ntt_backup.upload import event_pipe
 from ntt_backup.upload.event_pipe import EventPipe
+from tests.unit.fakes import Clock
 
 Received = Callable[[], list[Message | None]]
-
-
-class Clock:
-    now = 10.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

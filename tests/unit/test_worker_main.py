@@ -14,6 +14,7 @@ from ntt_backup.source.inspection import Store
 from ntt_backup.upload import worker_main
 from ntt_backup.upload.strategies.probe import Facts
 from ntt_backup.upload.worker_main import PLACE, PROBE_AND_TRY, TRY_OUT, Remote
+from tests.unit.fakes import Clock
 
 SLOW = 100.0
 
@@ -28,13 +29,6 @@ class Ahead:
 
     def abort(self) -> None:
         self.aborted = True
-
-
-class Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
