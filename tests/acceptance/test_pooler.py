@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ def pooled(env: Environment) -> Iterator[Callable[[str], str]]:
 
         def start(mode: str) -> str:
             home = Path(stack.enter_context(TemporaryDirectory(prefix="ntt-pooler-")))
-            port = _free_port()
+            port = free_port()
             users = home / "users.txt"
             users.write_text('"postgres" ""\n')
             config = home / "pgbouncer.ini"
@@ -74,13 +73,6 @@ def test_a_pooler_that_gives_each_client_its_session_is_used(
     result = env.run("run")
     assert result.returncode == 0, result.stderr
     env.assert_complete()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def _answers(url: str) -> bool:
