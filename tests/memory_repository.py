@@ -2,7 +2,7 @@
 
 repository = MemoryRepository()
 repository.before = lambda verb, name: ...     # may raise: the request did not arrive
-repository.requests["read"], repository.bytes_read  # ranges asked for, and what came of them
+repository.requests["read"]                    # ranges asked for
 repository.append_only = True                  # nothing may be removed
 """
 
@@ -31,8 +31,6 @@ class MemoryRepository:
         self.append_only = False
         self.before: Callable[[str, str], object] = _nothing
         self.requests: Counter[str] = Counter()
-        self.bytes_read = 0
-        self.bytes_written = 0
         self.closed = False
         self.writing = False
 
@@ -55,9 +53,7 @@ class MemoryRepository:
             self._ask("read", name)
             if name not in self.files:
                 raise FileMissing(name)
-            data = self.files[name][start : start + length]
-            self.bytes_read += len(data)
-            yield data
+            yield self.files[name][start : start + length]
 
     def write(self, name: str) -> MemoryFile:
         FileName.read(name)
@@ -101,7 +97,6 @@ class MemoryFile:
     def add(self, data: Buffer) -> None:
         assert self._open
         self._repository.before("add", self._name)
-        self._repository.bytes_written += len(data)
         self._data += data
 
     def finish(self) -> bytes:

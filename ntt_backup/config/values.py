@@ -154,7 +154,6 @@ Seconds = Annotated[float, BeforeValidator(parse_duration), Needs(_A_DURATION)]
 WholeSeconds = Annotated[int, BeforeValidator(parse_duration), Needs(_A_DURATION)]
 Share = Annotated[float, BeforeValidator(_number), Needs("a share")]
 Size = Annotated[int, BeforeValidator(parse_size), Needs("a size (256MiB, 1.5GB, bytes)")]
-Rate = Annotated[int, BeforeValidator(parse_size), Needs("a rate (12MB/s, bytes a second)")]
 Line = Annotated[str, AfterValidator(check_line)]
 Url = Annotated[
     Line,

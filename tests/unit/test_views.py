@@ -222,9 +222,6 @@ def test_live_picture_says_how_far_the_work_is(change: dict[str, Any], text: str
     assert any(line.strip(" \u2501\u2578\u257a") == text for line in lines)
 
 
-RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(24, 80), (5, 20), (60, 300)])
 def test_live_picture_fits_any_terminal(rows: int, columns: int) -> None:
     workers = tuple(WorkerStatus(index, "sending", "b" * 80, 10**9, 1e3) for index in range(256))
