@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -46,7 +47,7 @@ class Scene:
         self.open_key: OpenKey = no_key
         self.sessions: list[ObjectsSession] = []
 
-    def session(self, pace: Any = None) -> ObjectsSession:
+    def session(self, pace: Any = None, part_size: int = PART) -> ObjectsSession:
         spec = SessionSpec(
             cast(Any, None),
             "/nowhere",
@@ -60,7 +61,7 @@ class Scene:
         )
         meter = Meter(pace)
         made = ObjectsSession(
-            spec, Store(self.root), self.bucket, meter, store_id=b"s" * 16, part_size=PART
+            spec, Store(self.root), self.bucket, meter, store_id=b"s" * 16, part_size=part_size
         )
         self.sessions.append(made)
         return made
@@ -155,6 +156,17 @@ def test_a_small_batch_is_one_request(scene: Scene) -> None:
 
     assert scene.bucket.requests == {"put": 1}
     assert scene.stored() == scene.in_store(blobs)
+
+
+def test_a_small_batch_takes_no_memory_of_the_size_of_a_part(scene: Scene) -> None:
+    part_size, before = 512 * 1024**2, _resident()
+    receipt(exchange(scene.session(part_size=part_size), batch(scene.blobs(*[300] * 20))))
+    assert _resident() - before < part_size // 8
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def test_bad_blobs_are_failed_and_the_pack_is_made_without_them(scene: Scene) -> None:
