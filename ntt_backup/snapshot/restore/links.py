@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
+from re import compile as pattern
+from typing import Final
 
-from ntt_backup.snapshot.format.entry import DIRECTORY, Entry, entries_of
-from ntt_backup.snapshot.format.manifest import ManifestReader
+from ntt_backup.snapshot.format.entry import DIRECTORY, Entry
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Step
 from ntt_backup.snapshot.restore.tree import Refused, Tree, link, split
 
+# Inside a text of JSON a backslash would stand before each of these quotes.
+_LAST: Final = pattern(rb'","[dh]",')
+
+
+def last_lines(lines: bytes) -> Iterator[bytes]:
+    """Yields those of a manifest's lines that `finish` restores, each with its end."""
+    for found in _LAST.finditer(lines):
+        begin = lines.rfind(b"\n", 0, found.start()) + 1
+        yield lines[begin : lines.index(b"\n", found.end()) + 1]
+
 
 def finish(
-    manifest: ManifestReader, root: int, choice: Choice | None, wrong: Container[str]
+    entries: Iterable[Entry], root: int, choice: Choice | None, wrong: Container[str]
 ) -> Step:
     """Makes the hard links, then gives each directory what it had, once all that is in it is there.
-    wrong: files that were not restored. Raises OSError for what is about more than a file.
+    entries: the links and directories, in order. wrong: files that were not restored. Raises
+    OSError for what is about more than a file.
     """
     step, attributes = Step(), Attributes()
     tree, targets = Tree(root, make=True), Tree(root, make=False)
@@ -52,14 +64,12 @@ def finish(
             step.kept += not made
 
     try:
-        for lines in manifest.batches():
-            few = [line for line in lines if b'","d",' in line or b'","h",' in line]
-            for entry in entries_of(few):
-                leave(entry.path)
-                try:
-                    take(entry)
-                except (OSError, Refused, ValueError) as error:
-                    step.problem(entry.path, error)
+        for entry in entries:
+            leave(entry.path)
+            try:
+                take(entry)
+            except (OSError, Refused, ValueError) as error:
+                step.problem(entry.path, error)
         leave("")
         for entry in closed:
             settle(entry)

@@ -13,25 +13,25 @@ import mmap
 import os
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from ntt_backup.blobdir.syscalls import DIRECTORY, can_syncfs, syncfs
 from ntt_backup.errors import SOME_FAILED, DestinationError, LockHeld
 from ntt_backup.process.helpers import run_helpers
 from ntt_backup.snapshot.format.block_map import MapReader
+from ntt_backup.snapshot.format.entry import Entry, entries_of
 from ntt_backup.snapshot.format.manifest import ManifestReader
 from ntt_backup.snapshot.repository.contract import FileMissing, RepositoryToRead, SnapshotDamaged
 from ntt_backup.snapshot.repository.names import MANIFEST, MAP
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Options, Restorer, Step
-from ntt_backup.snapshot.restore.links import finish
+from ntt_backup.snapshot.restore.links import finish, last_lines
 from ntt_backup.snapshot.versions import Version, choose, content, require_own
 
 _SHOWN: Final = 1000
@@ -97,7 +97,8 @@ def restore(
         before_writing()
         stack.callback(os.umask, os.umask(0))
         try:
-            source = _Source(repository, version, to, delta=options.delta)
+            last = stack.enter_context(tempfile.TemporaryFile(dir=to))
+            source = _Source(repository, version, to, last, delta=options.delta)
             choice = Choice(patterns, source.manifest()) if patterns else None
             restorer = partial(_restorer, source, options, choice)
             if jobs == 1:
@@ -115,7 +116,7 @@ def restore(
                 done.part = min(passed / total, 1.0)
                 done.duration_s = time.monotonic() - began
                 on_progress(done)
-            done.add(finish(source.manifest(), root, choice, wrong))
+            done.add(finish(source.last_entries(), root, choice, wrong))
             _sync(root)
         except OSError as error:
             raise DestinationError.at(to, error) from error
@@ -161,18 +162,27 @@ def _by_helpers(
 
 
 class _Source:
-    """The manifest of a version, and its map where a delta needs it, in files of this machine that
-    have no names. The manifest is proved. problem: why there is no map.
+    """The manifest of a version, what of it is restored last, and its map where a delta needs it,
+    in files of this machine that have no names. The manifest is proved. problem: why there is no
+    map.
     """
 
     def __init__(
-        self, repository: RepositoryToRead, version: Version, to: Path, *, delta: bool
+        self,
+        repository: RepositoryToRead,
+        version: Version,
+        to: Path,
+        last: IO[bytes],
+        *,
+        delta: bool,
     ) -> None:
         self.problem = ""
         self._map: mmap.mmap | None = None
         self._manifest, _ = _keep(repository, version, MANIFEST, to)
+        self._last = last
         reader = self.manifest()
-        deque(reader.batches(), maxlen=0)
+        for lines in reader.texts():
+            self._last.writelines(last_lines(lines))
         assert reader.trailer is not None
         require_own(reader.header, version)
         self.trailer = reader.trailer
@@ -183,6 +193,12 @@ class _Source:
                     self._map = None
             if self._map is None:
                 self.problem = "the map of the version is damaged: files were fetched whole"
+
+    def last_entries(self) -> Iterator[Entry]:
+        """Yields the entries that `finish` restores, in their order."""
+        self._last.seek(0)
+        while lines := self._last.readlines(_PIECE):
+            yield from entries_of(lines)
 
     def manifest(self) -> ManifestReader:
         """Returns a reader, at its beginning."""
