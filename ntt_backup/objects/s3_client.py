@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from typing import Final
 
@@ -25,6 +26,7 @@ from botocore.exceptions import BotoCoreError, NoCredentialsError
 from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
 from botocore.session import get_session
+from botocore.utils import parse_timestamp
 
 from ntt_backup.config.sections import RemoteSettings
 from ntt_backup.errors import ConfigError
@@ -130,6 +132,7 @@ def _make(remote: RemoteSettings) -> _Ready:
     session = get_session()
     session.register_component("data_loader", _models())
     session.register_component("credential_provider", credentials)
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
     with _explained():
         client = session.create_client(
             "s3", remote.region, endpoint_url=remote.endpoint, verify=ca_bundle, config=config
@@ -153,7 +156,24 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
+def _moment(text: str) -> datetime:
+    """Returns the moment that an answer tells. A listing has a thousand, which take botocore three
+    quarters of the time for all of it.
+    """
+    if text[10:11] == "T":
+        with suppress(ValueError):
+            return datetime.fromisoformat(text)
+    found: datetime = parse_timestamp(text)
+    return found
+
+
+class _Models(Loader):
+    """What botocore knows of services. It would look at the files of 400 to find that of S3."""
+
+    def list_available_services(self, type_name: str) -> list[str]:
+        return ["s3"]
+
+
 @cache
 def _models() -> Loader:
-    loader: Loader = get_session().get_component("data_loader")
-    return loader
+    return _Models()

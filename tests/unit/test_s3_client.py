@@ -1,5 +1,6 @@
 """The client of a bucket, without a server."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -43,6 +44,27 @@ def test_a_client_made_ahead_signs_with_the_credentials_of_the_day(
         client: Any = make_client(remote)
         signed = client.generate_presigned_url("head_bucket", {"Bucket": "bucket"})
         assert f"Credential={key}%2F" in signed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-11-23T06:20:08.123Z", "2026-11-23T06:20:08.123+00:00", "2026-11-23 06:20:08.123 GMT"],
+)
+def test_a_listing_tells_when_an_object_was_made(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    remote = RemoteSettings.model_validate({"url": "s3://bucket", "region": "eu-central-1"})
+    client: Any = make_client(remote)
+    listed = f"<Contents><Key>a</Key><Size>1</Size><LastModified>{text}</LastModified></Contents>"
+    page = f"<ListBucketResult>{listed}</ListBucketResult>".encode()
+    answer = Mock(status_code=200, headers={}, content=page)
+    client.meta.events.register("before-send.s3", lambda **_: answer)
+
+    (found,) = S3Bucket(client, remote).list("")
+
+    assert found.modified == datetime(2026, 11, 23, 6, 20, 8, 123_000, UTC)
 
 
 def _error(code: str) -> ClientError:
