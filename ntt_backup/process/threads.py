@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -32,37 +33,43 @@ class WorkQueue(Generic[Job, Result]):
     ) -> None:
         self._cancelled = cancelled
         self._wake = wake
-        self._jobs: queue.Queue[Job] = queue.Queue(room)
+        self._room = room
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
         self._done: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._closed = False
 
     @property
     def full(self) -> bool:
-        return self._jobs.full()
+        return len(self._jobs) >= self._room
 
     def put(self, job: Job) -> None:
         """Adds a job; waits for room."""
-        while True:
+        with self._changed:
             self._cancelled()
-            try:
-                return self._jobs.put(job, timeout=_WAIT_SECONDS)
-            except queue.Full:
-                continue
+            while self.full:
+                self._changed.wait(_WAIT_SECONDS)
+                self._cancelled()
+            self._jobs.append(job)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Announces that there will be no more jobs."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def take(self, *, wait: bool) -> Job | None:
         """Returns the next job; None where none waits, or with wait, where none will come."""
-        while True:
+        with self._changed:
             self._cancelled()
-            closed = self._closed
-            try:
-                return self._jobs.get(timeout=_WAIT_SECONDS if wait and not closed else 0.001)
-            except queue.Empty:
-                if closed or not wait:
+            while not self._jobs:
+                if self._closed or not wait:
                     return None
+                self._changed.wait(_WAIT_SECONDS)
+                self._cancelled()
+            self._changed.notify_all()
+            return self._jobs.popleft()
 
     def give(self, result: Result) -> None:
         """Adds what came of a job."""
@@ -90,6 +97,7 @@ def run_threads(
     Raises what the first of them, or tick, raises.
     """
     errors: list[BaseException] = []
+    ended: list[str] = []
 
     def run(name: str) -> None:
         try:
@@ -99,6 +107,7 @@ def run_threads(
         except BaseException as error:  # noqa: BLE001 - raised where the command can tell of it
             errors.append(error)
         finally:
+            ended.append(name)
             news.set()
 
     threads = [
@@ -107,12 +116,12 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        while not errors and any(thread.is_alive() for thread in threads):
+        while not errors and len(ended) < workers:
             tick()
             news.wait(_TICK_SECONDS)
             news.clear()
     finally:
-        if errors or any(thread.is_alive() for thread in threads):
+        if errors or len(ended) < workers:
             stop.set()
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in threads:

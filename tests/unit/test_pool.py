@@ -113,3 +113,23 @@ def test_a_result_makes_room_for_a_job_at_once(monkeypatch: pytest.MonkeyPatch) 
 
     run_threads(2, work, feed, threading.Event(), news)
     assert sorted(done) == list(range(20))
+
+
+@pytest.mark.timeout(20)
+def test_the_end_of_the_work_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for a job when there will be no more, and a tick that would come late."""
+    monkeypatch.setattr(threads, "_TICK_SECONDS", 60.0)
+    monkeypatch.setattr(threads, "_WAIT_SECONDS", 60.0)
+    for _ in range(20):
+        jobs: WorkQueue[int, None] = WorkQueue(2, lambda: None)
+        waiting = threading.Barrier(3)
+
+        def work(
+            name: str, jobs: WorkQueue[int, None] = jobs, waiting: threading.Barrier = waiting
+        ) -> None:
+            waiting.wait()
+            if name == "0":
+                jobs.close()
+            assert jobs.take(wait=True) is None
+
+        run_threads(3, work, lambda: None, threading.Event(), threading.Event())
