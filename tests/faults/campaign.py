@@ -293,7 +293,7 @@ def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> li
     env = environment.env
     environment.put_right()
     env.register(sorted(environment.deleted))
-    env.write_config(run={"skip_pgdump": False})
+    env.write_config(run={"skip_pgdump": False}, dump={"mode": "series"})
     env.run("requeue")
     env.run("run")
     before = env.copied()
@@ -304,6 +304,7 @@ def _finish_era(environment: FaultEnvironment, tally: Tally, model: Model) -> li
         return [f"verify ended with {verified.returncode} over {altered}: {verified.stdout[-500:]}"]
     if (found := before - env.copied()) != altered:
         return [f"verify has found {found}, not {altered}: {verified.stdout[-500:]}"]
+    environment.add(1)  # An increment is made for what has changed.
     for command in (("run",), ("verify", "--download")):
         done = env.run(*command)
         if done.returncode != 0:

@@ -108,18 +108,14 @@ def _sessions(environment: FaultEnvironment) -> None:
 
 # Whoever has a file or directory open below the path, as the receiver, its shell and its tar do.
 _RECEIVER = """
-n=0
-for pid in /proc/[0-9]*; do
-    {{ ls -l $pid/fd; ls -l $pid/cwd; }} 2>/dev/null | grep -q -- '-> {path}' || continue
-    kill -KILL ${{pid#/proc/}} && n=$((n + 1))
-done 2>/dev/null
-echo $n
+find /proc/[0-9]*/fd /proc/[0-9]*/cwd -maxdepth 1 -lname '{path}*' 2>/dev/null |
+    cut -d / -f 3 | sort -u | while read pid; do kill -KILL $pid && echo $pid; done 2>/dev/null
 """
 
 
 def _receiver(environment: FaultEnvironment) -> bool:
     said = environment.remote.run(_RECEIVER.format(path=environment.env.remote.path)).stdout
-    return said.strip() not in (b"", b"0")
+    return said != b""
 
 
 def _backend(environment: FaultEnvironment) -> None:
