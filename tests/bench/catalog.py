@@ -229,7 +229,10 @@ def measure(url: str, workers: int, seconds: float, size: int) -> dict[str, Any]
 
 
 def _costs(times: Iterable[tuple[float, float, float]], blobs: int) -> dict[str, float]:
-    walls, servers, clients = zip(*times, strict=True)
+    measured = list(times)
+    if not measured:
+        raise SystemExit("bench: no blob is pending any more; take more rows, or fewer seconds")
+    walls, servers, clients = zip(*measured, strict=True)
     ordered = sorted(walls)
     spread = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "max": len(ordered) - 1}
     return {
