@@ -19,9 +19,10 @@ import pytest
 from blake3 import blake3
 
 from ntt_backup.errors import DestinationError, LockHeld
-from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, Entry
+from ntt_backup.snapshot.format.entry import DIRECTORY, FILE, HARD_LINK, SYMLINK, Entry
 from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore.attributes import Attributes
+from ntt_backup.snapshot.restore.links import last_lines
 from ntt_backup.snapshot.take.last_version import Copies
 from ntt_backup.snapshot.take.sets import SnapshotSet
 from ntt_backup.snapshot.take.take import take
@@ -354,6 +355,24 @@ def test_content_that_is_not_that_of_the_manifest_is_left_out_unless_nobody_look
     assert set(files_of(tmp_path / "to")) == {"z"}
     assert restore(repository, tmp_path / "to", verify=False).wrong == 0
     assert set(files_of(tmp_path / "to")) == {"large", "small", "z"}
+
+
+class _Newer(Entry):
+    """An entry with a field of a newer program, which looks like a link and a directory."""
+
+    def line(self) -> bytes:
+        return Entry.line(self).replace(b"}", b',"new":["d","h","d",0]}')
+
+
+def test_a_field_of_a_newer_program_makes_no_link_of_a_file(tmp_path: Path) -> None:
+    repository = MemoryRepository()
+    link = _Newer("link", SYMLINK, target="file")
+    put_version(repository, [file("file"), (link, ()), file("z")])
+
+    assert restore(repository, tmp_path).wrong == 0
+
+    assert (tmp_path / "link").readlink() == Path("file")
+    assert list(last_lines(b"[]\n" + link.line() + b"\n[]\n")) == [link.line() + b"\n"]
 
 
 def test_nothing_is_written_by_the_manifest_of_another_version(example: Example) -> None:

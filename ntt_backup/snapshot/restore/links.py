@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from re import compile as pattern
 from typing import Final
 
-from ntt_backup.snapshot.format.entry import DIRECTORY, Entry
+from ntt_backup.snapshot.format.entry import DIRECTORY, HARD_LINK, Entry
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.choice import Choice
 from ntt_backup.snapshot.restore.files import Step
@@ -17,10 +17,14 @@ _LAST: Final = pattern(rb'","[dh]",')
 
 
 def last_lines(lines: bytes) -> Iterator[bytes]:
-    """Yields those of a manifest's lines that `finish` restores, each with its end."""
-    for found in _LAST.finditer(lines):
-        begin = lines.rfind(b"\n", 0, found.start()) + 1
-        yield lines[begin : lines.index(b"\n", found.end()) + 1]
+    """Yields those of a manifest's lines that `finish` restores, each once and with its end; and a
+    few others, where a field looks like the kind of an entry.
+    """
+    end = 0
+    while found := _LAST.search(lines, end):
+        begin = lines.rfind(b"\n", end, found.start()) + 1 or end
+        end = lines.index(b"\n", found.end()) + 1
+        yield lines[begin:end]
 
 
 def finish(
@@ -56,7 +60,7 @@ def finish(
             if choice is None or choice.has_directory(entry.path):
                 tree.enter(entry.path)
                 entered.append(entry)
-        elif choice is None or choice.has(entry.path):
+        elif entry.kind == HARD_LINK and (choice is None or choice.has(entry.path)):
             if entry.target in wrong:
                 raise Refused("the file that it is a link to was not restored")
             made = _link(tree, targets, entry)
