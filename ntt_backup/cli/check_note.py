@@ -48,8 +48,8 @@ def noted(common: Common, command: str, **asked: object) -> Iterator[CheckNote]:
     began = time.monotonic()
     try:
         yield note
-    except BackupError as error:
-        note.exit_code, note.detail = error.exit_code, printable(str(error))
+    except Exception as error:
+        note.exit_code, note.detail = getattr(error, "exit_code", 1), printable(str(error))
         raise
     except (KeyboardInterrupt, SystemExit) as end:
         code = getattr(end, "code", None)

@@ -9,6 +9,8 @@ import pytest
 
 from ntt_backup.audit.reconcile import Comparison, Difference
 from ntt_backup.audit.verify import Findings
+from ntt_backup.cli import check_note
+from ntt_backup.cli.common import Common
 from ntt_backup.cli.results import count_lines, failure_lines, fields_of, report
 from ntt_backup.model import Failure, Failures, Reason
 from ntt_backup.restore.work import Restored
@@ -62,3 +64,19 @@ def test_people_see_counts_and_the_first_failures_without_control_characters() -
     assert lines[-1] == "  and 2 more; --json lists the first 1000"
     assert len(lines) == 22
     assert "\x1b" not in "".join(lines)
+
+
+def test_a_check_that_ends_by_an_unforeseen_error_is_not_noted_as_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes: list[check_note.CheckNote] = []
+    monkeypatch.setattr(check_note, "_write", lambda _common, note, _lasted: notes.append(note))
+
+    def check() -> None:
+        with check_note.noted(Common(None, "remote"), "verify") as note:
+            note.saw(5, 5, 0, 0)
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        check()
+    assert [(note.exit_code, note.detail) for note in notes] == [(1, "[Errno 32] Broken pipe")]
