@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import Final
 
@@ -25,6 +25,7 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
+from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from botocore.utils import parse_timestamp
 
@@ -157,14 +158,19 @@ def _explained() -> Iterator[None]:
 
 
 def _moment(text: str) -> datetime:
-    """Returns the moment that an answer tells. A listing has a thousand, which take botocore three
-    quarters of the time for all of it.
+    """Returns the moment that an answer tells, of UTC where it does not say. Raises
+    ResponseParserError. A listing has a thousand, which take botocore three quarters of the time
+    for all of it.
     """
+    found: datetime | None = None
     if text[10:11] == "T":
         with suppress(ValueError):
-            return datetime.fromisoformat(text)
-    found: datetime = parse_timestamp(text)
-    return found
+            found = datetime.fromisoformat(text)
+    try:
+        found = found or parse_timestamp(text)
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise ResponseParserError(str(error)) from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 class _Models(Loader):

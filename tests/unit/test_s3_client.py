@@ -10,7 +10,9 @@ from botocore.exceptions import ClientError
 from botocore.loaders import JSONFileLoader
 
 from ntt_backup.config.sections import RemoteSettings
+from ntt_backup.errors import RemoteDenied
 from ntt_backup.objects import s3
+from ntt_backup.objects.bucket import ObjectInfo
 from ntt_backup.objects.s3_bucket import S3Bucket
 from ntt_backup.objects.s3_client import make_client
 
@@ -48,23 +50,36 @@ def test_a_client_made_ahead_signs_with_the_credentials_of_the_day(
 
 @pytest.mark.parametrize(
     "text",
-    ["2026-11-23T06:20:08.123Z", "2026-11-23T06:20:08.123+00:00", "2026-11-23 06:20:08.123 GMT"],
+    [
+        *("2026-11-23T06:20:08.123Z", "2026-11-23T06:20:08.123+00:00", "2026-11-23T06:20:08.123"),
+        *("2026-11-23 06:20:08.123 GMT", "2026-11-23T06:20:08.123 GMT", "1795414808.123"),
+    ],
 )
 def test_a_listing_tells_when_an_object_was_made(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
+    (found,) = _listed(monkeypatch, text)
+    assert found.modified == datetime(2026, 11, 23, 6, 20, 8, 123_000, UTC)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00Z", "1e400", "nan"])
+def test_a_listing_with_what_is_no_time_is_that_of_no_object_store(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    with pytest.raises(RemoteDenied, match="no object store"):
+        _listed(monkeypatch, text)
+
+
+def _listed(monkeypatch: pytest.MonkeyPatch, modified: str) -> list[ObjectInfo]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     remote = RemoteSettings.model_validate({"url": "s3://bucket", "region": "eu-central-1"})
     client: Any = make_client(remote)
-    listed = f"<Contents><Key>a</Key><Size>1</Size><LastModified>{text}</LastModified></Contents>"
-    page = f"<ListBucketResult>{listed}</ListBucketResult>".encode()
+    one = f"<Contents><Key>a</Key><Size>1</Size><LastModified>{modified}</LastModified></Contents>"
+    page = f"<ListBucketResult>{one}</ListBucketResult>".encode()
     answer = Mock(status_code=200, headers={}, content=page)
     client.meta.events.register("before-send.s3", lambda **_: answer)
-
-    (found,) = S3Bucket(client, remote).list("")
-
-    assert found.modified == datetime(2026, 11, 23, 6, 20, 8, 123_000, UTC)
+    return list(S3Bucket(client, remote).list(""))
 
 
 def _error(code: str) -> ClientError:
