@@ -445,6 +445,17 @@ def test_a_disk_that_is_full_ends_the_restore(
     assert caught.value.exit_code == 6
 
 
+def test_a_disk_that_is_full_before_the_first_file_ends_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = MemoryRepository()
+    put_version(repository, [directory("d"), file("d/a")])
+    made = [tempfile.TemporaryFile, lambda dir: os.fdopen(os.open("/dev/full", os.O_RDWR), "w+b")]
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: made.pop()(dir=dir))
+    with pytest.raises(DestinationError, match="No space left"):
+        restore(repository, tmp_path)
+
+
 def test_a_directory_that_cannot_be_used_is_an_error(everything: Example, tmp_path: Path) -> None:
     everything.take()
     (tmp_path / "file").touch()

@@ -96,30 +96,28 @@ def restore(
         root = stack.enter_context(_destination(to))
         before_writing()
         stack.callback(os.umask, os.umask(0))
-        try:
-            last = stack.enter_context(tempfile.TemporaryFile(dir=to))
-            source = _Source(repository, version, to, last, delta=options.delta)
-            choice = Choice(patterns, source.manifest()) if patterns else None
-            restorer = partial(_restorer, source, options, choice)
-            if jobs == 1:
-                steps = restorer(repository, root, (0, 1)).run()
-            else:
-                repository.close()  # With its threads, this process could not be copied.
-                steps = _by_helpers(restorer, open_repository, to, jobs)
-            total = max(choice.bytes if choice is not None else source.trailer.bytes, 1)
-            passed = 0
-            wrong: set[str] = set()
-            for step in steps:
-                done.add(step)
-                wrong.update(path for path, _ in step.problems)
-                passed += step.passed
-                done.part = min(passed / total, 1.0)
-                done.duration_s = time.monotonic() - began
-                on_progress(done)
-            done.add(finish(source.last_entries(), root, choice, wrong))
-            _sync(root)
-        except OSError as error:
-            raise DestinationError.at(to, error) from error
+        stack.enter_context(_told_as_its_own(to))
+        last = stack.enter_context(tempfile.TemporaryFile(dir=to))
+        source = _Source(repository, version, to, last, delta=options.delta)
+        choice = Choice(patterns, source.manifest()) if patterns else None
+        restorer = partial(_restorer, source, options, choice)
+        if jobs == 1:
+            steps = restorer(repository, root, (0, 1)).run()
+        else:
+            repository.close()  # With its threads, this process could not be copied.
+            steps = _by_helpers(restorer, open_repository, to, jobs)
+        total = max(choice.bytes if choice is not None else source.trailer.bytes, 1)
+        passed = 0
+        wrong: set[str] = set()
+        for step in steps:
+            done.add(step)
+            wrong.update(path for path, _ in step.problems)
+            passed += step.passed
+            done.part = min(passed / total, 1.0)
+            done.duration_s = time.monotonic() - began
+            on_progress(done)
+        done.add(finish(source.last_entries(), root, choice, wrong))
+        _sync(root)
     if source.problem:
         done.notes.append(source.problem)
     done.part = 1.0
@@ -149,11 +147,8 @@ def _by_helpers(
 
     def help(number: int) -> Iterator[dict[str, Any]]:
         root = os.open(to, DIRECTORY)
-        with closing(open_repository()) as repository:
-            try:
-                yield from map(asdict, restorer(repository, root, (number, jobs)).run())
-            except OSError as error:
-                raise DestinationError.at(to, error) from error
+        with closing(open_repository()) as repository, _told_as_its_own(to):
+            yield from map(asdict, restorer(repository, root, (number, jobs)).run())
 
     bodies = [partial(help, number) for number in range(jobs)]
     for said in run_helpers(bodies, "ntt-restore"):
@@ -237,12 +232,10 @@ def _pieces(data: mmap.mmap) -> Iterator[bytes]:
 @contextmanager
 def _destination(to: Path) -> Iterator[int]:
     """Gives a descriptor of the directory, made if only its last part is missing, and locked."""
-    try:
+    with _told_as_its_own(to):
         with suppress(FileExistsError):
             to.mkdir(0o755)
         fd = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise DestinationError.at(to, error) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,6 +244,15 @@ def _destination(to: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _told_as_its_own(to: Path) -> Iterator[None]:
+    """Raises DestinationError for an error of the system, also for one of what is closed first."""
+    try:
+        yield
+    except OSError as error:
+        raise DestinationError.at(to, error) from error
 
 
 def _sync(root: int) -> None:
