@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from ntt_backup import __version__
-from ntt_backup.cli.common import AS_JSON, Common
+from ntt_backup.cli.common import AS_JSON, Common, GivenPath
 from ntt_backup.cli.completion import target_names
 from ntt_backup.cli.examples import with_examples
 from ntt_backup.cli.lazy_group import LazyGroup
@@ -92,7 +92,7 @@ class _Program(LazyGroup):
 )
 @click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     help="Configuration file (TOML); default: NTT_CONFIG, else /etc/ntt/backup-remote.toml.",
 )
 @click.option(

@@ -28,6 +28,20 @@ if TYPE_CHECKING:
 AS_JSON: Final = "ntt_backup.as_json"
 
 
+class GivenPath(click.Path):
+    """A path that is not empty: that would be the directory where the command was started, and all
+    of a restore would come there.
+    """
+
+    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty: is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def json_option_of(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns the option --json. what: it prints."""
 
@@ -83,7 +97,7 @@ def jobs_option(more: str = "") -> Callable[[Any], Any]:
 
 def destination_option(text: str) -> Callable[[Any], Any]:
     """Returns the option --to of a command that fills a directory."""
-    kind = click.Path(path_type=Path)
+    kind = GivenPath()
     return click.option("--to", "destination", type=kind, required=True, metavar="DIR", help=text)
 
 
@@ -99,7 +113,7 @@ def identity_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the option --identity of a command that reads what may be sealed."""
     return click.option(
         "--identity",
-        type=click.Path(path_type=Path),
+        type=GivenPath(),
         metavar="FILE",
         help="File with the age identity that opens sealed packs.  [default: pack.identity_file]",
     )(command)

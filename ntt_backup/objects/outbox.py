@@ -61,7 +61,7 @@ class _Dropped(Exception):
 
 
 class Meter:
-    """Counts what is sent, under a limit where there is one: see `objects.bucket.Pace`. throttled:
+    """Counts what is sent, under a limit where there is one: see `throttle.Pace`. throttled:
     when the limit last gave nothing.
     """
 

@@ -111,6 +111,22 @@ def test_an_example_is_a_right_command_line(
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        *("restore ''", "unpack FILE --to ''", "snapshot restore etc --to ''", "mount ''"),
+        "install-service --root ''",
+    ],
+)
+def test_an_empty_path_is_not_the_directory_of_the_shell(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call(*shlex.split(line))
+    assert (done.exit_code, "variable of the shell" in done.output) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("line", "guess"),
     [
         ("statsu", "Did you mean status?"),

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ntt_backup import demo as demonstration
+from ntt_backup.cli.common import GivenPath
 
 
 @click.command()
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     help="Make the store from the files below this directory; default: system directories.",
 )
 @click.option(
@@ -29,9 +29,7 @@ from ntt_backup import demo as demonstration
     help="Number of workers that send in parallel.",
 )
 @click.option("--keep", is_flag=True, help="Remove nothing at the end, and say how to continue.")
-@click.option(
-    "--directory", type=click.Path(path_type=Path), help="Where to work; must be absent or empty."
-)
+@click.option("--directory", type=GivenPath(), help="Where to work; must be absent or empty.")
 @click.option(
     "--ssh-server",
     type=click.Choice(["auto", "openssh", "embedded"]),

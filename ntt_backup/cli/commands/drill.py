@@ -13,6 +13,7 @@ from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.commands.restore import progress_text
 from ntt_backup.cli.common import (
     Common,
+    GivenPath,
     bwlimit_option,
     identity_flag,
     identity_option,
@@ -32,7 +33,7 @@ from ntt_backup.ui.progress_line import ProgressLine
 @click.command()
 @click.option(
     "--scratch",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     required=True,
     metavar="DIR",
     help="Directory for the blobs; must be absent or empty.",

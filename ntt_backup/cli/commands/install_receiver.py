@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from ntt_backup.cli.common import Common, writing
+from ntt_backup.cli.common import Common, GivenPath, writing
 from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings, Settings
 from ntt_backup.errors import ConfigError, complete
@@ -28,7 +28,7 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 @click.option("--print", "show", is_flag=True, help="Print the steps, and the line for sshd.")
 @click.option(
     "--write",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     help="Write the receiver to this file; copy it to the remote.",
 )
 @click.pass_obj

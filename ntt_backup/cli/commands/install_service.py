@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from ntt_backup.cli.common import writing
+from ntt_backup.cli.common import GivenPath, writing
 from ntt_backup.daemon.service_files import SETTINGS, UNITS, service_files
 from ntt_backup.errors import ConfigError, SourceError
 from ntt_backup.process.pipeline import start, version_of
@@ -37,13 +37,13 @@ _LEFT: Final = (
 @click.option("--uninstall", is_flag=True, help="Remove what was installed; data stays.")
 @click.option(
     "--root",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     default=Path("/"),
     help="Write below this directory, and run nothing: for a package, or an image.",
 )
 @click.option(
     "--prefix",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     help="Put what belongs to a package below PREFIX/lib instead of /etc, such as /usr.",
 )
 @click.option("--program", help="What the units start.  [default: this program]")

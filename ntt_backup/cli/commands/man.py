@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ntt_backup import __version__
-from ntt_backup.cli.common import writing
+from ntt_backup.cli.common import GivenPath, writing
 from ntt_backup.cli.examples import EXAMPLES, PROGRAM
 
 _PAGE = f"{PROGRAM}.1"
@@ -23,7 +23,7 @@ _PAGE = f"{PROGRAM}.1"
 @click.option(
     "--to",
     "directory",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="DIR",
     help=f"Write {_PAGE} into this directory, such as /usr/local/share/man/man1.",
 )

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from ntt_backup.cli.common import Common, prefix_option, result_options
+from ntt_backup.cli.common import Common, GivenPath, prefix_option, result_options
 from ntt_backup.cli.completion import set_names
 from ntt_backup.cli.results import FirstLines, fields_of, report
 from ntt_backup.config import RemoteConfig
@@ -25,10 +25,10 @@ from ntt_backup.ui.progress_line import ProgressLine, time_left
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("directory", type=GivenPath(), metavar="DIR")
 @click.option(
     "--packs",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="DIR",
     help="Mount the packs in this directory, not those of the target.",
 )
@@ -42,7 +42,7 @@ from ntt_backup.ui.progress_line import ProgressLine, time_left
 )
 @click.option(
     "--scratch",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="DIR",
     help="Directory for the image: 150 bytes a blob, and what all blobs below 16 KiB have; of a"
     " snapshot some 200 bytes a file.  [default: TMPDIR, else /var/tmp]",

@@ -13,6 +13,7 @@ import click
 
 from ntt_backup.cli.common import (
     Common,
+    GivenPath,
     identity_option,
     prefix_option,
     read_blobids,
@@ -32,12 +33,12 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=GivenPath())
 @click.option(
     "--from",
     "--source",
     "source",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="DIR",
     help="Directory that holds aa/bb/<blobid>; by default source.root, where --list is given.",
 )
@@ -55,7 +56,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 @click.option("--list-blobs", is_flag=True, help="Print the blobids in FILE instead.")
 @click.option(
     "--image",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="IMAGE",
     help="Write a file system instead, which shows the blobs of FILE, a pack or a directory of"
     " packs; see docs/mount.md.",

@@ -14,6 +14,7 @@ from ntt_backup.audit.reconcile import reconcile as compare
 from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
+    GivenPath,
     identity_flag,
     identity_option,
     open_catalog,
@@ -56,7 +57,7 @@ _ADVICE_FOR_BUCKETS: Final = _ADVICE | {
 @click.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=GivenPath(file_okay=False),
     metavar="DIR",
     help="Write all differences into this directory, one file for each kind.",
 )

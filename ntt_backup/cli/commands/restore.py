@@ -12,6 +12,7 @@ import click
 from ntt_backup.cli.check_note import noted
 from ntt_backup.cli.common import (
     Common,
+    GivenPath,
     bwlimit_option,
     identity_flag,
     identity_option,
@@ -34,11 +35,11 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
+@click.argument("directory", type=GivenPath(), metavar="[DIR]", required=False)
 @click.option(
     "--to",
     "destination",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="DIR",
     help="Directory for the blobs; may also be given without --to.",
 )
@@ -70,7 +71,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 )
 @click.option(
     "--archived",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=GivenPath(dir_okay=False),
     metavar="FILE",
     help="Write into FILE the keys of a bucket's objects that must be thawed first.",
 )

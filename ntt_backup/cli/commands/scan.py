@@ -13,7 +13,14 @@ import click
 from ntt_backup.audit.scan import ScanResult
 from ntt_backup.audit.scan import scan as scan_store
 from ntt_backup.blobdir.layout import Stray
-from ntt_backup.cli.common import Common, json_option, only_errors_option, open_catalog, writing
+from ntt_backup.cli.common import (
+    Common,
+    GivenPath,
+    json_option,
+    only_errors_option,
+    open_catalog,
+    writing,
+)
 from ntt_backup.cli.results import fields_of
 from ntt_backup.config import StoreConfig
 from ntt_backup.format import amount, duration, many
@@ -27,7 +34,7 @@ _STRAYS_SHOWN: Final = 20
 @click.option("--restart", is_flag=True, help="Begin anew, even if an earlier scan did not finish.")
 @click.option(
     "--strays",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     help="Write every stray to this file, one JSON object a line. A scan that continues an"
     " interrupted one adds to the file, and may write a stray twice.",
 )

@@ -9,6 +9,7 @@ import click
 
 from ntt_backup.cli.common import (
     Common,
+    GivenPath,
     destination_option,
     identity_option,
     jobs_option,
@@ -22,9 +23,7 @@ from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 
 
 @click.command()
-@click.argument(
-    "files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE..."
-)
+@click.argument("files", type=GivenPath(), nargs=-1, required=True, metavar="FILE...")
 @destination_option("Directory for the blobs.")
 @jobs_option()
 @click.option("--no-verify", is_flag=True, help="Trust the packs: hash no blob.")
