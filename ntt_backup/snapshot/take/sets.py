@@ -72,7 +72,7 @@ def find_set(
         raise ConfigError("a path is empty", hint="is a variable of the shell not set?")
     absolute = tuple(os.path.join(os.getcwd(), one) for one in paths)  # noqa: PTH109
     if any(".." in one.split("/") for one in absolute):
-        raise ConfigError("a path with .. may mean two repositories", hint="write it without ..")
+        raise ConfigError("a path with .. may mean two directories", hint="write it without ..")
     return SnapshotSet(name, absolute, tuple(exclude))
 
 
