@@ -21,6 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench import bare_unpack
 from tests.bench.contender import Failed
 from tests.bench.lab import SHAPES, Lab, describe, lab
 from tests.bench.slots import slot
@@ -143,7 +144,7 @@ class Bench:
 
 
 def unpacking(home: Path, rounds: int) -> Table:
-    """Restores a tree of small files in memory, beside GNU tar, in turns."""
+    """Restores a tree of small files in memory, beside GNU tar and the floor, in turns."""
     states = tree_files(home / "states", _TREE)
     work, repository, to = home / "work", home / "repository", home / "to"
     for directory in (work, repository):
@@ -154,8 +155,12 @@ def unpacking(home: Path, rounds: int) -> Table:
     ours.prepare()
     version = ours.take().version
     plain = ("tar", "xf", str(archive), "-C", str(to))
+    listed = home / "files.list"
+    bare_unpack.write_list(str(listed), str(archive))
+    program = (sys.executable, "-I", "-S", bare_unpack.__file__)
     ways = {
         "tar": plain,
+        "a bare loop in Python": (*program, str(listed), str(archive), str(to)),
         "restore --no-verify": ours.restoring(version, to, "--no-verify"),
         "restore": ours.restoring(version, to),
         "restore --jobs 2": ours.restoring(version, to, "--jobs", "2"),

@@ -2,7 +2,7 @@
 
 Both begin from one file: ours is a pack, tar's is an archive of the same files. CPU time is that of
 the program and of all that it starts. What our program takes for an empty pack is its start, and is
-shown by itself: a restore of many packs starts once.
+shown by itself: a restore of many packs starts once. The floor is a bare loop in Python.
 
 Start it as `python -m tests.bench.unpack`.
 """
@@ -27,6 +27,7 @@ from typing import Final
 from blake3 import blake3
 
 from ntt_backup.blobdir.layout import relative_path
+from tests.bench import bare_unpack
 from tests.packs import pack
 
 # The mean of the logarithms of the sizes, and how far they are spread: half the files are below
@@ -36,6 +37,7 @@ _MOST: Final = 200_000
 _PROGRAM: Final = (sys.executable, "-m", "ntt_backup", "unpack", "--quiet")
 _START: Final = "start alone"
 _TAR: Final = "tar"
+_BARE: Final = "a bare loop"
 _OURS: Final = ("unpack, no verify", "unpack", "unpack, 2 jobs")
 
 
@@ -61,9 +63,9 @@ def main() -> int:
     start, tar = seen[_START], seen[_TAR]
     print(f"{'':20}{'wall s':>8}{'CPU s':>8}{'tar / ours':>14}{'without start':>15}")
     for name, (wall, cpu) in seen.items():
-        ratios = ""
+        ratios = f"{tar[1] / cpu:14.2f}" if name in (_BARE, *_OURS) else ""
         if name in _OURS:
-            ratios = f"{tar[1] / cpu:14.2f}{tar[1] / (cpu - start[1]):15.2f}"
+            ratios += f"{tar[1] / (cpu - start[1]):15.2f}"
         print(f"{name:20}{wall:8.2f}{cpu:8.2f}{ratios}")
     _, one, two = (seen[name][0] - start[0] for name in _OURS)
     print(f"two jobs are {one / two:.2f} times as fast as one (wall, without start)")
@@ -83,14 +85,18 @@ def _prepare(home: Path, count: int) -> int:
             member = tarfile.TarInfo(relative_path(blobid))
             member.size, member.mode = len(content), 0o644
             archive.addfile(member, io.BytesIO(content))
+    bare_unpack.write_list(str(home / "files.list"), str(home / "files.tar"))
     return sum(map(len, contents))
 
 
 def _contenders(home: Path) -> dict[str, Sequence[str]]:
     pack, to = str(home / "files.pack"), ("--to", str(home / "to"))
     plain, verified, two = _OURS
+    archive, listed = str(home / "files.tar"), str(home / "files.list")
+    bare = (sys.executable, "-I", "-S", bare_unpack.__file__, listed, archive, str(home / "to"))
     return {
-        _TAR: ("tar", "xf", str(home / "files.tar"), "-C", str(home / "to")),
+        _TAR: ("tar", "xf", archive, "-C", str(home / "to")),
+        _BARE: bare,
         plain: (*_PROGRAM, pack, *to, "--no-verify"),
         verified: (*_PROGRAM, pack, *to),
         two: (*_PROGRAM, pack, *to, "--jobs", "2"),
