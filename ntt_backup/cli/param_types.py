@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from ntt_backup.config import parse_duration, parse_size
 from ntt_backup.config.timetable import parse
 
-T = TypeVar("T")
 
-
-class Parsed(click.ParamType[T]):
+class Parsed(click.ParamType):  # type: ignore[type-arg] # No click before 8.4 lets it have one.
     """A value that a function reads from text, or raises ValueError. needed: what it must be."""
 
-    def __init__(self, name: str, parse: Callable[[str], T], needed: str) -> None:
+    def __init__(self, name: str, parse: Callable[[str], Any], needed: str) -> None:
         self.name = name
         self._parse = parse
         self._needed = needed
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self._parse(str(value))
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -108,6 +109,12 @@ def test_an_example_is_a_right_command_line(
             monkeypatch.setattr(command, "callback", lambda **_: None)
     done = call(*shlex.split(line))
     assert done.exit_code == 0, done.output
+
+
+def test_types_of_values_need_no_generic_class_of_click(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As click 8.1 has it, which is the oldest that is allowed."""
+    monkeypatch.setattr(click, "ParamType", type("ParamType", (), {}))
+    runpy.run_path(str(ROOT / "ntt_backup" / "cli" / "param_types.py"))
 
 
 @pytest.mark.parametrize(
