@@ -37,8 +37,14 @@ def unpack(path: str, archive: str, to: str) -> None:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     date = (0, 0)
     for directory, files in directories:
-        os.makedirs(os.path.join(to, directory), exist_ok=True)
-        fd = os.open(os.path.join(to, directory), os.O_RDONLY | os.O_DIRECTORY)
+        place = f"{to}/{directory}"
+        try:
+            os.mkdir(place)
+        except FileNotFoundError:
+            os.makedirs(place)
+        except FileExistsError:
+            pass
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         for count, (name, offset, size) in enumerate(files, 1):
             new = os.open(name, _NEW, 0o644, dir_fd=fd)
             os.write(new, content[offset : offset + size])

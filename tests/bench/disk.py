@@ -100,6 +100,7 @@ def serve(image: str, mount: str) -> None:
     """Serves the image as the file `disk` in mount, at the speed of a disk, until it is
     unmounted.
     """
+    os.environ["FUSE_LIBRARY_NAME"] = "fuse3"  # Version 2 has no bound of threads.
     import mfusepy
 
     fd = os.open(image, os.O_RDONLY)
