@@ -59,8 +59,9 @@ class Ledger:
             failures = {failure.blobid: failure for failure in failed}
             all_rows = {*(blob.blobid for blob in stored), *failures} if failures else set()
             locked = self._lock(all_rows) if failures else set()
-            for start in range(0, len(stored), _AT_ONCE):
-                some = stored[start : start + _AT_ONCE]
+            in_order = sorted(stored, key=lambda blob: blob.blobid)
+            for start in range(0, len(in_order), _AT_ONCE):
+                some = in_order[start : start + _AT_ONCE]
                 self._mark_copied({blob.blobid: blob.size for blob in some})
             if found := [failure for one, failure in failures.items() if one in locked]:
                 self._mark_failed(found)
@@ -69,8 +70,8 @@ class Ledger:
     def _mark_copied(self, sizes: dict[str, int | None]) -> None:
         """Marks all rows but those that are gone.
 
-        Where nothing failed, rows are locked by this one update, as a rule in the order of blobids:
-        a lock of its own would cost as much again. Should two sessions ever meet in another order,
+        Where nothing failed, rows are locked by the update, as a rule in the order of blobids: a
+        lock of its own would cost as much again. Should two sessions ever meet in another order,
         one of them is told, and records once more.
         """
         left = self._update_copied(sizes)

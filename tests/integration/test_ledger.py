@@ -257,8 +257,9 @@ def test_commits_do_not_wait_for_the_disk(catalog: Connection) -> None:
 
 @pytest.mark.parametrize("failing", [True, False])
 def test_recording_the_same_blobs_in_any_order_never_deadlocks(
-    catalog: Connection, catalog_url: str, failing: bool
+    catalog: Connection, catalog_url: str, failing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ledger, "_AT_ONCE", 50)
     names = [f"{n:03}" for n in range(300)]
     add(catalog, *names)
     start = threading.Barrier(2)
@@ -268,9 +269,10 @@ def test_recording_the_same_blobs_in_any_order_never_deadlocks(
             book = Ledger(conn, TARGET)
             start.wait()
             for _ in range(20):
+                stored, failed = (order[::2], order[1::2]) if failing else (order, [])
                 book.record(
-                    [Blob(one, 1) for one in order[::2]],
-                    [Failure(one, Reason.MISSING) for one in order[1::2] if failing],
+                    [Blob(one, 1) for one in stored],
+                    [Failure(one, Reason.MISSING) for one in failed],
                 )
 
     with ThreadPoolExecutor(2) as threads:
