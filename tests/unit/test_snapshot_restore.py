@@ -450,7 +450,10 @@ def test_a_disk_that_is_full_before_the_first_file_ends_the_restore(
 ) -> None:
     repository = MemoryRepository()
     put_version(repository, [directory("d"), file("d/a")])
-    made = [tempfile.TemporaryFile, lambda dir: os.fdopen(os.open("/dev/full", os.O_RDWR), "w+b")]
+    made: list[Any] = [
+        tempfile.TemporaryFile,
+        lambda dir: os.fdopen(os.open("/dev/full", os.O_RDWR), "w+b"),
+    ]
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: made.pop()(dir=dir))
     with pytest.raises(DestinationError, match="No space left"):
         restore(repository, tmp_path)
