@@ -33,9 +33,15 @@ def _expression(pattern: str) -> str:
     text = ""
     for deep, all_, some, one, negated, of, char in (token.groups() for token in tokens):
         if of:
-            ranges = re.sub(r"([\\[\]^&~|])", r"\\\1", of)
+            # Each end of a range by itself: of a set with -- in it Python warns.
+            ranges = re.sub("(?s)(.)(?:(-)(.))?", _range, of)
             text += f"(?!/)[{'^' if negated else ''}{ranges}]"
         else:
             wild = (deep and "(?:.*/)?") or (all_ and ".*") or (some and "[^/]*")
             text += wild or (one and "[^/]") or re.escape(char)
     return f"{begin}{text}"
+
+
+def _range(found: re.Match[str]) -> str:
+    first, to, last = (found[group] or "" for group in (1, 2, 3))
+    return f"{re.escape(first)}{to}{re.escape(last)}"

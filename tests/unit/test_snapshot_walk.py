@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ntt_backup.errors import ConfigError
@@ -136,6 +136,8 @@ def test_a_pattern_fits(pattern: str, fitting: list[str], others: list[str]) -> 
     assert [one for one in [*fitting, *others] if fits(one)] == fitting
 
 
+@pytest.mark.filterwarnings("error")
+@example("[a-b--z]")
 @given(st.text(alphabet="[]!*?/ab-z\\^&~|().{}+$\n", max_size=12))
 def test_any_pattern_is_read_or_refused(pattern: str) -> None:
     try:
