@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from ntt_backup.errors import ConfigError
 
 
-def excluder(patterns: Sequence[str]) -> Callable[[str], object] | None:
-    """Returns what says whether a path of a manifest is left out; None where no path is.
+def matcher(patterns: Sequence[str]) -> Callable[[str], object] | None:
+    """Returns a function that says whether a path of a manifest fits; None without patterns.
 
     `*` stands for any characters but a slash, `?` for one, `[a-z]` and `[!a-z]` for one of these,
     `**` for anything. A pattern with a slash before it is for the whole path, any other for the end

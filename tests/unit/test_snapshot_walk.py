@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ntt_backup.errors import ConfigError
 from ntt_backup.snapshot.format.entry import order
-from ntt_backup.snapshot.patterns import excluder
+from ntt_backup.snapshot.patterns import matcher
 from ntt_backup.snapshot.take.walk import walk
 
 
@@ -131,7 +131,7 @@ def test_a_directory_that_cannot_be_opened_is_told_and_is_still_an_entry(
     ],
 )
 def test_a_pattern_fits(pattern: str, fitting: list[str], others: list[str]) -> None:
-    fits = excluder([pattern])
+    fits = matcher([pattern])
     assert fits is not None
     assert [one for one in [*fitting, *others] if fits(one)] == fitting
 
@@ -141,7 +141,7 @@ def test_a_pattern_fits(pattern: str, fitting: list[str], others: list[str]) -> 
 @given(st.text(alphabet="[]!*?/ab-z\\^&~|().{}+$\n", max_size=12))
 def test_any_pattern_is_read_or_refused(pattern: str) -> None:
     try:
-        fits = excluder([pattern])
+        fits = matcher([pattern])
     except ConfigError:
         return
     assert fits is not None

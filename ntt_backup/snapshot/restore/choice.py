@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from ntt_backup.errors import ConfigError
 from ntt_backup.snapshot.format.entry import HARD_LINK
 from ntt_backup.snapshot.format.manifest import ManifestReader
-from ntt_backup.snapshot.patterns import excluder
+from ntt_backup.snapshot.patterns import matcher
 
 
 class Choice:
-    """Files that fit a pattern of those that `patterns.excluder` knows; all that is below a
+    """Files that fit a pattern of those that `patterns.matcher` knows; all that is below a
     directory that fits; and what chosen hard links are links to. bytes: of their content. Raises
     ConfigError where nothing fits one of them.
     """
 
     def __init__(self, patterns: Sequence[str], manifest: ManifestReader) -> None:
-        self._fits = excluder(patterns) or (lambda _: None)
+        self._fits = matcher(patterns) or (lambda _: None)
         self._parent = ""
         self._below = False
         self._linked: set[str] = set()
         self._parents: set[str] = set()
         self.bytes = 0
-        unmet = {one: excluder([one]) for one in patterns}
+        unmet = {one: matcher([one]) for one in patterns}
         for entry in manifest.entries():
             for one in [one for one, fits in unmet.items() if fits is None or fits(entry.path)]:
                 del unmet[one]

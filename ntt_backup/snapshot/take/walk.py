@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ntt_backup.blobdir.open import FILE, open_untouched
 from ntt_backup.snapshot.format.entry import MAX_PARTS, MAX_PATH
-from ntt_backup.snapshot.patterns import excluder
+from ntt_backup.snapshot.patterns import matcher
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A tree of what the set names, by component; None: all that lies there is taken.
@@ -51,7 +51,7 @@ def walk(
     problem(path, why) is told of what cannot be read, and of what the set names and is not there.
     What is gone since its directory was listed is left out.
     """
-    excluded = excluder(exclude)
+    excluded = matcher(exclude)
     levels = [_Level("", os.open("/", _DIRECTORY), _named(paths))]
     try:
         while levels:
