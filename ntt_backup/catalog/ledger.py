@@ -57,8 +57,8 @@ class Ledger:
         """
         with translated("record a batch"), self._conn.transaction():
             failures = {failure.blobid: failure for failure in failed}
-            all_rows = {*(blob.blobid for blob in stored), *failures} if failures else set()
-            locked = self._lock(all_rows) if failures else set()
+            ids = (blob.blobid for blob in stored)
+            locked = self._lock({*ids, *failures}) if failures else set()
             in_order = sorted(stored, key=lambda blob: blob.blobid)
             for start in range(0, len(in_order), _AT_ONCE):
                 some = in_order[start : start + _AT_ONCE]
