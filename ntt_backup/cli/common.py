@@ -29,8 +29,10 @@ AS_JSON: Final = "ntt_backup.as_json"
 
 
 class GivenPath(click.Path):
-    """A path that is not empty: that would be the directory where the command was started, and all
-    of a restore would come there.
+    """Takes a path that is not empty.
+
+    An empty one, as of a variable that is not set, would be the current directory: a restore
+    would write there.
     """
 
     def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:

@@ -15,7 +15,7 @@ from ntt_backup.cli.examples import with_examples
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_COMMANDS: Final = "ntt_backup.cli.commands"
+_PACKAGE: Final = "ntt_backup.cli.commands"
 
 
 class LazyGroup(click.Group):
@@ -44,7 +44,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.helps:
             return None
         name = cmd_name.replace("-", "_")
-        module = import_module(f"{_COMMANDS}.{self._prefix}{self._homes.get(cmd_name, name)}")
+        module = import_module(f"{_PACKAGE}.{self._prefix}{self._homes.get(cmd_name, name)}")
         command: click.Command = getattr(module, name)
         return with_examples(command, self._prefix.replace("_", " ") + cmd_name)
 

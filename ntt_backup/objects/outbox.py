@@ -61,7 +61,7 @@ class _Dropped(Exception):
 
 
 class Meter:
-    """Counts what is sent, under a limit where there is one: see `throttle.Pace`. throttled:
+    """Counts what is sent, under a limit where there is one: see `shared_pace.Pace`. throttled:
     when the limit last gave nothing.
     """
 

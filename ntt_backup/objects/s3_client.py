@@ -158,10 +158,10 @@ def _explained() -> Iterator[None]:
 
 
 def _moment(text: str) -> datetime:
-    """Returns the moment that an answer tells, of UTC where it does not say. Raises
-    ResponseParserError. A listing has a thousand, which take botocore three quarters of the time
-    for all of it.
+    """Returns a time of an answer; it is in UTC where it names no zone. Raises
+    ResponseParserError.
     """
+    # A listing has a thousand: botocore would spend three quarters of its work on them.
     found: datetime | None = None
     if text[10:11] == "T":
         with suppress(ValueError):
@@ -174,7 +174,7 @@ def _moment(text: str) -> datetime:
 
 
 class _Models(Loader):
-    """What botocore knows of services. It would look at the files of 400 to find that of S3."""
+    """Loads botocore's model of S3 without a search through those of 400 services."""
 
     def list_available_services(self, type_name: str) -> list[str]:
         return ["s3"]

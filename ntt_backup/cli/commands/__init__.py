@@ -1,1 +1,1 @@
-"""The commands, each a module: its options, its output and its exit codes."""
+"""Each module here is a command: its options, its output and its exit codes."""

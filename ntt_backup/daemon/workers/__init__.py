@@ -1,1 +1,1 @@
-"""The coordinator starts, hears, probes with and ends its workers."""
+"""Workers are started, heard, probed with, supervised and ended."""

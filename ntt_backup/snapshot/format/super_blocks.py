@@ -173,7 +173,10 @@ class SuperBlockWriter:
 
 
 class _OfThread(threading.local):
-    """What a thread decompresses with: to make it takes half as long as a super block does."""
+    """Holds the decompressor of a thread.
+
+    To make one takes half as long as to decompress a super block.
+    """
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor(max_window_size=MAX_SUPER_BLOCK)

@@ -30,7 +30,7 @@ def last_lines(lines: bytes) -> Iterator[bytes]:
 def finish(
     entries: Iterable[Entry], root: int, choice: Choice | None, wrong: Container[str]
 ) -> Step:
-    """Makes the hard links, then gives each directory what it had, once all that is in it is there.
+    """Makes the hard links, then gives each directory its attributes, once all in it is there.
     entries: the links and directories, in order. wrong: files that were not restored. Raises
     OSError for what is about more than a file.
     """

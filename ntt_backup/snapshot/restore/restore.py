@@ -96,7 +96,7 @@ def restore(
         root = stack.enter_context(_destination(to))
         before_writing()
         stack.callback(os.umask, os.umask(0))
-        stack.enter_context(_told_as_its_own(to))
+        stack.enter_context(_translated(to))
         last = stack.enter_context(tempfile.TemporaryFile(dir=to))
         source = _Source(repository, version, to, last, delta=options.delta)
         choice = Choice(patterns, source.manifest()) if patterns else None
@@ -147,7 +147,7 @@ def _by_helpers(
 
     def help(number: int) -> Iterator[dict[str, Any]]:
         root = os.open(to, DIRECTORY)
-        with closing(open_repository()) as repository, _told_as_its_own(to):
+        with closing(open_repository()) as repository, _translated(to):
             yield from map(asdict, restorer(repository, root, (number, jobs)).run())
 
     bodies = [partial(help, number) for number in range(jobs)]
@@ -232,7 +232,7 @@ def _pieces(data: mmap.mmap) -> Iterator[bytes]:
 @contextmanager
 def _destination(to: Path) -> Iterator[int]:
     """Gives a descriptor of the directory, made if only its last part is missing, and locked."""
-    with _told_as_its_own(to):
+    with _translated(to):
         with suppress(FileExistsError):
             to.mkdir(0o755)
         fd = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -247,8 +247,8 @@ def _destination(to: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _told_as_its_own(to: Path) -> Iterator[None]:
-    """Raises DestinationError for an error of the system, also for one of what is closed first."""
+def _translated(to: Path) -> Iterator[None]:
+    """Raises DestinationError for an OSError, also for one while the destination is closed."""
     try:
         yield
     except OSError as error:
