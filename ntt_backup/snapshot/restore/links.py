@@ -1,4 +1,4 @@
-"""Restores, at the end, the hard links of a version, and what its directories had."""
+"""Restores, at the end, the hard links of a version, and the attributes of its directories."""
 
 from __future__ import annotations
 
