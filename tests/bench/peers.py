@@ -11,6 +11,7 @@ A new contender is a class here and an entry in CONTENDERS. Called by the runner
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -264,6 +265,26 @@ class Rclone(Contender):
         return job.call([*argv, str(job.store.root), f"{ALIAS}:{job.destination}"])
 
 
+class BareStreams(Contender):
+    """Two Python loops and an ssh between them, twice side by side: what they hash is all that they
+    prove, and what they write is neither synced nor recorded. The floor of what is written in
+    Python; see bare_stream."""
+
+    name = "bare streams"
+    tools = ("ssh", "bash")
+
+    def run(self, job: Job) -> float:
+        parts = sorted(os.listdir(job.store.root))
+        program = [sys.executable, "-I", str(Path(__file__).with_name("bare_stream.py"))]
+        receive = _shell(job, shlex.join([*program, "receive", str(job.destination)]))
+        streams = [
+            shlex.join([*program, "send", str(job.store.root), *parts[first::2]]) + f" | {receive}"
+            for first in range(2)
+        ]
+        script = f"{streams[0]} & {streams[1]} && wait $!"
+        return job.call(["bash", "-o", "pipefail", "-c", script])
+
+
 class Copy(Contender):
     """`cp -r`, which needs no link: the floor."""
 
@@ -313,6 +334,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Restic(),
     Borg(),
     Rclone(),
+    BareStreams(),
     Copy(),
     Ceiling(),
 )
