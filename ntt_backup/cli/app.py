@@ -100,8 +100,8 @@ class _Program(LazyGroup):
     default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=target_names,
-    help="Name of the remote to work with. For run, status, serve and what asks a daemon (pause,"
-    " resume, bwlimit, now, stop) also several, as a,b, or all.",
+    help="Name of the remote to work with. For run, status, serve, config check and what asks a"
+    " daemon (pause, resume, bwlimit, now, stop) also several, as a,b, or all.",
 )
 @click.option(
     "--sizes",

@@ -321,6 +321,29 @@ def test_a_right_configuration_is_ok_for_all_its_targets(config: str) -> None:
     assert done.output == f"ok      {config}: 2 targets (remote, disk)\n"
 
 
+@pytest.mark.parametrize(
+    ("target", "exit_code", "said"),
+    [
+        ("disk", 0, "ok      {}: 1 target (disk)\n"),
+        ("remote,bare", 2, "1 problem in {}: 2 targets (remote, bare)\n"),
+        ("remote", 0, "ok      {}: 1 target (remote)\n"),
+        ("all", 2, "1 problem in {}: 3 targets (remote, disk, bare)\n"),
+        ("usb", 2, "target 'usb' is not in {}"),
+    ],
+)
+def test_a_check_is_of_the_targets_that_are_named(
+    target: str, exit_code: int, said: str, config: str
+) -> None:
+    Path(config).write_text(CONFIG + "[targets.bare]\n")  # It has no URL.
+    done = call("--config", config, "--target", target, "config", "check")
+    if isinstance(done.exception, ConfigError):
+        assert str(done.exception).startswith(said.format(config))
+        assert (done.exception.exit_code, done.output) == (exit_code, "")
+    else:
+        assert done.output.endswith(said.format(config))
+        assert done.exit_code == exit_code
+
+
 def test_all_problems_of_all_targets_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ntt_backup.cli.common import Common, json_option
 from ntt_backup.cli.results import report
@@ -26,13 +27,14 @@ from ntt_backup.format import many, printable
 
 @click.command()
 @json_option
-@click.pass_obj
-def check(common: Common, as_json: bool) -> None:
+@click.pass_context
+def check(context: click.Context, as_json: bool) -> None:
     """Check the configuration, for all targets.
 
-    All problems are told at once; a missing store is none where there are only snapshot sets. Exit
-    code 2 when there is one.
+    --target, which may name several, has it check these only. All problems are told at once; a
+    missing store is none where there are only snapshot sets. Exit code 2 when there is one.
     """
+    common: Common = context.obj
     file, environ = common.config, os.environ
     path = sources.path_of(file, environ)
     targets: list[str] = []
@@ -40,6 +42,8 @@ def check(common: Common, as_json: bool) -> None:
     sound: dict[str, CatalogConfig] = {}
     try:
         targets = sources.targets(file, environ)
+        if context.find_root().get_parameter_source("target") != ParameterSource.DEFAULT:
+            targets = common.names()
     except ConfigError as error:
         problems[str(error)] = error.hint
     for target in targets:
