@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ntt_backup.cli.app import cli
 from ntt_backup.cli.commands.install_receiver import key_line, steps, write_receiver
+from ntt_backup.client.bootstrap import standalone
 from ntt_backup.config import RemoteSettings
 from ntt_backup.errors import ConfigError
 
@@ -84,6 +87,17 @@ def test_the_receiver_as_one_file_runs_on_its_own(tmp_path: Path) -> None:
     assert b"NTT-RECEIVE 1 " in done.stdout
     assert b" allow=put,list,verify " in done.stdout
     assert receiver.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_dash_is_standard_output_for_the_receiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["install-receiver", "--write", "-"])
+    assert (done.exit_code, done.output) == (0, standalone())
+    both = CliRunner().invoke(cli, ["install-receiver", "--write", "-", "--print"])
+    assert (both.exit_code, "standard output" in both.output) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

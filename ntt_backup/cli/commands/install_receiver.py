@@ -29,7 +29,7 @@ _NO_KEY: Final = "ssh-ed25519 AAAA... (the public half of the key for this job)"
 @click.option(
     "--write",
     type=GivenPath(),
-    help="Write the receiver to this file; copy it to the remote.",
+    help="Write the receiver to this file, or to standard output (-); copy it to the remote.",
 )
 @click.pass_obj
 def install_receiver(common: Common, show: bool, write: Path | None) -> None:
@@ -39,7 +39,11 @@ def install_receiver(common: Common, show: bool, write: Path | None) -> None:
     """
     if not show and write is None:
         raise click.UsageError("give --print, --write FILE, or both")
-    if write is not None:
+    if write == Path("-"):
+        if show:
+            raise click.UsageError("--print and --write - would both use standard output: give one")
+        click.echo(standalone().encode(), nl=False)
+    elif write is not None:
         write_receiver(write)
     if show:
         remote = common.load(Settings).remote
