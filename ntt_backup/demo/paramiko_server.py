@@ -30,6 +30,7 @@ from paramiko.common import (
     OPEN_SUCCEEDED,
 )
 
+from ntt_backup.blobdir.staging import write_all
 from ntt_backup.demo.sshd import LOOPBACK
 
 PACKET_BYTES: Final = 1 << 17
@@ -169,9 +170,7 @@ class _Session(threading.Thread):
     def _feed(self, stdin: IO[bytes]) -> None:
         with stdin, suppress(BrokenPipeError):  # the command may read less than it is sent
             while data := self._channel.recv(PACKET_BYTES):
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(stdin.fileno(), rest) :]
+                write_all(stdin.fileno(), memoryview(data))
 
     @staticmethod
     def _drain(output: IO[bytes], send: Callable[[bytes], object]) -> None:
