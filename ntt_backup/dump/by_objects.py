@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
@@ -39,25 +39,19 @@ _SEALED: Final = ".age"
 _PIECE: Final = 8 * 1024**2
 
 
+@dataclass(frozen=True, slots=True)
 class DumpsByObjects:
     """Has the methods of `DumpsByReceiver`, except those of an upload. recipients: whom dumps are
     sealed for. keyring opens those that are sealed.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        part_size: int,
-        recipients: Sequence[str] = (),
-        keyring: Keyring | None = None,
-    ) -> None:
-        self._bucket = bucket
-        self._part_size = part_size
-        self._recipients = recipients
-        self._keyring = keyring or Keyring()
+    bucket: Bucket
+    part_size: int
+    recipients: Sequence[str] = ()
+    keyring: Keyring = field(default_factory=Keyring)
 
     def contents(self) -> Contents:
-        sizes = {info.key.removeprefix(DUMPS): info.size for info in self._bucket.list(DUMPS)}
+        sizes = {info.key.removeprefix(DUMPS): info.size for info in self.bucket.list(DUMPS)}
         names = {name.removesuffix(_RECORD).removesuffix(_SEALED) for name in sizes}
         dumps = [
             Stored(
@@ -68,31 +62,31 @@ class DumpsByObjects:
             for name in names
             if is_name(name)
         ]
-        return Contents.of(dumps, placed=store_format.read(self._bucket) is not None)
+        return Contents.of(dumps, placed=store_format.read(self.bucket) is not None)
 
     def try_out(self) -> None:
-        trial = UploadByObjects(self._bucket, f"{DUMPS}trial", self._part_size, self._recipients)
+        trial = UploadByObjects(self.bucket, f"{DUMPS}trial", self.part_size, self.recipients)
         trial.send(b"0")
         trial.finish()
         trial.give_up()
 
     def upload(self, name: str) -> UploadByObjects:
-        sweep(self._bucket, (DUMPS,), time.time() - DEAD_SECONDS)
-        return UploadByObjects(self._bucket, DUMPS + name, self._part_size, self._recipients)
+        sweep(self.bucket, (DUMPS,), time.time() - DEAD_SECONDS)
+        return UploadByObjects(self.bucket, DUMPS + name, self.part_size, self.recipients)
 
     def drop(self, names: Sequence[str]) -> int:
         for name in names:
             # In this order: what has a record is found again.
             for kind in ("", _SEALED, _RECORD):
-                self._bucket.delete(DUMPS + name + kind)
+                self.bucket.delete(DUMPS + name + kind)
         return len(names)
 
     def fetch(self, name: str) -> Generator[bytes, None, None]:
-        sealed = self._bucket.head(DUMPS + name + _SEALED) is not None
+        sealed = self.bucket.head(DUMPS + name + _SEALED) is not None
         key = DUMPS + name + (_SEALED if sealed else "")
-        pieces = _pieces(self._bucket, key)
+        pieces = _pieces(self.bucket, key)
         try:
-            yield from opened(pieces, self._keyring) if sealed else pieces
+            yield from opened(pieces, self.keyring) if sealed else pieces
         except (ObjectMissing, ObjectArchived) as error:
             why = "gone" if isinstance(error, ObjectMissing) else "in an archive class: thaw it"
             raise RemoteDenied(
@@ -106,7 +100,7 @@ class DumpsByObjects:
 
     def _record(self, name: str) -> DumpRecord | None:
         try:
-            text = self._bucket.get_range(DUMPS + name + _RECORD, 0, MAX_RECORD)
+            text = self.bucket.get_range(DUMPS + name + _RECORD, 0, MAX_RECORD)
         except (ObjectMissing, ObjectArchived):
             return None
         return read(text.decode("utf-8", "replace"))
