@@ -25,13 +25,13 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import RemoteCannotStore, SourceError
 from ntt_backup.model import Blob, total_size
 from ntt_backup.mount import kernel
-from ntt_backup.mount.mount import mount_bucket
+from ntt_backup.mount.packs_or_snapshot import mount_bucket
 from ntt_backup.objects.bucket import Bucket
 from ntt_backup.objects.ranges import LARGEST_RANGE
 from ntt_backup.objects.s3 import open_bucket
 from ntt_backup.objects.tables import ahead
 from ntt_backup.process.pipeline import start, wait_for, write
-from ntt_backup.restore.restore import restore
+from ntt_backup.restore.blobs import restore
 from ntt_backup.restore.work import Wanted
 from ntt_backup.upload.strategies.tar_archive import tar_environment
 

@@ -20,7 +20,7 @@ from ntt_backup.errors import BackupError, LockHeld
 from ntt_backup.wire.snapshot_names import begun
 
 if TYPE_CHECKING:
-    from ntt_backup.snapshot.take.take import Taken
+    from ntt_backup.snapshot.take.new_version import Taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from ntt_backup.snapshot.events import (
 from ntt_backup.snapshot.job import take_version
 from ntt_backup.snapshot.last_take import last, noting
 from ntt_backup.snapshot.repository.open import open_repository
+from ntt_backup.snapshot.take.new_version import Report
 from ntt_backup.snapshot.take.sets import of_settings
-from ntt_backup.snapshot.take.take import Report
 from ntt_backup.snapshot.versions import Version, versions
 from ntt_backup.wire.snapshot_names import begun
 

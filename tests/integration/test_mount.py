@@ -14,7 +14,7 @@ import pytest
 
 from ntt_backup.errors import MountImpossible, RemoteUnreachable
 from ntt_backup.mount.image import Built
-from ntt_backup.mount.mount import mount_bucket, mount_packs
+from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
 from ntt_backup.objects.cache import Cache
 from ntt_backup.objects.keys import blob_key
 from tests.environment import wait_until

@@ -13,7 +13,7 @@ import pytest
 
 from ntt_backup.errors import MountImpossible, RemoteUnreachable
 from ntt_backup.mount import kernel
-from ntt_backup.mount.mount import Mounted, mount_version
+from ntt_backup.mount.packs_or_snapshot import Mounted, mount_version
 from ntt_backup.snapshot.format.entry import FILE, HARD_LINK, SYMLINK, Entry
 from tests.environment import wait_until
 from tests.memory_repository import MemoryRepository

@@ -21,7 +21,7 @@ from ntt_backup import events
 from ntt_backup.config import CatalogConfig
 from ntt_backup.config.sections import NotifySettings
 from ntt_backup.daemon.notices import process as notice_process
-from ntt_backup.daemon.notices.notices import Notice, Notices
+from ntt_backup.daemon.notices.troubles import Notice, Notices
 from ntt_backup.daemon.progress import Progress
 from ntt_backup.daemon.run_state import RunState
 from ntt_backup.dump.events import DumpFailed, DumpSkipped

@@ -21,8 +21,8 @@ from ntt_backup.objects.bucket import ObjectArchived, ObjectMissing
 from ntt_backup.objects.keys import blob_key
 from ntt_backup.pack.format import Entry
 from ntt_backup.pack.seal import PIECE, SEALED_PIECE
+from ntt_backup.restore.blobs import restore
 from ntt_backup.restore.from_bucket import Thaw
-from ntt_backup.restore.restore import restore
 from ntt_backup.restore.work import Restored, Wanted
 from tests.bucket_packs import blobid_of, bucket_settings, by_path, flip, put_large, put_pack
 from tests.fake_bucket import FakeBucket

@@ -18,8 +18,8 @@ from blake3 import blake3
 from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.restore import restore
 from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.take.take import take
 from tests.memory_repository import MemoryRepository
 
 PAGE = Path(__file__).parents[2] / "docs/snapshot-format.md"

@@ -29,8 +29,8 @@ from ntt_backup.snapshot.restore.files import Options
 from ntt_backup.snapshot.restore.restore import restore
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.new_version import Report, take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.take.take import Report, take
 from tests.memory_repository import MemoryRepository
 
 NAMES = ["a", "a-b", "d/x", "d/y\udcff", "e"]

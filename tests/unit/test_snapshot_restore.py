@@ -24,8 +24,8 @@ from ntt_backup.snapshot.repository.contract import SnapshotDamaged
 from ntt_backup.snapshot.restore.attributes import Attributes
 from ntt_backup.snapshot.restore.links import last_lines
 from ntt_backup.snapshot.take.last_version import Copies
+from ntt_backup.snapshot.take.new_version import take
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.take.take import take
 from tests.files import tree as files_of
 from tests.memory_repository import MemoryRepository
 from tests.snapshots import directory, file, put_version, restore

@@ -19,8 +19,8 @@ from ntt_backup.snapshot.last_take import last, noting
 from ntt_backup.snapshot.repository.contract import StoredFile
 from ntt_backup.snapshot.repository.names import new_version
 from ntt_backup.snapshot.schedule import due_in, take_due
+from ntt_backup.snapshot.take.new_version import Report, Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.take.take import Report, Taken
 from ntt_backup.snapshot.versions import Version
 from tests.memory_repository import MemoryRepository
 from tests.patience import PATIENCE

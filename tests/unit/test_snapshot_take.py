@@ -28,8 +28,8 @@ from ntt_backup.snapshot.format.entry import MAX_NUMBER, Entry
 from ntt_backup.snapshot.repository.names import MANIFEST
 from ntt_backup.snapshot.take import changed_file
 from ntt_backup.snapshot.take.last_version import Copies, open_copies
+from ntt_backup.snapshot.take.new_version import Taken
 from ntt_backup.snapshot.take.sets import SnapshotSet
-from ntt_backup.snapshot.take.take import Taken
 from ntt_backup.snapshot.take.walk import Found, walk
 from ntt_backup.snapshot.versions import versions
 from tests.files import noise
@@ -106,7 +106,7 @@ def test_a_link_is_recorded_only_to_what_is_proved_to_be_the_same_file(
 
     linked = {"a": "", "b-link": "a", "c-link": "a", "m": "", "n-link": "m"}
     assert take() == take() == linked
-    monkeypatch.setattr("ntt_backup.snapshot.take.take.walk", reusing)
+    monkeypatch.setattr("ntt_backup.snapshot.take.new_version.walk", reusing)
     for full in (False, True):
         old.write_bytes(b"old")
         assert take(full=full) == {**linked, "c-link": ""}

@@ -19,7 +19,7 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.errors import SOME_FAILED, ConfigError
 from ntt_backup.format import amount, duration, many, size
 from ntt_backup.mount.image import Built
-from ntt_backup.mount.mount import mount_bucket, mount_packs
+from ntt_backup.mount.packs_or_snapshot import mount_bucket, mount_packs
 from ntt_backup.objects.cache import cache_of
 from ntt_backup.ui.progress_line import ProgressLine, time_left
 
@@ -110,7 +110,7 @@ def _mount_bucket(common: Common) -> Callable[..., Built]:
 def _mount_version(
     common: Common, wanted: str, directory: Path, scratch: Path, *, as_json: bool
 ) -> NoReturn:
-    from ntt_backup.mount.mount import mount_version
+    from ntt_backup.mount.packs_or_snapshot import mount_version
     from ntt_backup.snapshot.repository.open import open_repository
 
     settings = common.load(RemoteConfig)

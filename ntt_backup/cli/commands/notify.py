@@ -17,8 +17,8 @@ def notify(common: Common, text: str) -> None:
 
     It goes to notify.command, notify.webhook_url and notify.ping_url, as far as they are set.
     """
-    from ntt_backup.daemon.notices.notices import Notice
     from ntt_backup.daemon.notices.process import send, told
+    from ntt_backup.daemon.notices.troubles import Notice
 
     settings = common.load(CatalogConfig)
     if not told(settings):

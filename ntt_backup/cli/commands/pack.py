@@ -137,7 +137,7 @@ def _write_image(
     packs: Path, image: Path, prefix: str, force: bool, as_json: bool, quiet: bool
 ) -> NoReturn:
     from ntt_backup.cli.commands.mount import report_built
-    from ntt_backup.mount.mount import write_image
+    from ntt_backup.mount.packs_or_snapshot import write_image
 
     began = time.monotonic()
     with writing(image), ProgressLine(sys.stderr, quiet=quiet) as line:

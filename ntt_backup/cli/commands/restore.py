@@ -28,8 +28,8 @@ from ntt_backup.config import RemoteConfig
 from ntt_backup.config.timetable import Timetable
 from ntt_backup.errors import ConfigError, complete
 from ntt_backup.format import duration, many, moment, printable, size
+from ntt_backup.restore.blobs import restore as restore_blobs
 from ntt_backup.restore.from_bucket import Thaw
-from ntt_backup.restore.restore import restore as restore_blobs
 from ntt_backup.restore.work import Restored, Wanted
 from ntt_backup.ui.progress_line import ProgressLine, pace, time_left
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ntt_backup import __version__
 from ntt_backup.config import CatalogConfig, identity
 from ntt_backup.daemon.listener_process import Heard, ListenerProcess
-from ntt_backup.daemon.notices.notices import Notice, Notices
+from ntt_backup.daemon.notices.troubles import Notice, Notices
 from ntt_backup.daemon.run_state import RunState
 from ntt_backup.daemon.side_job import tell
 from ntt_backup.daemon.signals import time_limit
